@@ -1,0 +1,3 @@
+"""Afferent: the multimodal data plane for LLM serving."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,130 @@
+"""What a benchmark reports: rows of medians with their samples, the machine, and its goals."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+FORMAT_VERSION = 1
+MIN_SAMPLES = 7
+
+
+class Goal(Struct, frozen=True):
+    what: str
+    met: bool
+    value: float
+
+
+class Row(Struct, frozen=True):
+    """``keys`` say which case this is, ``samples`` hold every measurement by its name."""
+
+    keys: dict[str, Any]
+    samples: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.samples[name])
+
+    def as_record(self) -> dict[str, Any]:
+        medians = {name: self.median(name) for name in self.samples}
+        return {**self.keys, **medians, "samples": self.samples}
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of one benchmark."""
+
+    benchmark: str
+    question: str
+    rows: list[Row] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    busy_cores_elsewhere: float = 0.0
+
+    def as_json(self) -> bytes:
+        record = {
+            "benchmark": self.benchmark,
+            "version": FORMAT_VERSION,
+            "machine": machine(),
+            "versions": versions(),
+            "busy_cores_elsewhere": round(self.busy_cores_elsewhere, 2),
+            "rows": [row.as_record() for row in self.rows],
+            "goals": self.goals,
+        }
+        return msgspec.json.format(msgspec.json.encode(record), indent=2)
+
+
+def machine() -> dict[str, Any]:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu,
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "kernel": platform.release(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("afferent", "numpy", "msgspec"):
+        found[name] = metadata.version(name)
+    return found
+
+
+class BusyMeter:
+    """How many cores other processes kept busy while a benchmark ran."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def busy_cores_elsewhere(self) -> float:
+        used, total, own = (
+            now - before for now, before in zip(self._read(), self._start, strict=True)
+        )
+        cores = os.cpu_count() or 1
+        return max(0.0, (used - own) / max(total, 1.0) * cores)
+
+    def _read(self) -> tuple[float, float, float]:
+        """Busy and total ticks of the machine, and the ticks of this process tree."""
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        ticks = [float(value) for value in fields]
+        own = sum(os.times()[:4]) * os.sysconf("SC_CLK_TCK")
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), own
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], float]],
+    *,
+    num_samples: int,
+    after_sample: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Run the sides in turn, ``num_samples`` times each after one warm-up; what each returned."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(num_samples + 1):
+        for name, side in sides.items():
+            value = side()
+            if number:
+                samples[name].append(value)
+            after_sample()
+    return samples
+
+
+def spread(values: Sequence[float]) -> str:
+    """The least and the greatest, for a table."""
+    return f"{min(values):.3g}..{max(values):.3g}"

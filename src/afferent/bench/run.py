@@ -1,0 +1,76 @@
+"""``afferent bench NAME``: runs a benchmark, prints its table, writes its record."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from afferent.bench import codec
+from afferent.bench.record import Report, Row, machine, spread, versions
+
+BENCHMARKS: dict[str, ModuleType] = {"codec": codec}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="afferent bench",
+        description="Measure a part of Afferent beside a control and a floor, in one run.",
+        epilog="\n".join(f"  {name:<10} {module.QUESTION}" for name, module in BENCHMARKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="fewer samples; at most 45 seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+    args = parser.parse_args(arguments)
+    module = BENCHMARKS[args.name]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task(f"bench {args.name}", total=module.num_steps(quick=args.quick))
+        report = module.run(quick=args.quick, after_sample=lambda: progress.advance(task))
+    _print(report, module.COLUMNS, console)
+    if args.json is not None:
+        args.json.write_bytes(report.as_json())
+    return 0
+
+
+def _print(report: Report, columns: Sequence[str], console: Console) -> None:
+    where = machine()
+    console.print(f"\n[bold]{report.question}[/]")
+    console.print(
+        f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, "
+        f"Linux {where['kernel']}, Python {versions()['python']}; "
+        f"{report.busy_cores_elsewhere:.1f} cores busy elsewhere"
+    )
+    num_samples = len(next(iter(report.rows[0].samples.values())))
+    console.print(f"Medians of {num_samples} samples, least..greatest below them.")
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in report.rows:
+        table.add_row(*(_cell(row, column) for column in columns))
+    console.print(table)
+    for goal in report.goals:
+        word = "[green]met[/]" if goal.met else "[red]missed[/]"
+        console.print(f"  {word}  {goal.what}: {goal.value:.3g}")
+
+
+def _cell(row: Row, column: str) -> str:
+    if column in row.samples:
+        return f"{row.median(column):.3g}\n[dim]{spread(row.samples[column])}[/]"
+    value = row.keys[column]
+    return f"{value:,}" if isinstance(value, int) else str(value)

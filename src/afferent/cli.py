@@ -1,0 +1,111 @@
+"""The command line: ``afferent serve``, ``afferent bench``, ``afferent config``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from afferent import __version__, config
+from afferent.errors import AfferentError, ConfigError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        if args.command == "serve":
+            return _serve(args)
+        if args.command == "config":
+            return _show_config(args)
+        return _bench(args)
+    except AfferentError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="afferent", description="The multimodal data plane for LLM serving."
+    )
+    parser.add_argument("--version", action="version", version=f"afferent {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP. Without MODEL: the built-in one, which names the "
+        "colour and shape in pictures.",
+    )
+    serve.add_argument("model", nargs="?", metavar="MODEL", help=config.describe("model")[0])
+    _add_settings(serve)
+    show = commands.add_parser("config", help="show the settings and where each came from")
+    show.add_argument("action", choices=["show"])
+    _add_settings(show)
+    bench = commands.add_parser(
+        "bench", help="measure a part, with a control in the same run", add_help=False
+    )
+    bench.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting; values stay text until `config.load` has all layers."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
+    for key in config.field_names():
+        if key == "model":
+            continue
+        text, default = config.describe(key)
+        shown = f" (default: {_show(key, default)})" if default not in ("", (), False) else ""
+        flag = "--" + key.replace("_", "-")
+        if config.is_switch(key):
+            parser.add_argument(
+                flag, action="store_const", const="true", dest=key, help=text + shown
+            )
+        else:
+            unit = "BYTES" if key.endswith("_nbytes") else key.rsplit("_", 1)[-1].upper()
+            parser.add_argument(flag, metavar=unit, dest=key, help=text + shown)
+
+
+def _show(key: str, value: object) -> str:
+    if key.endswith("_nbytes") and isinstance(value, int):
+        for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+            if value % unit == 0:
+                return f"{value // unit}{name}"
+    return str(value)
+
+
+def _load(args: argparse.Namespace) -> config.Loaded:
+    given = vars(args)
+    flags = {key: given[key] for key in config.field_names() if given.get(key) is not None}
+    return config.load(flags, file=args.config)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from afferent.supervise import Supervisor
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the server needs {error.name}: install the extra with pip install 'afferent[engine]'"
+        ) from error
+    return asyncio.run(Supervisor(_load(args).config).run())
+
+
+def _show_config(args: argparse.Namespace) -> int:
+    loaded = _load(args)
+    for key, source in loaded.sources.items():
+        print(f"{key:<24} {_show(key, getattr(loaded.config, key)):<16} {source}")
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from afferent.bench import run
+
+    return run.main(args.rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

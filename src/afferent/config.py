@@ -1,0 +1,164 @@
+"""Settings of the server: frozen, and read from flags, the environment and a TOML file only here.
+
+The order is flag, environment (``AFFERENT_PORT=9000``), file, default; `Loaded.sources` remembers
+where each value came from. An unknown key is an error, and so is a value of the wrong type.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from afferent.errors import ConfigError
+from afferent.types import GiB, KiB, MiB
+
+ENV_PREFIX = "AFFERENT_"
+
+_Positive = Meta(gt=0)
+
+
+def _help(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request may ask of us. Every refusal names its limit."""
+
+    max_body_nbytes: Annotated[int, _Positive, _help("longest request body")] = 64 * MiB
+    max_images: Annotated[int, _Positive, _help("most images in a request")] = 128
+    max_image_nbytes: Annotated[int, _Positive, _help("largest image file")] = 32 * MiB
+    max_image_pixels: Annotated[int, _Positive, _help("most pixels of an image")] = 64_000_000
+    max_image_side: Annotated[int, _Positive, _help("longest side of an image")] = 16_384
+    max_image_aspect: Annotated[int, _Positive, _help("largest ratio of its sides")] = 200
+    fetch_connect_timeout_s: Annotated[float, _Positive, _help("to connect to a media host")] = 3.0
+    fetch_idle_timeout_s: Annotated[float, _Positive, _help("without a byte from it")] = 5.0
+    fetch_total_timeout_s: Annotated[float, _Positive, _help("for one image in all")] = 10.0
+    fetch_allow: Annotated[
+        tuple[str, ...],
+        _help("HOST:PORT of your own media hosts that may be fetched from though they are private"),
+    ] = ()
+
+
+class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of ``afferent serve``."""
+
+    model: Annotated[str, _help("folder of a transformers image-text model, or 'shapes'")] = (
+        "shapes"
+    )
+    served_model_name: Annotated[str, _help("its name in the API; default: the folder's name")] = ""
+    host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), _help("port to listen on; 0 takes a free one")] = (
+        8000
+    )
+    arena_nbytes: Annotated[
+        int, Meta(ge=MiB), _help("shared memory for media, features and embeddings")
+    ] = GiB
+    preprocess_workers: Annotated[int, _Positive, _help("processes that decode and process")] = 2
+    max_num_seqs: Annotated[int, _Positive, _help("requests that the engine runs at a time")] = 16
+    max_model_len: Annotated[
+        int, Meta(ge=0), _help("longest prompt and answer, in tokens; 0: what the model allows")
+    ] = 0
+    request_timeout_s: Annotated[float, _Positive, _help("for one request in all")] = 300.0
+    drain_timeout_s: Annotated[float, _Positive, _help("for running requests after SIGTERM")] = 30.0
+    explain: Annotated[bool, _help("print an account of each request")] = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _help("least severe events to log")
+    ] = "warning"
+    log_format: Annotated[Literal["text", "json"], _help("form of the log lines")] = "text"
+
+
+class Loaded(Struct, frozen=True):
+    """A configuration, and for each key which of flag, environment, file or default set it."""
+
+    config: ServeConfig
+    sources: dict[str, str]
+
+
+_UNITS = {"": 1, "kib": KiB, "mib": MiB, "gib": GiB, "k": KiB, "m": MiB, "g": GiB}
+
+
+def parse_nbytes(text: str) -> int:
+    """``"512MiB"``, ``"2 GiB"`` or ``"1048576"`` as bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"{text!r} is not a size such as 512MiB")
+    return int(float(match[1]) * unit)
+
+
+def load(
+    flags: Mapping[str, str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Loaded:
+    """Read the settings.
+
+    Raises:
+        ConfigError: An unknown key or a bad value; the message says which, and where it came from.
+    """
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(field_names(), "default")
+    for origin, layer in (
+        (str(file), _read_file(file) if file is not None else {}),
+        ("environment", _read_environment(os.environ if environ is None else environ)),
+        ("flag", dict(flags or {})),
+    ):
+        for key, value in layer.items():
+            if key not in sources:
+                raise ConfigError(f"there is no setting {key!r} ({origin})")
+            values[key] = _convert(key, value, origin)
+            sources[key] = origin
+    return Loaded(msgspec.convert(values, ServeConfig), sources)
+
+
+def field_names() -> tuple[str, ...]:
+    return ServeConfig.__struct_fields__
+
+
+def describe(key: str) -> tuple[str, object]:
+    """A setting's help text and its default."""
+    hints = get_type_hints(ServeConfig, include_extras=True)
+    texts = [meta.description for meta in get_args(hints[key])[1:] if meta.description]
+    index = ServeConfig.__struct_fields__.index(key)
+    return texts[0], ServeConfig.__struct_defaults__[index]
+
+
+def is_switch(key: str) -> bool:
+    return isinstance(describe(key)[1], bool)
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}") from error
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key.removeprefix(ENV_PREFIX).lower(): value
+        for key, value in environ.items()
+        if key.startswith(ENV_PREFIX)
+    }
+
+
+def _convert(key: str, value: Any, origin: str) -> Any:
+    """A value of any origin in the type of its field."""
+    hint = get_type_hints(ServeConfig, include_extras=True)[key]
+    try:
+        if isinstance(value, str):
+            if key.endswith("_nbytes"):
+                value = parse_nbytes(value)
+            elif get_origin(get_args(hint)[0]) is tuple:
+                value = [part for part in value.split(",") if part]
+        return msgspec.convert(value, hint, strict=not isinstance(value, str))
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{key} = {value!r} ({origin}): {error}") from error

@@ -1,0 +1,97 @@
+"""The built-in engine as a frontend sees it: `Engine` over a connection to the core."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+from afferent import wire
+from afferent.engine import messages as m
+from afferent.engine.protocol import (
+    Accepted,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    Finished,
+    Tokens,
+)
+from afferent.errors import AfferentError, EngineUnavailable, error_from
+from afferent.types import encode
+
+log = logging.getLogger(__name__)
+
+_RECONNECT_S = 0.2
+_Event = EngineEvent | AfferentError
+
+
+class CoreClient:
+    """Keeps a connection to the core; while there is none, requests fail retryably."""
+
+    def __init__(self, address: str, *, name: str) -> None:
+        self._address, self._name = address, name
+        self._channel: wire.AsyncChannel | None = None
+        self._closed = asyncio.Event()
+        self._queues: dict[str, asyncio.Queue[_Event]] = {}
+        self.info: EngineInfo | None = None
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the core went away; until cancelled."""
+        while True:
+            try:
+                sock = await asyncio.to_thread(wire.connect, self._address, timeout_s=5.0)
+            except wire.ConnectionClosed:
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            self._closed.clear()
+            self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
+            await self._channel.attach(sock)
+            self._channel.send(encode(m.FrontendHello(self._name)))
+            await self._closed.wait()
+            log.warning("the engine core is gone")
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        """See `Engine.submit`."""
+        channel = self._channel
+        if channel is None or not channel.is_open or self.info is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        queue: asyncio.Queue[_Event] = asyncio.Queue()
+        self._queues[request.request_id] = queue
+        finished = False
+        try:
+            channel.send(encode(m.Submit(request)))
+            while not finished:
+                event = await queue.get()
+                finished = isinstance(event, Finished | AfferentError)
+                if isinstance(event, AfferentError):
+                    raise event
+                yield event
+        finally:
+            del self._queues[request.request_id]
+            if not finished and channel.is_open:
+                channel.send(encode(m.Abort(request.request_id)))
+
+    def _on_frame(self, frame: bytes) -> None:
+        message = m.to_frontend_decoder.decode(frame)
+        if isinstance(message, m.Health):
+            self.info = message.info
+            return
+        queue = self._queues.get(message.request_id)
+        if queue is None:  # aborted meanwhile
+            return
+        match message:
+            case m.RequestAccepted():
+                queue.put_nowait(Accepted())
+            case m.RequestTokens(token_ids=token_ids):
+                queue.put_nowait(Tokens(token_ids))
+            case m.RequestFinished(reason=reason, spans=spans):
+                queue.put_nowait(Finished(reason, spans))
+            case m.RequestFailed(failure=failure):
+                queue.put_nowait(error_from(failure.code, failure.message))
+
+    def _on_close(self) -> None:
+        self.info = None
+        for queue in self._queues.values():
+            queue.put_nowait(EngineUnavailable("the engine went away; try again"))
+        self._closed.set()

@@ -1,0 +1,181 @@
+"""Running a `transformers` image-text model: features in, one token at a time out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForImageTextToText, DynamicCache
+
+from afferent.engine.protocol import EngineInfo
+from afferent.errors import InternalError
+from afferent.types import Placeholder, Sampling
+
+Features = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedItem:
+    """An item after `Runner.encode`: where it goes, its grids if it has any, its embeddings."""
+
+    placeholder: Placeholder
+    grids: Features
+    embeddings: list[torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence's cache in the model, and where its next token goes."""
+
+    cache: Any
+    next_position: int
+    last_token: int
+    sampling: Sampling
+    generator: torch.Generator | None
+
+
+class Runner:
+    """One model in this process. Sequences are known by the ids their caller chose."""
+
+    def __init__(self, folder: Path, *, max_model_len: int = 0) -> None:
+        """Load the model from a local folder.
+
+        Args:
+            folder: What `transformers` saves: config, weights, generation config.
+            max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own.
+        """
+        self._model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype="auto").eval()
+        config = self._model.config
+        text = config.get_text_config()
+        limit = int(getattr(text, "max_position_embeddings", 0) or 4096)
+        self._image_token_id: int = config.image_token_id
+        self._is_mrope = hasattr(self._model.model, "get_rope_index")
+        self._sequences: dict[str, _Sequence] = {}
+        eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
+        self.info = EngineInfo(
+            max_model_len=min(max_model_len, limit) if max_model_len else limit,
+            eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
+        )
+
+    @torch.inference_mode()
+    def encode(self, features: Features) -> list[torch.Tensor]:
+        """The embeddings of one item's features, each ``(num_embeds, hidden)``.
+
+        The features are read where they are: the tensors are views over the same memory.
+        """
+        tensors = {name: torch.utils.dlpack.from_dlpack(array) for name, array in features.items()}
+        out = self._model.get_image_features(**tensors, return_dict=True)
+        return list(out.pooler_output)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        items: list[EncodedItem],
+        sampling: Sampling,
+    ) -> int:
+        """Run the prompt; the first token of the answer.
+
+        Args:
+            sequence_id: A new one.
+            token_ids: The prompt, each placeholder filled with the model's image token.
+            items: In prompt order.
+            sampling: How to choose this and the following tokens.
+        """
+        input_ids = torch.tensor([token_ids])
+        types = torch.zeros_like(input_ids, dtype=torch.int32)
+        for item in items:
+            start, length = item.placeholder.offset, item.placeholder.length
+            if sum(len(part) for part in item.embeddings) != length:
+                raise InternalError("an item's embeddings do not fill its placeholder")
+            types[0, start : start + length] = 1
+        positions, next_position = self._positions(input_ids, types, [i.grids for i in items])
+        arguments: dict[str, Any] = {}
+        if items:
+            encoded = [part for item in items for part in item.embeddings]
+            arguments["mm_encoder_outputs"] = {"image": SimpleNamespace(pooler_output=encoded)}
+        cache = DynamicCache(config=self._model.config.get_text_config())
+        logits = self._forward(input_ids, positions, cache, **arguments)
+        generator = None
+        if sampling.seed is not None:
+            generator = torch.Generator().manual_seed(sampling.seed % 2**63)
+        token = choose(logits, sampling, generator)
+        self._sequences[sequence_id] = _Sequence(cache, next_position, token, sampling, generator)
+        return token
+
+    @torch.inference_mode()
+    def decode(self, sequence_id: str) -> int:
+        """The next token of a sequence."""
+        sequence = self._sequences[sequence_id]
+        positions = torch.tensor([[sequence.next_position]])
+        if self._is_mrope:
+            positions = positions.expand(3, 1, 1)
+        input_ids = torch.tensor([[sequence.last_token]])
+        logits = self._forward(input_ids, positions, sequence.cache)
+        sequence.next_position += 1
+        sequence.last_token = choose(logits, sequence.sampling, sequence.generator)
+        return sequence.last_token
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence; unknown ones are ignored."""
+        self._sequences.pop(sequence_id, None)
+
+    def _positions(
+        self, input_ids: torch.Tensor, types: torch.Tensor, grids: list[Features]
+    ) -> tuple[torch.Tensor, int]:
+        """Position ids of a prompt, and the position after it.
+
+        They are always passed explicitly: what the model would remember of its last call belongs to
+        whatever sequence ran last.
+        """
+        length = input_ids.shape[1]
+        if not self._is_mrope:
+            return torch.arange(length)[None], length
+        if not grids:
+            return torch.arange(length).expand(3, 1, length), length
+        image_grids = np.concatenate([grid["image_grid_thw"] for grid in grids])
+        positions, deltas = self._model.model.get_rope_index(
+            input_ids, mm_token_type_ids=types, image_grid_thw=torch.from_numpy(image_grids)
+        )
+        return positions, length + int(deltas.item())
+
+    def _forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, cache: Any, **arguments: Any
+    ) -> torch.Tensor:
+        """Logits of the last position, ``(vocabulary,)``."""
+        out = self._model(
+            input_ids=input_ids,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **arguments,
+        )
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+
+def choose(
+    logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
+) -> int:
+    """A token from the ``(vocabulary,)`` logits of one position."""
+    if sampling.temperature == 0.0:
+        return int(logits.argmax())
+    scaled = logits.float() / sampling.temperature
+    if sampling.top_k:
+        kth = scaled.topk(min(sampling.top_k, len(scaled))).values[-1]
+        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    probabilities = scaled.softmax(-1)
+    if sampling.top_p < 1.0:
+        ordered, order = probabilities.sort(descending=True)
+        # Keep the smallest set of tokens that reaches top_p, the first in any case.
+        outside = ordered.cumsum(-1) - ordered >= sampling.top_p
+        probabilities[order[outside]] = 0.0
+    return int(torch.multinomial(probabilities, 1, generator=generator))

@@ -1,0 +1,170 @@
+"""Every error that Afferent raises on purpose.
+
+    AfferentError
+    ├── ConfigError                  a setting is wrong; nothing was started
+    ├── UnsupportedModel             no processor family knows this model
+    ├── InvalidRequest               the client's fault; the same request fails again
+    │   ├── UnsupportedParameter
+    │   ├── ModelNotFound
+    │   ├── BodyTooLarge
+    │   ├── TooManyItems
+    │   ├── PromptTooLong
+    │   └── InvalidMedia             this item can't be used
+    │       ├── UnsupportedMedia     its first bytes name no format that we read
+    │       ├── MediaTooLarge        a limit on bytes, pixels or sides
+    │       ├── ForbiddenUrl         the fetch policy refuses the address
+    │       └── FetchFailed          the media host did not deliver
+    ├── Unavailable                  try again: nothing was wrong with the request
+    │   ├── StoreFull                no room that could be freed
+    │   ├── StoreUnavailable         the store daemon is gone or does not answer
+    │   ├── WorkerDied               the process that worked on this request died
+    │   ├── MakerRefused             this item killed two workers; refused for a minute
+    │   ├── EngineUnavailable
+    │   └── DeadlineExceeded
+    ├── StoreError                   the store's rules were broken by its caller
+    │   ├── StaleHandle              the object behind a handle is gone
+    │   └── NotPermitted             this lease may not do that to this object
+    ├── FormatError                  bytes that are not a valid block, tree or message
+    └── InternalError                a defect of ours
+
+Errors travel between processes as ``(code, message)``; `error_from` gives the class back. The
+messages are safe to show to a client: no path, address or exception text of a library is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+
+class AfferentError(Exception):
+    """The root of the tree. ``code`` is stable: programs may compare it."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else self.code
+
+
+class ConfigError(AfferentError):
+    code = "config_error"
+
+
+class UnsupportedModel(AfferentError):
+    code = "unsupported_model"
+
+
+class InvalidRequest(AfferentError):
+    """``param`` names the part of the request that is wrong, where one part is."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class ModelNotFound(InvalidRequest):
+    code = "model_not_found"
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+
+
+class TooManyItems(InvalidRequest):
+    code = "too_many_items"
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class InvalidMedia(InvalidRequest):
+    code = "invalid_media"
+
+
+class UnsupportedMedia(InvalidMedia):
+    code = "unsupported_media"
+
+
+class MediaTooLarge(InvalidMedia):
+    code = "media_too_large"
+
+
+class ForbiddenUrl(InvalidMedia):
+    code = "forbidden_url"
+
+
+class FetchFailed(InvalidMedia):
+    code = "fetch_failed"
+
+
+class Unavailable(AfferentError):
+    code = "unavailable"
+    retryable = True
+
+
+class StoreFull(Unavailable):
+    code = "store_full"
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
+
+
+class WorkerDied(Unavailable):
+    code = "worker_died"
+
+
+class MakerRefused(Unavailable):
+    code = "maker_refused"
+
+
+class EngineUnavailable(Unavailable):
+    code = "engine_unavailable"
+
+
+class DeadlineExceeded(Unavailable):
+    code = "deadline_exceeded"
+
+
+class StoreError(AfferentError):
+    code = "store_error"
+
+
+class StaleHandle(StoreError):
+    code = "stale_handle"
+
+
+class NotPermitted(StoreError):
+    code = "not_permitted"
+
+
+class FormatError(AfferentError):
+    code = "format_error"
+
+
+class InternalError(AfferentError):
+    code = "internal_error"
+
+
+def walk(root: type[AfferentError] = AfferentError) -> Iterator[type[AfferentError]]:
+    """The class and all below it, parents first."""
+    yield root
+    for child in root.__subclasses__():
+        yield from walk(child)
+
+
+def error_from(code: str, message: str) -> AfferentError:
+    """The error that another process raised; `InternalError` for a code nobody knows."""
+    for cls in walk():
+        if cls.code == code:
+            return cls(message)
+    return InternalError(f"unknown error code {code!r}: {message}")

@@ -1,0 +1,1 @@
+"""From a request's parts to media bytes in the arena, and what their headers say."""

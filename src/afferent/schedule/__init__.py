@@ -1,0 +1,1 @@
+"""What runs next: pure logic, events in, actions out."""

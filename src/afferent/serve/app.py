@@ -1,0 +1,271 @@
+"""The HTTP application of a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from afferent import logs
+from afferent.errors import AfferentError, BodyTooLarge, DeadlineExceeded, InternalError
+from afferent.metrics import Metrics
+from afferent.serve import account as accounts
+from afferent.serve import errors, openai_chat
+from afferent.serve.account import Account
+from afferent.serve.pipeline import Pipeline
+from afferent.serve.request import End, GenerateRequest, Output, TextDelta
+
+log = logging.getLogger(__name__)
+
+_API = "openai_chat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSettings:
+    model_name: str
+    max_body_nbytes: int
+    request_timeout_s: float
+    explain: bool
+
+
+class ClientGone(Exception):
+    """The client has closed its connection; nobody reads an answer."""
+
+
+class Frontend:
+    """The endpoints, over one `Pipeline`."""
+
+    def __init__(self, pipeline: Pipeline, metrics: Metrics, settings: AppSettings) -> None:
+        self._pipeline, self._metrics, self._settings = pipeline, metrics, settings
+        self._console: Console | None = accounts.make_console() if settings.explain else None
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/metrics", self._render_metrics),
+            ]
+        )
+
+    # Endpoints
+
+    async def _chat(self, request: Request) -> Response:
+        request_id = f"chatcmpl-{secrets.token_hex(12)}"
+        logs.request_id.set(request_id)
+        account = Account(request_id, "POST /v1/chat/completions")
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                return await self._answer_chat(request, account)
+        except AfferentError as error:
+            self._finish(account, error.code)
+            if errors.status_of(error) == 500:
+                log.exception("a request failed")
+            return _error(error, request_id)
+        except TimeoutError:
+            self._finish(account, DeadlineExceeded.code)
+            return _error(DeadlineExceeded("the request took too long; try again"), request_id)
+        except ClientGone:
+            self._finish(account, "client_gone")
+            return Response(status_code=499)
+        except asyncio.CancelledError:
+            self._finish(account, "client_gone")
+            raise
+        except Exception:
+            log.exception("a request failed")
+            self._finish(account, InternalError.code)
+            return _error(InternalError("unexpected"), request_id)
+
+    async def _answer_chat(self, request: Request, account: Account) -> Response:
+        start_ns = time.monotonic_ns()
+        body = await _read_body(request, max_nbytes=self._settings.max_body_nbytes)
+        account.stage(start_ns, "read body", copied_nbytes=len(body))
+        start_ns = time.monotonic_ns()
+        chat, generate = openai_chat.parse(
+            body, request_id=account.request_id, model=self._settings.model_name
+        )
+        account.stage(start_ns, "parse JSON", copied_nbytes=len(body))
+        del body
+        if chat.stream:
+            return await self._stream(chat, generate, account)
+        text, end = await _unless_gone(request, self._collect(generate, account))
+        self._finish(account, "ok")
+        return _json(
+            openai_chat.completion(chat, account.request_id, text, end), account.request_id
+        )
+
+    async def _collect(self, generate: GenerateRequest, account: Account) -> tuple[str, End]:
+        pieces: list[str] = []
+        end: End | None = None
+        async with aclosing(self._outputs(generate, account)) as outputs:
+            async for output in outputs:
+                if isinstance(output, TextDelta):
+                    pieces.append(output.text)
+                else:
+                    end = output
+        if end is None:
+            raise InternalError("the answer has no end")
+        return "".join(pieces), end
+
+    async def _stream(
+        self, chat: openai_chat.ChatRequest, generate: GenerateRequest, account: Account
+    ) -> Response:
+        """Server-sent events; an error before the first token is still an ordinary answer."""
+        outputs = self._outputs(generate, account)
+        try:
+            first = await anext(outputs)
+        except BaseException:
+            await outputs.aclose()
+            raise
+        chunks = openai_chat.Chunks(chat, account.request_id)
+
+        async def events() -> AsyncIterator[bytes]:
+            outcome = "client_gone"
+            try:
+                yield _event(chunks.first())
+                output: Output | None = first
+                while output is not None:
+                    if isinstance(output, TextDelta):
+                        yield _event(chunks.text(output.text))
+                    else:
+                        for chunk in chunks.last(output):
+                            yield _event(chunk)
+                    output = await anext(outputs, None)
+                yield b"data: [DONE]\n\n"
+                outcome = "ok"
+            except AfferentError as error:
+                outcome = error.code
+                yield _event(errors.openai_body(error))
+            finally:
+                await outputs.aclose()
+                self._finish(account, outcome)
+
+        return StreamingResponse(
+            events(),
+            media_type="text/event-stream",
+            headers={"x-request-id": account.request_id, "cache-control": "no-cache"},
+        )
+
+    async def _outputs(
+        self, generate: GenerateRequest, account: Account
+    ) -> AsyncGenerator[Output, None]:
+        with self._metrics.in_flight.track_inprogress():
+            async with aclosing(self._pipeline.run(generate, account)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _models(self, _: Request) -> Response:
+        model = {"id": self._settings.model_name, "object": "model", "owned_by": "afferent"}
+        return _json({"object": "list", "data": [{**model, "created": 0}]})
+
+    async def _health(self, _: Request) -> Response:
+        """This process answers; never waits for another."""
+        return _json({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        """Whether a request would be served now."""
+        parts = {"store": self._pipeline.store.is_open, "preprocess": False}
+        if parts["store"]:
+            try:
+                parts["preprocess"] = (await self._pipeline.store.stat()).num_workers > 0
+            except AfferentError:
+                parts["store"] = False
+        parts["engine"] = self._pipeline.engine.info is not None
+        ready = all(parts.values())
+        return _json({"ready": ready, **parts}, status=200 if ready else 503)
+
+    async def _render_metrics(self, _: Request) -> Response:
+        if self._pipeline.store.is_open:
+            try:
+                statistics = await self._pipeline.store.stat()
+            except AfferentError:
+                log.warning("the store's figures are missing")
+            else:
+                self._metrics.set_store_figures(msgspec.structs.asdict(statistics))
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
+
+    def _finish(self, account: Account, outcome: str) -> None:
+        """Count, log and explain a request that has ended."""
+        seconds = (time.monotonic_ns() - account.start_ns) / 1e9
+        self._metrics.requests.labels(_API, outcome).inc()
+        self._metrics.request_seconds.labels(_API).observe(seconds)
+        log.info(
+            "request",
+            extra={
+                "request_id": account.request_id,
+                "outcome": outcome,
+                "ms": round(seconds * 1e3, 1),
+                "items": ", ".join(account.items),
+            },
+        )
+        if self._console is not None:
+            accounts.render(account, outcome=outcome, console=self._console)
+
+
+async def _read_body(request: Request, *, max_nbytes: int) -> bytes:
+    """The body, counted while it arrives."""
+    refusal = BodyTooLarge(f"the body has more than {max_nbytes} bytes")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > max_nbytes:
+        raise refusal
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_nbytes:
+            raise refusal
+    return bytes(body)
+
+
+async def _unless_gone(
+    request: Request, work: Coroutine[Any, Any, tuple[str, End]]
+) -> tuple[str, End]:
+    """The result of ``work``, which is cancelled when the client goes away."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _json(value: object, request_id: str | None = None, *, status: int = 200) -> Response:
+    headers = {"x-request-id": request_id} if request_id else None
+    body = msgspec.json.encode(value)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def _error(error: AfferentError, request_id: str) -> Response:
+    return Response(
+        msgspec.json.encode(errors.openai_body(error)),
+        status_code=errors.status_of(error),
+        media_type="application/json",
+        headers={"x-request-id": request_id, **errors.headers_of(error)},
+    )

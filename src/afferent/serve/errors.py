@@ -1,0 +1,34 @@
+"""Errors as HTTP answers: a status for each class of the tree, and OpenAI's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from afferent import errors as e
+
+# The nearest class decides; a test walks the tree and finds each class here or below one of these.
+_STATUS: dict[type[e.AfferentError], int] = {
+    e.ModelNotFound: 404,
+    e.BodyTooLarge: 413,
+    e.InvalidRequest: 400,
+    e.Unavailable: 503,
+    e.AfferentError: 500,
+}
+RETRY_AFTER_S = 1
+
+
+def status_of(error: e.AfferentError) -> int:
+    return next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+
+
+def openai_body(error: e.AfferentError) -> dict[str, Any]:
+    """The error as OpenAI's API writes it. A defect of ours shows no detail."""
+    status = status_of(error)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    message = error.message if status != 500 else "the server failed on this request"
+    param = getattr(error, "param", None)
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
+
+
+def headers_of(error: e.AfferentError) -> dict[str, str]:
+    return {"retry-after": str(RETRY_AFTER_S)} if error.retryable else {}

@@ -1,0 +1,222 @@
+"""OpenAI chat completions: the request's schema, and the answer's.
+
+Unknown keys are refused, not dropped: a misspelt ``max_token`` must not become a long answer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct
+
+from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+from afferent.serve.request import (
+    End,
+    GenerateRequest,
+    ImagePart,
+    Message,
+    Part,
+    Role,
+    TextPart,
+)
+
+
+class _Text(Struct, tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class _ImageUrl(Struct, forbid_unknown_fields=True):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class _Image(Struct, tag="image_url", forbid_unknown_fields=True):
+    image_url: _ImageUrl
+
+
+class _Message(Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[_Text | _Image] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: Any = UNSET
+    tool_call_id: Any = UNSET
+    function_call: Any = UNSET
+    annotations: Any = UNSET
+    audio: Any = UNSET
+
+
+class _StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+_MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+
+# Parameters that change nothing with these values. Any other value is refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "modalities": (["text"],),
+    "store": (False,),
+}
+
+
+class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=4096)]
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    max_tokens: _MaxTokens | None = None
+    max_completion_tokens: _MaxTokens | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=4)] | None = None
+    # Accepted; they do not change the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    # Accepted with a neutral value only.
+    n: Any = UNSET
+    logprobs: Any = UNSET
+    presence_penalty: Any = UNSET
+    frequency_penalty: Any = UNSET
+    logit_bias: Any = UNSET
+    response_format: Any = UNSET
+    tools: Any = UNSET
+    tool_choice: Any = UNSET
+    modalities: Any = UNSET
+    store: Any = UNSET
+
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def parse(body: bytes, *, request_id: str, model: str) -> tuple[ChatRequest, GenerateRequest]:
+    """The request as sent, and in our own words.
+
+    Raises:
+        InvalidRequest: The body is not JSON, or not of this schema; the message says where.
+        ModelNotFound: Another model is asked for.
+        UnsupportedParameter: A parameter that is known, and not served.
+    """
+    try:
+        chat = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest("the body is not valid JSON") from error
+    if chat.model != model:
+        raise ModelNotFound(f"the model {chat.model!r} is not served here", param="model")
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(chat, name)
+        if value is not UNSET and value is not None and value not in neutral:
+            raise UnsupportedParameter(f"{name} is not supported", param=name)
+    stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
+    return chat, GenerateRequest(
+        request_id=request_id,
+        messages=tuple(_message(index, message) for index, message in enumerate(chat.messages)),
+        max_tokens=chat.max_completion_tokens or chat.max_tokens,
+        temperature=chat.temperature,
+        top_p=chat.top_p,
+        seed=chat.seed,
+        stop=stop,
+    )
+
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+def _message(index: int, message: _Message) -> Message:
+    where = f"messages[{index}]"
+    if message.role not in _ROLES or message.tool_calls not in (UNSET, None, []):
+        raise UnsupportedParameter("tools are not supported", param=where)
+    content = message.content
+    if content is None:
+        raise InvalidRequest("a message needs content", param=where)
+    if isinstance(content, str):
+        return Message(_ROLES[message.role], (TextPart(content),))
+    parts: list[Part] = []
+    for part in content:
+        match part:
+            case _Text(text):
+                parts.append(TextPart(text))
+            case _Image(image_url):
+                if message.role != "user":
+                    raise InvalidRequest("images stand in messages of the user", param=where)
+                parts.append(ImagePart(image_url.url))
+    return Message(_ROLES[message.role], tuple(parts))
+
+
+def completion(chat: ChatRequest, request_id: str, text: str, end: End) -> dict[str, Any]:
+    """The whole answer."""
+    return {
+        "id": request_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": chat.model,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": end.reason,
+            }
+        ],
+        "usage": _usage(end),
+    }
+
+
+class Chunks:
+    """The answer as a stream of ``chat.completion.chunk`` objects."""
+
+    def __init__(self, chat: ChatRequest, request_id: str) -> None:
+        self._with_usage = chat.stream_options is not None and chat.stream_options.include_usage
+        self._head = {
+            "id": request_id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": chat.model,
+        }
+
+    def first(self) -> dict[str, Any]:
+        return self._chunk({"role": "assistant", "content": ""}, None)
+
+    def text(self, text: str) -> dict[str, Any]:
+        return self._chunk({"content": text}, None)
+
+    def last(self, end: End) -> list[dict[str, Any]]:
+        chunks = [self._chunk({}, end.reason)]
+        if self._with_usage:
+            chunks.append({**self._head, "choices": [], "usage": _usage(end)})
+        return chunks
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        usage = {"usage": None} if self._with_usage else {}
+        return {**self._head, "choices": [choice], **usage}
+
+
+def _usage(end: End) -> dict[str, int]:
+    return {
+        "prompt_tokens": end.usage.prompt_tokens,
+        "completion_tokens": end.usage.completion_tokens,
+        "total_tokens": end.usage.prompt_tokens + end.usage.completion_tokens,
+    }

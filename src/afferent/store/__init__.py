@@ -1,0 +1,1 @@
+"""The store: one arena for every process, reached by handle."""

@@ -1,0 +1,96 @@
+"""A growing pool of processed pictures on disk, made by worker processes while training runs.
+
+Pictures go through a real file format and the real image processor, so that the model sees in
+training what it sees when it is served.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from afferent.testing.pictures import Picture, draw_picture
+from dialogue import Label
+
+CHUNK = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """One picture: ``(num_patches, 3, patch, patch)`` uint8 patches and its grid."""
+
+    patches: NDArray[np.uint8]
+    grid_thw: tuple[int, int, int]
+    label: Label
+
+
+def through_file(picture: Picture, rng: random.Random) -> Image.Image:
+    """The picture as it comes back from a JPEG or PNG file."""
+    jpeg = rng.random() < 0.6
+    data = picture.encode("JPEG" if jpeg else "PNG", quality=rng.randrange(40, 97))
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def make_chunk(path: Path, *, seed: int) -> None:
+    rng, np_rng = random.Random(seed), np.random.default_rng(seed)
+    processor = Qwen2VLImageProcessorPil.from_pretrained(path.parent)
+    patches, grids, labels = [], [], []
+    for _ in range(CHUNK):
+        max_side = 400 if rng.random() < 0.6 else 1000
+        picture = draw_picture(np_rng, split="train", max_side=max_side)
+        out = processor(
+            through_file(picture, rng), do_rescale=False, do_normalize=False, return_tensors="np"
+        )
+        grid = out["image_grid_thw"][0]
+        side = processor.patch_size
+        pixels = out["pixel_values"].reshape(-1, 3, processor.temporal_patch_size, side, side)
+        patches.append(pixels[:, :, 0].astype(np.uint8))
+        grids.append(grid)
+        labels.append((picture.colour, picture.shape))
+    draft = path.with_suffix(".tmp.npz")
+    np.savez(draft, patches=np.concatenate(patches), grids=np.stack(grids), labels=labels)
+    draft.rename(path)
+
+
+class Pool:
+    """Reads the chunks that are there; `refresh` picks up new ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: set[Path] = set()
+        self.pictures: list[Processed] = []
+
+    def refresh(self) -> None:
+        for path in sorted(set(self._folder.glob("chunk-*.npz")) - self._read):
+            if ".tmp" in path.name:
+                continue
+            self._read.add(path)
+            with np.load(path) as chunk:
+                patches, grids, labels = chunk["patches"], chunk["grids"], chunk["labels"]
+            start = 0
+            for grid, (colour, shape) in zip(grids, labels, strict=True):
+                end = start + int(grid.prod())
+                self.pictures.append(
+                    Processed(
+                        patches[start:end],
+                        (int(grid[0]), int(grid[1]), int(grid[2])),
+                        Label(colour=str(colour), shape=str(shape)),
+                    )
+                )
+                start = end
+
+
+if __name__ == "__main__":
+    folder, worker, num_workers, num_chunks = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    for index in range(worker, num_chunks, num_workers):
+        target = folder / f"chunk-{index:04d}.npz"
+        if not target.exists():
+            make_chunk(target, seed=index)
