@@ -289,6 +289,6 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--drawers", type=int, default=1, help="processes that draw pictures")
-    parser.add_argument("--chunks", type=int, default=60, help="pictures to draw, in units of 400")
+    parser.add_argument("--chunks", type=int, default=110, help="pictures to draw, in units of 400")
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())

@@ -170,7 +170,7 @@ class EngineCore:
             self._send(run, m.RequestTokens(request_id, [token]))
         if reason is not None:
             note = f"{run.num_tokens - 1} more tokens"
-            span = span_since(run.decode_start_ns, "worker", "decode", note=note)
+            span = span_since(run.decode_start_ns, "worker", "decode tokens", note=note)
             run.spans.append(msgspec.structs.replace(span, pid=self._worker_pid))
             self._send(run, m.RequestFinished(request_id, reason.value, run.spans))
             del self._requests[request_id]

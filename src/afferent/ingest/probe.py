@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import Final
 
 from PIL import Image, UnidentifiedImageError
@@ -25,8 +26,20 @@ _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 Image.MAX_IMAGE_PIXELS = None
 
 
-def probe_image(data: bytes | memoryview, limits: Limits) -> tuple[int, int]:
-    """``(width, height)`` in pixels as a person sees the image, EXIF orientation applied.
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """``width`` and ``height`` in pixels, as a person sees the image: ``orientation`` applied.
+
+    ``orientation`` is EXIF's, 1 to 8.
+    """
+
+    width: int
+    height: int
+    orientation: int = 1
+
+
+def probe_image(data: bytes | memoryview, limits: Limits) -> ImageHeader:
+    """What the header says; no pixel is decoded.
 
     Raises:
         UnsupportedMedia: The first bytes are not those of a format that we read.
@@ -41,11 +54,25 @@ def probe_image(data: bytes | memoryview, limits: Limits) -> tuple[int, int]:
     try:
         with Image.open(io.BytesIO(data), formats=(format,)) as image:
             width, height = image.size
-            orientation = image.getexif().get(Base.Orientation, 1)
+            orientation = _orientation(image)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
         raise InvalidMedia(f"the image's {format} header is broken") from error
     check_size(width, height, limits)
-    return (height, width) if orientation in _TRANSPOSED else (width, height)
+    if orientation in _TRANSPOSED:
+        width, height = height, width
+    return ImageHeader(width, height, orientation)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation as far as the header has it.
+
+    Pillow's `getexif` would decode a whole PNG to look behind its pixels.
+    """
+    exif = Image.Exif()
+    if isinstance(stored := image.info.get("exif"), bytes):
+        exif.load(stored)
+    found = exif.get(Base.Orientation, 1)
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def check_size(width: int, height: int, limits: Limits) -> None:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import io
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from afferent.errors import InvalidMedia
-from afferent.ingest.probe import FORMATS
+from afferent.ingest.probe import FORMATS, ImageHeader
 
 Image.MAX_IMAGE_PIXELS = None  # the header was checked against our own limits
 
 
-def decode_image(data: memoryview, *, width: int, height: int) -> Image.Image:
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What brings an image of each EXIF orientation upright."""
+
+
+def decode_image(data: memoryview, header: ImageHeader) -> Image.Image:
     """Decode the first frame; orientation applied, transparency composited over white.
 
     Args:
         data: The file.
-        width: What `afferent.ingest.probe` read from the header, in pixels.
-        height: Likewise.
+        header: What `afferent.ingest.probe` read from it.
 
     Raises:
         InvalidMedia: The data are truncated or corrupt, or differ from their header.
@@ -26,13 +37,14 @@ def decode_image(data: memoryview, *, width: int, height: int) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             image.load()
-            upright = ImageOps.exif_transpose(image)
-            pixels = _to_rgb(upright)
+            pixels = _to_rgb(image)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
         raise InvalidMedia(
             "the image can't be decoded: its data are truncated or corrupt"
         ) from error
-    if pixels.size != (width, height):
+    if header.orientation in _TURNS:
+        pixels = pixels.transpose(_TURNS[header.orientation])
+    if pixels.size != (header.width, header.height):
         raise InvalidMedia("the image's size is not what its header says")
     return pixels
 

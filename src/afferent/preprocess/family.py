@@ -109,7 +109,7 @@ def describe(folder: Path) -> Family | None:
     config = read_json(folder / "config.json")
     if config.get("model_type") not in ("qwen2_vl", "qwen2_5_vl"):
         return None
-    settings = read_json(folder / "preprocessor_config.json")
+    settings = _image_processor_settings(folder)
     size: Mapping[str, int] = settings.get("size") or {}
     return Qwen2VlFamily(
         image_token_id=config["image_token_id"],
@@ -121,9 +121,21 @@ def describe(folder: Path) -> Family | None:
     )
 
 
+def _image_processor_settings(folder: Path) -> dict[str, Any]:
+    """From the image processor's own file, or from its part of the whole processor's."""
+    own = folder / "preprocessor_config.json"
+    if own.exists():
+        return read_json(own)
+    settings = read_json(folder / "processor_config.json").get("image_processor")
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{folder} does not say how its images are processed")
+    return settings
+
+
 def fingerprint(folder: Path) -> bytes:
     """Digest of all that shapes features besides the picture: settings and libraries' versions."""
-    files = [folder / name for name in ("config.json", "preprocessor_config.json")]
+    names = ("config.json", "preprocessor_config.json", "processor_config.json")
+    files = [folder / name for name in names]
     contents = [path.read_bytes() if path.exists() else b"" for path in files]
     versions = [metadata.version(name).encode() for name in ("pillow", "transformers", "numpy")]
     return keys.frame(b"afferent/processor/v1", *contents, *versions)

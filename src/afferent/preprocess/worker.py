@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from afferent.errors import AfferentError, InternalError
+from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.decode import decode_image
 from afferent.preprocess.processor import Processor
 from afferent.store import codec
@@ -20,10 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class ImageJob(Struct, array_like=True, forbid_unknown_fields=True):
-    """The payload of a job: what the header of the image in ``inputs[0]`` says, in pixels."""
+    """The payload of a job: what `ImageHeader` says of the image in ``inputs[0]``."""
 
     width: int
     height: int
+    orientation: int
 
     def packed(self) -> bytes:
         return encode(self)
@@ -56,9 +58,9 @@ def _make_features(
     job = msgspec.msgpack.decode(order.payload, type=ImageJob)
     raw = store.block(order.inputs[0])
     start = time.monotonic_ns()
-    image = decode_image(raw, width=job.width, height=job.height)
+    image = decode_image(raw, ImageHeader(job.width, job.height, job.orientation))
     note = f"{job.width} x {job.height}"
-    spans.append(span_since(start, process_name, "decode", copied_nbytes=len(raw), note=note))
+    spans.append(span_since(start, process_name, "decode image", copied_nbytes=len(raw), note=note))
     start = time.monotonic_ns()
     features = processor.process(image)
     note = "the library's own copies are not counted"

@@ -27,7 +27,7 @@ from afferent.errors import (
     error_from,
 )
 from afferent.ingest.fetch import Fetcher
-from afferent.ingest.probe import probe_image
+from afferent.ingest.probe import ImageHeader, probe_image
 from afferent.ingest.source import Media, read_media
 from afferent.metrics import Metrics
 from afferent.preprocess.family import Family, FeaturePlan
@@ -57,8 +57,7 @@ class _Image:
     """One image of a request, before anything is decoded."""
 
     data: bytes
-    width: int
-    height: int
+    header: ImageHeader
     key: ContentKey
     plan: FeaturePlan
 
@@ -214,14 +213,15 @@ class Pipeline:
         return images
 
     def _identify(self, media: Media) -> _Image:
-        width, height = probe_image(media.data, self._limits)
+        header = probe_image(media.data, self._limits)
         key = keys.features_key(
             tenant="",
             fingerprint=self._fingerprint,
             options=b"",
             media=keys.digest(media.data),
         )
-        return _Image(media.data, width, height, key, self._family.plan(width, height))
+        plan = self._family.plan(header.width, header.height)
+        return _Image(media.data, header, key, plan)
 
     async def _features(
         self, request_id: str, images: Sequence[_Image], account: Account
@@ -242,7 +242,7 @@ class Pipeline:
                     image.key,
                     ObjectKind.FEATURES,
                     image.plan.nbytes,
-                    m.JobSpec([handle], ImageJob(image.width, image.height).packed()),
+                    m.JobSpec([handle], _job(image.header).packed()),
                 )
                 for image, handle in zip(distinct, raw, strict=True)
             ],
@@ -293,6 +293,10 @@ class Pipeline:
 
     async def close(self) -> None:
         await self._fetcher.close()
+
+
+def _job(header: ImageHeader) -> ImageJob:
+    return ImageJob(header.width, header.height, header.orientation)
 
 
 def _handle_of(outcome: m.Outcome) -> Handle:

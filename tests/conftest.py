@@ -1,0 +1,25 @@
+"""What all tests share: a server that is started the way an operator starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.server import Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The built-in model, served by real processes, for the whole run."""
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Randomness that is the same in each run of the same test."""
+    seed = sum(request.node.nodeid.encode())
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)

@@ -1,0 +1,200 @@
+"""Processes die, clients leave: what was lost says so retryably, and nothing stays behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx2 as httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that a test may hurt."""
+    with Server() as server:
+        yield server
+
+
+def new_request(rng: np.random.Generator) -> dict:
+    return ask([data_url(draw_picture(rng))], QUESTION)
+
+
+def test_a_preprocess_worker_is_killed_during_a_request(
+    own_server: Server, rng: np.random.Generator
+) -> None:
+    workers = own_server.suspend_preprocess_workers()
+    with ThreadPoolExecutor(1) as thread:
+        response: Future[httpx.Response] = thread.submit(own_server.post, new_request(rng))
+        wait_until(lambda: own_server.store_figure("num_jobs_running") == 1)
+        for worker in workers:
+            worker.kill()
+        failed = response.result()
+    assert failed.status_code == 503
+    assert failed.json()["error"]["code"] == "worker_died"
+    assert failed.headers["retry-after"] == "1"
+    request = new_request(rng)
+    assert own_server.post(request).status_code == 200
+    wait_until(lambda: len(own_server.preprocess_workers()) == 2)
+    wait_until(lambda: own_server.store_figure("pinned_nbytes") == 0)
+    assert own_server.store_figure("num_jobs_running") == 0
+
+
+def test_an_item_that_kills_workers_is_refused(
+    own_server: Server, rng: np.random.Generator
+) -> None:
+    request = new_request(rng)
+    for _ in range(2):
+        workers = own_server.suspend_preprocess_workers()
+        with ThreadPoolExecutor(1) as thread:
+            response = thread.submit(own_server.post, request)
+            wait_until(lambda: own_server.store_figure("num_jobs_running") == 1)
+            for worker in workers:
+                worker.kill()
+            assert response.result().json()["error"]["code"] == "worker_died"
+        wait_until(lambda: len(own_server.preprocess_workers()) == 2)
+    refused = own_server.post(request)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "maker_refused"
+    assert own_server.post(new_request(rng)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "module", ["afferent.engine.worker", "afferent.engine.core", "afferent.store.daemon"]
+)
+def test_a_process_is_killed_and_comes_back(
+    own_server: Server, rng: np.random.Generator, module: str
+) -> None:
+    request = new_request(rng)
+    before = own_server.post(request)
+    (victim,) = own_server.find(module)
+    victim.kill()
+    wait_until(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+
+    def is_ready() -> bool:
+        try:
+            return own_server.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(lambda: not is_ready(), timeout_s=10)
+    try:
+        response = own_server.post(request)
+        assert response.status_code in (200, 503), response.text
+    except httpx.TransportError:
+        assert module == "afferent.store.daemon", "the frontend starts afresh with the store only"
+    wait_until(is_ready, timeout_s=60)
+    assert own_server.post(request).json()["choices"] == before.json()["choices"]
+
+
+def test_the_engine_worker_is_killed_during_a_request(
+    own_server: Server, rng: np.random.Generator
+) -> None:
+    (worker,) = own_server.find("afferent.engine.worker")
+    worker.suspend()
+    with ThreadPoolExecutor(1) as thread:
+        response = thread.submit(own_server.post, new_request(rng))
+        wait_until(lambda: own_server.store_figure("num_misses") == 1)
+        wait_until(lambda: own_server.store_figure("num_jobs_running") == 0)
+        worker.kill()
+        failed = response.result()
+    assert failed.status_code == 503
+    assert failed.json()["error"]["code"] in ("worker_died", "engine_unavailable")
+    wait_until(lambda: own_server.store_figure("pinned_nbytes") == 0)
+
+
+def test_a_client_that_leaves_is_forgotten(server: Server, rng: np.random.Generator) -> None:
+    """Before the answer, and in the middle of a stream."""
+    workers = server.suspend_preprocess_workers()
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/chat/completions", json=new_request(rng), timeout=0.5)
+    finally:
+        for worker in workers:
+            worker.resume()
+    wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
+    wait_until(lambda: server.store_figure("pinned_nbytes") == 0)
+    stream = server.client().chat.completions.create(
+        **ask([data_url(draw_picture(rng))] * 3, "Name all pictures."), stream=True
+    )
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
+    wait_until(lambda: server.store_figure("pinned_nbytes") == 0)
+    assert server.post(new_request(rng)).status_code == 200
+
+
+def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
+    with Server() as server:
+        processes = server.processes()
+        (engine,) = server.find("afferent.engine.worker")
+        engine.suspend()
+        done: list[str] = []
+
+        def ask_slowly() -> None:
+            completion = server.client().chat.completions.create(**new_request(rng))
+            done.append(completion.choices[0].message.content)
+
+        thread = threading.Thread(target=ask_slowly)
+        thread.start()
+        wait_until(lambda: server.store_figure("num_misses") == 1)
+        server.popen.send_signal(signal.SIGTERM)
+        wait_until(lambda: any("stopping" in line for line in server.lines))
+        engine.resume()
+        thread.join(30)
+        assert done
+        assert server.popen.wait(30) == 0
+    assert_gone(processes)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_supervisor_ends(
+    rng: np.random.Generator, signum: signal.Signals
+) -> None:
+    with Server() as server:
+        assert server.post(new_request(rng)).status_code == 200
+        processes = server.processes()
+        assert len(processes) == 7
+        server.popen.send_signal(signum)
+        server.popen.wait(30)
+        assert_gone(processes)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    """Every process has ended, and with the last of them the anonymous arena."""
+    wait_until(
+        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    )
+
+
+def test_the_port_is_taken(server: Server) -> None:
+    with (
+        pytest.raises(AssertionError, match="can't listen on"),
+        Server("--port", server.url.rsplit(":", 1)[1]),
+    ):
+        pass
+
+
+def test_retryable_errors_are_retried_by_the_official_client(
+    own_server: Server, rng: np.random.Generator
+) -> None:
+    workers = own_server.suspend_preprocess_workers()
+    client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=3)
+    picture = draw_picture(rng, colour="yellow", shape="triangle")
+    with ThreadPoolExecutor(1) as thread:
+        request = ask([data_url(picture)], QUESTION)
+        answer = thread.submit(lambda: client.chat.completions.create(**request))
+        wait_until(lambda: own_server.store_figure("num_jobs_running") == 1)
+        for worker in workers:
+            worker.kill()
+        assert answer.result().choices[0].message.content == "a yellow triangle"

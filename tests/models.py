@@ -1,0 +1,91 @@
+"""Model folders with random weights, as `transformers` saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+_LLAVA_TEMPLATE = """\
+{%- for message in messages -%}
+{{ message['role'].upper() }}:
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' %} <image>
+{%- else %} {{ part['text'] }}
+{%- endif -%}
+{%- endfor %}
+{% endfor -%}
+{%- if add_generation_prompt %}ASSISTANT:{% endif -%}
+"""
+
+
+def make_llava(folder: Path) -> None:
+    """A tiny LLaVA: CLIP tower, Llama language model, byte-level tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>", "<pad>", "<image>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["USER: What is in the picture? ASSISTANT:"] * 8, trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=["<image>"],
+    )
+    image_token = wrapped.convert_tokens_to_ids("<image>")
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=CLIPVisionConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                image_size=56,
+                patch_size=14,
+                projection_dim=32,
+            ),
+            text_config=LlamaConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                vocab_size=320,
+                max_position_embeddings=512,
+                bos_token_id=wrapped.bos_token_id,
+                eos_token_id=wrapped.eos_token_id,
+                pad_token_id=wrapped.pad_token_id,
+                initializer_range=0.3,  # wide, so that the picture changes the tokens
+            ),
+            image_token_id=image_token,
+            vision_feature_layer=-1,
+        )
+    )
+    model.generation_config.eos_token_id = wrapped.eos_token_id
+    model.save_pretrained(folder)
+    LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(
+            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+        ),
+        tokenizer=wrapped,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_LLAVA_TEMPLATE,
+    ).save_pretrained(folder)
