@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import time
 from enum import StrEnum
-from typing import Annotated, NewType
+from typing import Annotated, NewType, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+
+from afferent.errors import FormatError
+
+T = TypeVar("T")
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
@@ -115,3 +119,15 @@ class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 def encode(value: object) -> bytes:
     """Any of these values as msgpack."""
     return msgspec.msgpack.encode(value)
+
+
+def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
+    """What another process, or a block of shared memory, says.
+
+    Raises:
+        FormatError: Not msgpack, or not of the decoder's schema.
+    """
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError("a message does not follow its schema") from error

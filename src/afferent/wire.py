@@ -8,16 +8,19 @@ bytes; a length over the limit ends the connection before a byte of the body is 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
 from afferent.errors import DeadlineExceeded, FormatError, Unavailable
+
+log = logging.getLogger(__name__)
 
 MAX_FRAME_NBYTES = 4 << 20
 _MAX_UNSENT_NBYTES = 32 << 20
@@ -95,27 +98,24 @@ class FrameCutter:
         self._max_nbytes = max_nbytes
         self._pending = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that ``data`` completes.
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that ``data`` completes; to be read to the end.
 
         Raises:
             FormatError: A frame is longer than the limit; the stream can't be used any more.
         """
         pending = self._pending
         pending += data
-        frames = []
-        start = 0
-        while len(pending) - start >= _LENGTH.size:
-            (nbytes,) = _LENGTH.unpack_from(pending, start)
+        while len(pending) >= _LENGTH.size:
+            (nbytes,) = _LENGTH.unpack_from(pending)
             if nbytes > self._max_nbytes:
                 raise FormatError(f"a message of {nbytes} bytes is over the limit")
-            end = start + _LENGTH.size + nbytes
+            end = _LENGTH.size + nbytes
             if len(pending) < end:
-                break
-            frames.append(bytes(pending[start + _LENGTH.size : end]))
-            start = end
-        del pending[:start]
-        return frames
+                return
+            frame = bytes(pending[_LENGTH.size : end])
+            del pending[:end]
+            yield frame
 
 
 class SyncChannel:
@@ -151,7 +151,7 @@ class SyncChannel:
                 raise ConnectionClosed("the connection is gone") from error
             if not data:
                 raise ConnectionClosed("the connection is gone")
-            self._ready = self._cutter.feed(data)
+            self._ready = list(self._cutter.feed(data))
         return self._ready.pop(0)
 
     def close(self) -> None:
@@ -189,7 +189,8 @@ class AsyncChannel(asyncio.Protocol):
         try:
             for frame in self._cutter.feed(data):
                 self._on_frame(frame)
-        except FormatError:
+        except FormatError as error:
+            log.warning("a connection broke the protocol", extra={"reason": error.message})
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -17,7 +17,7 @@ from afferent.engine.protocol import (
     Tokens,
 )
 from afferent.errors import AfferentError, EngineUnavailable, error_from
-from afferent.types import encode
+from afferent.types import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class CoreClient:
                 channel.send(encode(m.Abort(request.request_id)))
 
     def _on_frame(self, frame: bytes) -> None:
-        message = m.to_frontend_decoder.decode(frame)
+        message: m.ToFrontend = decode(m.to_frontend_decoder, frame)
         if isinstance(message, m.Health):
             self.info = message.info
             return

@@ -27,7 +27,7 @@ from afferent.errors import AfferentError, EngineUnavailable, FormatError, Worke
 from afferent.process import ChildProcess
 from afferent.schedule.scheduler import Scheduler
 from afferent.store.client import AsyncDaemonStore
-from afferent.types import Failure, Span, encode, span_since
+from afferent.types import Failure, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
 
@@ -236,10 +236,7 @@ class _Connection:
 
     def _on_frame(self, frame: bytes) -> None:
         channel = self._channel
-        try:
-            message = m.to_core_decoder.decode(frame)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise FormatError("not a message for the core") from error
+        message: m.ToCore = decode(m.to_core_decoder, frame)
         match self._role, message:
             case None, m.FrontendHello():
                 self._role = m.FrontendHello

@@ -26,7 +26,7 @@ from afferent.errors import AfferentError, FormatError, InternalError, StoreUnav
 from afferent.process import ChildProcess
 from afferent.store import codec
 from afferent.store.client import DaemonStore
-from afferent.types import Failure, Item, Span, encode, span_since
+from afferent.types import Failure, Item, Span, decode, encode, span_since
 
 if TYPE_CHECKING:
     from afferent.engine.runner import EncodedItem, Runner
@@ -52,7 +52,7 @@ class EngineWorker:
         hello = m.WorkerHello(os.getpid(), self._runner.info)
         self._core.send(encode(hello), timeout_s=_CONNECT_TIMEOUT_S)
         while True:
-            step = m.to_worker_decoder.decode(self._core.receive(timeout_s=None))
+            step = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
             self._core.send(encode(self._do(step)), timeout_s=_CONNECT_TIMEOUT_S)
 
     def _do(self, step: m.RunStep) -> m.StepDone:

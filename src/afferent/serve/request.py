@@ -103,10 +103,11 @@ class StopMatcher:
         if self.stopped:
             return ""
         pending = self._held + text
-        found = [at for stop in self.stops if (at := pending.find(stop)) >= 0]
+        # The stop string that is complete first wins, so that it does not matter how text is cut.
+        found = [(at + len(stop), at) for stop in self.stops if (at := pending.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return pending[: min(found)]
+            return pending[: min(found)[1]]
         longest = max((len(stop) for stop in self.stops), default=1)
         for length in range(min(longest - 1, len(pending)), 0, -1):
             if any(stop.startswith(pending[-length:]) for stop in self.stops):

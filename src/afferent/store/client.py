@@ -21,7 +21,7 @@ from afferent import wire
 from afferent.errors import AfferentError, DeadlineExceeded, StoreUnavailable, error_from
 from afferent.store import messages as m
 from afferent.store.arena import ArenaMap
-from afferent.types import Failure, Handle, Span, encode
+from afferent.types import Failure, Handle, Span, decode, encode
 
 Result = TypeVar("Result")
 
@@ -39,7 +39,7 @@ def _connect(
     except (wire.ConnectionClosed, OSError) as error:
         raise StoreUnavailable("the store does not answer") from error
     try:
-        frames = wire.FrameCutter(max_nbytes=4096).feed(data)
+        frames = list(wire.FrameCutter(max_nbytes=4096).feed(data))
         if not frames:
             raise StoreUnavailable("the store has closed the connection")
         welcome = msgspec.msgpack.decode(frames[0], type=m.Welcome)
@@ -128,7 +128,7 @@ class DaemonStore:
             self._channel.send(encode(request), timeout_s=timeout_s)
             while True:
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                reply = m.reply_decoder.decode(self._channel.receive(timeout_s=left))
+                reply = decode(m.reply_decoder, self._channel.receive(timeout_s=left))
                 if reply.seq == request.seq:  # else the late answer of a call that gave up
                     return _result(reply, result_type)
         except wire.ConnectionClosed as error:
@@ -237,7 +237,7 @@ class AsyncDaemonStore:
         return _result(reply, result_type)
 
     def _on_frame(self, frame: bytes) -> None:
-        reply = m.reply_decoder.decode(frame)
+        reply = decode(m.reply_decoder, frame)
         future = self._calls.get(reply.seq)
         if future is not None and not future.done():
             future.set_result(reply)

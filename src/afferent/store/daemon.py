@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 
-import msgspec
 from msgspec import Struct
 
 from afferent import wire
@@ -23,7 +22,7 @@ from afferent.store import arena
 from afferent.store import messages as m
 from afferent.store.objects import ClientId
 from afferent.store.state import Replies, StoreState
-from afferent.types import encode
+from afferent.types import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +81,7 @@ class StoreDaemon:
         loop = asyncio.get_running_loop()
 
         def on_frame(frame: bytes) -> None:
-            try:
-                request = m.request_decoder.decode(frame)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                log.warning("a message broke the protocol", extra={"client": name})
-                raise FormatError("not a request") from error
+            request: m.Request = decode(m.request_decoder, frame)
             self._send(self.state.handle(client, request, now_s=time.monotonic()))
 
         def on_close() -> None:
@@ -121,13 +116,10 @@ async def _receive_hello(sock: socket.socket) -> m.Hello:
         data = await loop.sock_recv(sock, 4096)
         if not data:
             raise wire.ConnectionClosed("the client left before it said hello")
-        frames = cutter.feed(data)
+        frames = list(cutter.feed(data))
     if len(frames) > 1:
         raise FormatError("a client waits for the welcome")
-    try:
-        return m.hello_decoder.decode(frames[0])
-    except msgspec.MsgspecError as error:
-        raise FormatError("not a hello") from error
+    return decode(m.hello_decoder, frames[0])
 
 
 async def _run(child: ChildProcess, settings: Settings) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from afferent.errors import FormatError
-from afferent.types import NonNegative
+from afferent.types import NonNegative, decode
 
 MAGIC = b"AFFERENT"
 VERSION = 1
@@ -32,6 +32,7 @@ ALIGNMENT = 64
 PRELUDE = struct.Struct("<8sHHIQ")
 MAX_HEADER_NBYTES = 16 << 20
 MAX_DEPTH = 64
+MAX_DIMS = 32
 
 DTYPES = frozenset(
     {
@@ -85,11 +86,14 @@ def tensor_nbytes(dtype: str, shape: list[int] | tuple[int, ...]) -> int:
     """The payload of a tensor, in bytes.
 
     Raises:
-        FormatError: Version 1 has no such element type.
+        FormatError: Version 1 has no such element type, or no room for such a shape.
     """
     if dtype not in DTYPES:
         raise FormatError(f"a tensor of {dtype} can't be stored")
-    return math.prod(shape) * np.dtype(dtype).itemsize
+    itemsize = np.dtype(dtype).itemsize
+    if len(shape) > MAX_DIMS or math.prod(max(side, 1) for side in shape) * itemsize >= 2**62:
+        raise FormatError("a tensor has too many dimensions, or sides too long to count its bytes")
+    return math.prod(shape) * itemsize
 
 
 def pack_prelude(*, header_nbytes: int, total_nbytes: int) -> bytes:
@@ -113,10 +117,7 @@ def read_header(block: memoryview) -> Node:
         raise FormatError("the header is longer than it may be")
     if total_nbytes > len(block):
         raise FormatError("the block is longer than its memory")
-    try:
-        root: Node = _decoder.decode(block[PRELUDE.size : PRELUDE.size + header_nbytes])
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise FormatError("the header does not follow the schema") from error
+    root: Node = decode(_decoder, block[PRELUDE.size : PRELUDE.size + header_nbytes])
     end = align(PRELUDE.size + header_nbytes)
     for node in _tensors(root, depth=0):
         if node.nbytes != tensor_nbytes(node.dtype, node.shape):

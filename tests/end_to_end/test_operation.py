@@ -1,0 +1,137 @@
+"""What an operator sees: health, metrics, logs, accounts; and a model of another family."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import torch
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+from afferent.preprocess.measure import family_of
+from afferent.serve.prompt import PromptBuilder
+from afferent.serve.request import ImagePart, Message, TextPart
+from afferent.testing.pictures import draw_picture
+from tests.ingest.test_fetch import media_host, send
+from tests.models import make_llava
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+
+
+def test_health_ready_models(server: Server) -> None:
+    assert server.get("/health").json() == {"status": "ok"}
+    ready = server.get("/ready")
+    assert ready.status_code == 200
+    assert ready.json() == {"ready": True, "store": True, "preprocess": True, "engine": True}
+    assert [model.id for model in server.client().models.list()] == ["shapes"]
+    assert server.get("/nothing").status_code == 404
+
+
+def test_metrics_count_what_happened(server: Server, rng: np.random.Generator) -> None:
+    def read() -> dict[str, float]:
+        return server.metrics()
+
+    before = read()
+    server.post(ask([data_url(draw_picture(rng))], QUESTION))
+    server.post({"model": "nobody", "messages": [{"role": "user", "content": "hi"}]})
+    after = read()
+
+    def grew(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert grew('afferent_requests_total{api="openai_chat",outcome="ok"}') == 1
+    assert grew('afferent_requests_total{api="openai_chat",outcome="model_not_found"}') == 1
+    assert grew('afferent_items_total{modality="image",outcome="made"}') == 1
+    assert grew('afferent_stage_seconds_count{stage="decode image"}') == 1
+    assert grew('afferent_tokens_total{kind="completion"}') >= 1
+    assert after['afferent_store{figure="capacity_nbytes"}'] == 2**30
+    assert after['afferent_store{figure="num_workers"}'] == 2
+
+
+def test_json_logs_carry_the_request_id(rng: np.random.Generator) -> None:
+    with Server("--log-format", "json", "--log-level", "info", "--explain") as server:
+        response = server.post(ask([data_url(draw_picture(rng))], QUESTION))
+        request_id = response.headers["x-request-id"]
+        assert response.json()["id"] == request_id
+
+        def events() -> list[dict]:
+            return [json.loads(line) for line in server.lines if line.startswith("{")]
+
+        wait_until(lambda: any(e.get("request_id") == request_id for e in events()))
+        (event,) = [e for e in events() if e.get("request_id") == request_id]
+        assert event["outcome"] == "ok"
+        assert event["process"] == "frontend"
+        assert event["ms"] > 0
+        wait_until(lambda: "copied in all" in server.log())
+        account = server.log()[server.log().index("POST /v1/chat/completions") :]
+        stages = ["read body", "base64", "header, digest", "into the arena", "acquire"]
+        stages += ["decode image", "processor", "write features", "map views", "encode", "prefill"]
+        places = [account.index(stage) for stage in stages]
+        assert places == sorted(places), "the stages stand in the order in which they ran"
+        pids = {
+            int(pid) for pid in re.findall(r"(?:frontend|core|worker|preprocess-\d) (\d+)", account)
+        }
+        assert pids <= {process.pid for process in server.processes()}
+        assert len(pids) == 4
+
+
+def test_pictures_from_a_host_of_the_operators_own(rng: np.random.Generator) -> None:
+    picture = draw_picture(rng, colour="green", shape="circle")
+    answers = {"/p.png": send(picture.encode("PNG")), "/none": send(b"", 404)}
+    with media_host(answers) as where, Server("--fetch-allow", where) as server:
+        response = server.post(ask([f"http://{where}/p.png"], QUESTION))
+        assert response.json()["choices"][0]["message"]["content"] == "a green circle"
+        missing = server.post(ask([f"http://{where}/none"], QUESTION))
+        assert missing.status_code == 400
+        assert missing.json()["error"]["code"] == "fetch_failed"
+        same_bytes = server.post(ask([data_url(picture, "png")], QUESTION))
+        assert same_bytes.status_code == 200
+        hit = 'afferent_items_total{modality="image",outcome="hit"}'
+        assert server.metrics()[hit] == 1, "what a picture is does not depend on how it came"
+
+
+def test_a_model_of_another_family(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A LLaVA with random weights: the same text as plain `generate` gives."""
+    folder = tmp_path / "tiny-llava"
+    make_llava(folder)
+    pictures = [draw_picture(rng) for _ in range(2)]
+    with Server(str(folder), "--preprocess-workers", "1") as server:
+        request = ask([data_url(p, "png") for p in pictures], QUESTION, max_tokens=10)
+        request["model"] = "tiny-llava"
+        response = server.post(request)
+        assert response.status_code == 200, response.text
+        completion = response.json()
+        assert server.post(ask([], "hi")).status_code == 404
+    family = family_of(folder)
+    prompts = PromptBuilder(folder, family)
+    parts = (*(ImagePart("") for _ in pictures), TextPart(QUESTION))
+    plans = [family.plan(*picture.image.size) for picture in pictures]
+    prompt = prompts.build([Message("user", parts)], plans)
+    assert completion["usage"]["prompt_tokens"] == len(prompt.token_ids)
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    processor = AutoImageProcessor.from_pretrained(folder)
+    input_ids = torch.tensor([prompt.token_ids])
+    generated = model.generate(
+        input_ids=input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        do_sample=False,
+        max_new_tokens=10,
+        **processor(images=[p.image for p in pictures], return_tensors="pt"),
+    )[0, len(prompt.token_ids) :].tolist()
+    assert completion["choices"][0]["message"]["content"] == prompts.detokenizer().feed(generated)
+
+
+def test_keep_alive_connections_see_refusals_and_answers(
+    server: Server, rng: np.random.Generator
+) -> None:
+    good = ask([data_url(draw_picture(rng))], QUESTION)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        statuses = [
+            client.post("/v1/chat/completions", json=body).status_code
+            for body in (good, {**good, "model": "no"}, good, {"messages": 3}, good)
+        ]
+    assert statuses == [200, 404, 200, 400, 200]

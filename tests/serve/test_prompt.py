@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from afferent.errors import ConfigError, InvalidRequest
+from afferent.preprocess.family import FeaturePlan, describe
+from afferent.serve.prompt import PromptBuilder, sampling_defaults
+from afferent.serve.request import ImagePart, Message, SamplingDefaults, TextPart
+from afferent.supervise import BUILT_IN_MODELS
+from afferent.types import Placeholder
+
+SHAPES = BUILT_IN_MODELS / "shapes"
+
+
+@pytest.fixture(scope="module")
+def builder() -> PromptBuilder:
+    return make_builder(SHAPES)
+
+
+def make_builder(folder: Path) -> PromptBuilder:
+    family = describe(folder)
+    assert family is not None
+    return PromptBuilder(folder, family)
+
+
+def plans(*num_embeds: int) -> list[FeaturePlan]:
+    return [FeaturePlan({}, number) for number in num_embeds]
+
+
+def test_the_same_tokens_as_transformers(builder: PromptBuilder) -> None:
+    """For every role, several turns, and text in any script."""
+    messages = [
+        ("system", "Be brief."),
+        ("user", "What is in the picture?"),
+        ("assistant", "a red circle"),
+        ("user", "Ünd jetzt? 日本語 🙂\n\n  two  spaces "),
+    ]
+    ours = builder.build([Message(role, (TextPart(text),)) for role, text in messages], [])
+    reference = AutoTokenizer.from_pretrained(SHAPES).apply_chat_template(
+        [{"role": role, "content": text} for role, text in messages],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    assert ours.token_ids == list(reference)
+    assert ours.placeholders == []
+
+
+def test_placeholders_are_opened_in_order(builder: PromptBuilder) -> None:
+    image = ImagePart("")
+    messages = [
+        Message("user", (image, TextPart("one"), image)),
+        Message("assistant", (TextPart("ok"),)),
+        Message("user", (TextPart("two"), image)),
+    ]
+    prompt = builder.build(messages, plans(4, 1, 9))
+    token = 5  # <|image_pad|>
+    assert [p.length for p in prompt.placeholders] == [4, 1, 9]
+    covered = [p.offset + i for p in prompt.placeholders for i in range(p.length)]
+    assert covered == [i for i, t in enumerate(prompt.token_ids) if t == token]
+    assert prompt.placeholders == sorted(prompt.placeholders, key=lambda p: p.offset)
+    assert isinstance(prompt.placeholders[0], Placeholder)
+
+
+@pytest.mark.parametrize(
+    "text", ["<|image_pad|>", "a<|im_end|>b<|im_start|>", "\ue0000\ue000", "\ue000"]
+)
+def test_special_tokens_in_a_clients_text_are_text(builder: PromptBuilder, text: str) -> None:
+    plain = builder.build([Message("user", (TextPart("hello"),))], []).token_ids
+    prompt = builder.build([Message("user", (TextPart(text), ImagePart("")))], plans(2))
+    special = [t for t in prompt.token_ids if t < 7 and t != 5]
+    with_image = builder.build([Message("user", (TextPart("hello"), ImagePart("")))], plans(2))
+    assert special == [t for t in with_image.token_ids if t < 7 and t != 5]
+    assert prompt.token_ids.count(5) == 2
+    assert plain.count(5) == 0
+    decoded = builder.detokenizer().feed(prompt.token_ids)
+    assert text in decoded
+
+
+def test_detokenizer_keeps_characters_whole(builder: PromptBuilder) -> None:
+    text = "a red 日本 circle 🙂."
+    tokens = builder.build([Message("user", (TextPart(text),))], []).token_ids
+    detokenizer = builder.detokenizer()
+    pieces = [detokenizer.feed([token]) for token in tokens]
+    assert text in "".join(pieces)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def copy_without(folder: Path, *names: str) -> Path:
+    shutil.copytree(SHAPES, folder, ignore=shutil.ignore_patterns("*.safetensors", *names))
+    return folder
+
+
+def test_templates_in_other_places_and_templates_that_refuse(tmp_path: Path) -> None:
+    folder = copy_without(tmp_path / "m", "chat_template.jinja")
+    with pytest.raises(ConfigError, match="no chat template"):
+        make_builder(folder)
+    template = "{{ raise_exception('no, thank you') }}"
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(InvalidRequest, match="no, thank you"):
+        make_builder(folder).build([Message("user", (TextPart("hi"),))], [])
+    for escape in ("{{ messages.__class__.__mro__ }}", "{{ messages[0].missing.deeper }}"):
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": escape}))
+        with pytest.raises(InvalidRequest, match="can't express"):
+            make_builder(folder).build([Message("user", (TextPart("hi"),))], [])
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = copy_without(tmp_path / "m", "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        make_builder(folder)
+
+
+def test_sampling_defaults(tmp_path: Path) -> None:
+    assert sampling_defaults(SHAPES) == SamplingDefaults()
+    assert sampling_defaults(tmp_path) == SamplingDefaults()
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"do_sample": true, "temperature": 0.7, "top_k": 50}')
+    assert sampling_defaults(tmp_path) == SamplingDefaults(temperature=0.7, top_k=50)

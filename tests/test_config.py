@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from afferent import cli, config
+from afferent.errors import ConfigError
+from afferent.types import GiB, MiB
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text('port = 1\nhost = "file"\nlog_level = "info"\narena_nbytes = "2GiB"\n')
+    loaded = config.load(
+        {"port": "3"},
+        environ={"AFFERENT_PORT": "2", "AFFERENT_HOST": "env", "HOME": "x"},
+        file=file,
+    )
+    assert (loaded.config.port, loaded.config.host, loaded.config.log_level) == (3, "env", "info")
+    assert loaded.config.arena_nbytes == 2 * GiB
+    assert loaded.config.model == "shapes"
+    sources = loaded.sources
+    assert (sources["port"], sources["host"], sources["model"]) == (
+        "flag",
+        "environment",
+        "default",
+    )
+    assert sources["log_level"] == str(file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "toml", "words"),
+    [
+        ({"prot": "1"}, {}, "", ["prot", "flag"]),
+        ({}, {"AFFERENT_PROT": "1"}, "", ["prot", "environment"]),
+        ({}, {}, "prot = 1", ["prot", "afferent.toml"]),
+        ({"port": "many"}, {}, "", ["port", "many"]),
+        ({"port": "70000"}, {}, "", ["port", "65535"]),
+        ({"arena_nbytes": "1 banana"}, {}, "", ["arena_nbytes", "banana"]),
+        ({"arena_nbytes": "1"}, {}, "", ["arena_nbytes"]),
+        ({"preprocess_workers": "0"}, {}, "", ["preprocess_workers"]),
+        ({"log_level": "loud"}, {}, "", ["log_level", "loud"]),
+        ({}, {}, 'port = "8000x"', ["port"]),
+        ({}, {}, "port = ", ["afferent.toml"]),
+        ({}, {}, "explain = 3", ["explain"]),
+    ],
+)
+def test_bad_settings_are_refused_with_their_origin(
+    tmp_path: Path, flags: dict, environ: dict, toml: str, words: list[str]
+) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError) as caught:
+        config.load(flags, environ=environ, file=file)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_every_setting_has_a_flag_a_help_text_and_a_default() -> None:
+    for key in config.field_names():
+        text, default = config.describe(key)
+        assert text
+        assert getattr(config.ServeConfig(), key) == default
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("1", 1), ("512MiB", 512 * MiB), (" 1.5 GiB ", GiB * 3 // 2), ("2k", 2048)]
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert config.parse_nbytes(text) == nbytes
+
+
+def test_config_show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFFERENT_PORT", "9000")
+    assert cli.main(["config", "show", "--arena-nbytes", "256MiB"]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["port"] == ["port", "9000", "environment"]
+    assert lines["arena_nbytes"] == ["arena_nbytes", "256MiB", "flag"]
+    assert lines["host"] == ["host", "127.0.0.1", "default"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "/nowhere"], ["/nowhere", "config.json"]),
+        (["serve", "nothing-built-in"], ["nothing-built-in"]),
+        (["serve", "--port", "x"], ["port", "flag"]),
+        (["serve", "--arena-nbytes", "900GiB"], ["900.0 GiB", "--arena-nbytes"]),
+        (["serve", "--config", "/nowhere.toml"], ["/nowhere.toml"]),
+    ],
+)
+def test_serve_refuses_before_it_starts_anything(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "error: " in said
+    for word in words:
+        assert word in said
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["serve", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for key in config.field_names():
+        if key != "model":
+            assert "--" + key.replace("_", "-") in text
