@@ -226,12 +226,17 @@ def train(args: argparse.Namespace) -> None:
     while len(pool.pictures) < 2000:
         time.sleep(1.0)
         pool.refresh()
-    model = make_model(tokenizer)
+    model = (
+        Qwen2VLForConditionalGeneration.from_pretrained(args.start)
+        if args.start is not None
+        else make_model(tokenizer)
+    )
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     speed_up_patch_embedding(model)
     batches = Batches(pool, tokenizer, processor, random.Random(args.seed))
     model.train()
-    warm_up_vision(model, pool, batches, args)
+    if args.start is None:
+        warm_up_vision(model, pool, batches, args)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.lr, weight_decay=0.05, betas=(0.9, 0.98)
     )
@@ -282,6 +287,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--work", type=Path, default=Path("/tmp/afferent-training"))
+    parser.add_argument("--start", type=Path, help="go on from this model, without the warm-up")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--vision-steps", type=int, default=1600)
     parser.add_argument("--vision-batch", type=int, default=48)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from afferent import wire
-from afferent.errors import DeadlineExceeded, StoreFull, StoreUnavailable
+from afferent.errors import DeadlineExceeded, NotPermitted, StaleHandle, StoreFull, StoreUnavailable
 from afferent.process import LogSettings, spawn
 from afferent.store import codec, daemon
 from afferent.store import messages as m
@@ -226,8 +226,6 @@ def test_a_client_that_breaks_the_protocol_is_cut_off(
 
 
 def test_handles_that_nobody_gave_out(address: str, watcher: DaemonStore) -> None:
-    from afferent.errors import StaleHandle
-
     for handle in (Handle(1, 0, 64, 1), Handle(2, 0, 64, 1), Handle(1, 2**50, 2**50, 2**50)):
         with pytest.raises(StaleHandle):
             watcher.get("r", [handle])
@@ -242,7 +240,11 @@ def test_the_store_is_full(address: str) -> None:
         with pytest.raises(StoreFull):
             await store.create("r2", [m.CreateItem(ObjectKind.RAW, 1)])
         store.forget("r")
-        await store.create("r2", [m.CreateItem(ObjectKind.RAW, CAPACITY)])
+        (handle,) = await store.create("r2", [m.CreateItem(ObjectKind.RAW, CAPACITY)])
+        with pytest.raises(NotPermitted):
+            await store.abort("r", [handle])
+        await store.abort("r2", [handle])
+        assert (await store.stat()).used_nbytes == 0
         store.close()
 
     asyncio.run(main())

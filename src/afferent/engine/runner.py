@@ -54,7 +54,6 @@ class Runner:
         config = self._model.config
         text = config.get_text_config()
         limit = int(getattr(text, "max_position_embeddings", 0) or 4096)
-        self._image_token_id: int = config.image_token_id
         self._is_mrope = hasattr(self._model.model, "get_rope_index")
         self._sequences: dict[str, _Sequence] = {}
         eos = self._model.generation_config.eos_token_id or text.eos_token_id or []

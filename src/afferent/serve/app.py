@@ -132,6 +132,8 @@ class Frontend:
             await outputs.aclose()
             raise
         chunks = openai_chat.Chunks(chat, account.request_id)
+        spent_s = (time.monotonic_ns() - account.start_ns) / 1e9
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s - spent_s
 
         async def events() -> AsyncIterator[bytes]:
             outcome = "client_gone"
@@ -144,12 +146,17 @@ class Frontend:
                     else:
                         for chunk in chunks.last(output):
                             yield _event(chunk)
-                    output = await anext(outputs, None)
+                    async with asyncio.timeout_at(deadline):
+                        output = await anext(outputs, None)
                 yield b"data: [DONE]\n\n"
                 outcome = "ok"
             except AfferentError as error:
                 outcome = error.code
                 yield _event(errors.openai_body(error))
+            except TimeoutError:
+                late = DeadlineExceeded("the request took too long; try again")
+                outcome = late.code
+                yield _event(errors.openai_body(late))
             finally:
                 await outputs.aclose()
                 self._finish(account, outcome)

@@ -181,6 +181,10 @@ class AsyncDaemonStore:
         """End the writing; the request keeps a pin on each."""
         return await self._call(m.Seal(next(self._seq), request, list(items)), list[Handle])
 
+    async def abort(self, request: str, handles: Sequence[Handle]) -> None:
+        """Give up the writing of created objects."""
+        await self._call(m.Abort(next(self._seq), request, list(handles)), type(None))
+
     async def acquire(self, request: str, items: Sequence[m.AcquireItem]) -> list[m.Outcome]:
         """Pin what exists, and have made what does not; follow with `wait` for the latter."""
         return await self._call(m.Acquire(next(self._seq), request, list(items)), list[m.Outcome])
