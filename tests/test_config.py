@@ -29,6 +29,18 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert sources["log_level"] == str(file)
 
 
+def test_the_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> None:
+    environ = {
+        "AFFERENT_SERVICE_HOST": "10.0.0.1",
+        "AFFERENT_SERVICE_PORT": "8000",
+        "AFFERENT_PORT": "tcp://10.0.0.1:8000",
+        "AFFERENT_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "AFFERENT_HOST": "0.0.0.0",
+    }
+    loaded = config.load(environ=environ)
+    assert (loaded.config.host, loaded.config.port) == ("0.0.0.0", 8000)
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "toml", "words"),
     [

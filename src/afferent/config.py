@@ -61,6 +61,10 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int, Meta(ge=MiB), _help("shared memory for media, features and embeddings")
     ] = GiB
     preprocess_workers: Annotated[int, _Positive, _help("processes that decode and process")] = 2
+    preprocess_timeout_s: Annotated[
+        float, _Positive, _help("for one item; a worker that takes longer is killed")
+    ] = 60.0
+    max_json_nbytes: Annotated[int, _Positive, _help("longest body, media left out")] = MiB
     max_num_seqs: Annotated[int, _Positive, _help("requests that the engine runs at a time")] = 16
     max_model_len: Annotated[
         int, Meta(ge=0), _help("longest prompt and answer, in tokens; 0: what the model allows")
@@ -143,11 +147,19 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key.removeprefix(ENV_PREFIX).lower(): value
-        for key, value in environ.items()
-        if key.startswith(ENV_PREFIX)
-    }
+    """Our part of the environment.
+
+    A Kubernetes service called ``afferent`` puts variables of the same names there, which are not
+    meant for us: ``AFFERENT_SERVICE_HOST`` gives them away.
+    """
+    ours = {k.removeprefix(ENV_PREFIX): v for k, v in environ.items() if k.startswith(ENV_PREFIX)}
+    if "SERVICE_HOST" in ours:
+        ours = {
+            key: value
+            for key, value in ours.items()
+            if not key.startswith(("SERVICE_", "PORT_")) and not value.startswith("tcp://")
+        }
+    return {key.lower(): value for key, value in ours.items()}
 
 
 def _convert(key: str, value: Any, origin: str) -> Any:

@@ -9,6 +9,7 @@
     │   ├── BodyTooLarge
     │   ├── TooManyItems
     │   ├── PromptTooLong
+    │   ├── ArenaTooSmall            the media could never be in the arena at once
     │   └── InvalidMedia             this item can't be used
     │       ├── UnsupportedMedia     its first bytes name no format that we read
     │       ├── MediaTooLarge        a limit on bytes, pixels or sides
@@ -84,6 +85,10 @@ class TooManyItems(InvalidRequest):
 
 class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class ArenaTooSmall(InvalidRequest):
+    code = "arena_too_small"
 
 
 class InvalidMedia(InvalidRequest):

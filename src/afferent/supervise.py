@@ -154,7 +154,10 @@ class Supervisor:
                 "store",
                 daemon.__name__,
                 lambda: daemon.Settings(
-                    arena_fd=arena_fd, listener_fd=store_fd, segment=self._segment
+                    arena_fd=arena_fd,
+                    listener_fd=store_fd,
+                    segment=self._segment,
+                    job_timeout_s=config.preprocess_timeout_s,
                 ),
                 fds=(arena_fd, store_fd),
             ),
@@ -268,8 +271,13 @@ class Supervisor:
     async def _restart(self, parts: list[_Part]) -> None:
         await asyncio.sleep(_RESTART_DELAY_S)
         for part in parts:
-            if not self._stop.is_set() and part.child is None:
+            if self._stop.is_set() or part.child is not None:
+                continue
+            try:
                 self._start(part)
+            except OSError as error:
+                self._failure = f"{part.name} can't be started: {error.strerror}"
+                self._stop.set()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -285,6 +293,8 @@ class Supervisor:
     async def _drain(self) -> None:
         """Let the frontend finish what it has begun, then end the others."""
         front = self._parts["frontend"]
+        # While anybody holds the listening socket, the kernel lets new clients in to wait.
+        os.close(front.fds[0])
         await self._terminate([front], self._config.drain_timeout_s + _TERMINATE_TIMEOUT_S)
         rest = [part for part in self._parts.values() if part is not front]
         await self._terminate(rest, _TERMINATE_TIMEOUT_S)

@@ -72,7 +72,7 @@ JPEG = encoded(Image.effect_noise((300, 200), 60).convert("RGB"), "JPEG")
     ("data", "code", "words"),
     [
         pytest.param(JPEG[: len(JPEG) // 2], "invalid_media", ["truncated"], id="half a JPEG"),
-        pytest.param(JPEG[:40], "invalid_media", ["header"], id="a JPEG's first 40 bytes"),
+        pytest.param(JPEG[:40], "invalid_media", ["cut off"], id="a JPEG's first 40 bytes"),
         pytest.param(b"", "unsupported_media", ["JPEG"], id="nothing"),
         pytest.param(b"hello, world", "unsupported_media", ["JPEG"], id="text called image/png"),
         pytest.param(
@@ -116,6 +116,9 @@ def test_bad_image(
         ("http://168.63.129.16/", "forbidden_url"),
         ("http://user:secret@example.com/", "forbidden_url"),
         ("http://example.com:22/", "forbidden_url"),
+        ("http://ex\u00e4mple.com/a.png", "forbidden_url"),
+        ("http://a..b/", "fetch_failed"),
+        ("http://" + "a" * 70 + "/", "fetch_failed"),
         ("http://127.0.0.1\\@example.com/", "forbidden_url"),
         ("ftp://example.com/a.png", "forbidden_url"),
         ("unix:///run/docker.sock", "forbidden_url"),
@@ -138,6 +141,18 @@ def test_more_than_the_model_has_room_for(server: Server, good: dict[str, Any]) 
     words = "picture " * 5000
     check(server.post(ask([], words)), 400, "context_length_exceeded", "4096")
     check(server.post({**good, "max_tokens": 4096}), 400, "context_length_exceeded")
+
+
+def test_long_text_is_refused_by_its_length(server: Server, good: dict[str, Any]) -> None:
+    """Before it is tokenized: that would cost minutes and gigabytes."""
+    check(server.post(ask([], "a" * 900_000)), 400, "context_length_exceeded", "900000")
+
+
+def test_json_besides_media_is_bounded(server: Server, good: dict[str, Any]) -> None:
+    check(server.post({**good, "tools": [[]] * 600_000}), 413, "body_too_large", "1048576")
+    check(server.post(ask([], "a" * 1_100_000)), 413, "body_too_large", "1048576")
+    padding = data_url(b"\0" * 2_000_000)
+    check(server.post(ask([padding], QUESTION)), 400, "unsupported_media")
 
 
 def test_unknown_model(server: Server, good: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -113,17 +114,27 @@ def test_the_engine_worker_is_killed_during_a_request(
     wait_until(lambda: own_server.store_figure("pinned_nbytes") == 0)
 
 
-def test_a_client_that_leaves_is_forgotten(server: Server, rng: np.random.Generator) -> None:
-    """Before the answer, and in the middle of a stream."""
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves_is_forgotten(
+    server: Server, rng: np.random.Generator, streamed: bool
+) -> None:
+    """Before the answer has begun, and in the middle of a stream."""
     workers = server.suspend_preprocess_workers()
     try:
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/chat/completions", json=new_request(rng), timeout=0.5)
+            httpx.post(
+                f"{server.url}/v1/chat/completions",
+                json={**new_request(rng), "stream": streamed},
+                timeout=0.5,
+            )
+        # While the workers still stand: it is the client's leaving that ends the request.
+        wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
     finally:
         for worker in workers:
             worker.resume()
     wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
     wait_until(lambda: server.store_figure("pinned_nbytes") == 0)
+    assert server.post(new_request(rng)).status_code == 200
     stream = server.client().chat.completions.create(
         **ask([data_url(draw_picture(rng))] * 3, "Name all pictures."), stream=True
     )
@@ -132,6 +143,18 @@ def test_a_client_that_leaves_is_forgotten(server: Server, rng: np.random.Genera
     wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
     wait_until(lambda: server.store_figure("pinned_nbytes") == 0)
     assert server.post(new_request(rng)).status_code == 200
+
+
+def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator) -> None:
+    with Server("--preprocess-timeout-s", "1") as server:
+        workers = server.suspend_preprocess_workers()
+        failed = server.post(new_request(rng))
+        assert failed.status_code == 503
+        assert failed.json()["error"]["code"] == "worker_died"
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
+        assert server.post(new_request(rng)).status_code == 200
 
 
 def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
@@ -150,6 +173,15 @@ def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
         wait_until(lambda: server.store_figure("num_misses") == 1)
         server.popen.send_signal(signal.SIGTERM)
         wait_until(lambda: any("stopping" in line for line in server.lines))
+
+        def refuses() -> bool:
+            try:
+                server.get("/health")
+            except httpx.ConnectError:
+                return True
+            return False
+
+        wait_until(refuses)
         engine.resume()
         thread.join(30)
         assert done

@@ -28,7 +28,11 @@ def test_health_ready_models(server: Server) -> None:
     assert ready.status_code == 200
     assert ready.json() == {"ready": True, "store": True, "preprocess": True, "engine": True}
     assert [model.id for model in server.client().models.list()] == ["shapes"]
-    assert server.get("/nothing").status_code == 404
+    assert server.client().models.retrieve("shapes").id == "shapes"
+    for path in ("/nothing", "/v1/models/nobody", "/v1/chat/completions"):
+        refused = server.get(path)
+        assert refused.status_code == (405 if "chat" in path else 404)
+        assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
 
 
 def test_metrics_count_what_happened(server: Server, rng: np.random.Generator) -> None:
@@ -68,7 +72,8 @@ def test_json_logs_carry_the_request_id(rng: np.random.Generator) -> None:
         assert event["ms"] > 0
         wait_until(lambda: "copied in all" in server.log())
         account = server.log()[server.log().index("POST /v1/chat/completions") :]
-        stages = ["read body", "base64", "header, digest", "into the arena", "acquire"]
+        stages = ["read body", "base64", "header, digest", "template, tokens", "acquire"]
+        stages += ["into the arena", "queue jobs"]
         stages += ["decode image", "processor", "write features", "map views", "encode", "prefill"]
         places = [account.index(stage) for stage in stages]
         assert places == sorted(places), "the stages stand in the order in which they ran"

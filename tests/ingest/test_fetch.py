@@ -256,7 +256,9 @@ def test_data_urls(url: str, error: type[Exception] | None) -> None:
     limits = ServeConfig(max_image_nbytes=2000)
 
     async def main() -> bytes:
-        return (await read_media(url, limits=limits, fetcher=Fetcher(limits))).data
+        return (
+            await read_media(url, limits=limits, fetches=Fetcher(limits).session(max_nbytes=1))
+        ).data
 
     if error is None:
         assert asyncio.run(main()) == b"hello"

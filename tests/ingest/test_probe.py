@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -171,3 +173,37 @@ def test_probing_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
     for data in files:
         assert probe_image(data, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "padding",
+    [
+        pytest.param(b"\xff" * 900_000, id="fill bytes"),
+        pytest.param(b"\xff\xe7\x00\x02" * 200_000, id="empty segments"),
+        pytest.param(b"\xff\x01" * 400_000, id="markers without data"),
+    ],
+)
+def test_headers_without_end(padding: bytes) -> None:
+    """A header that goes on and on is refused before it costs time on the event loop."""
+    whole = encoded(four_corners(), "JPEG")
+    with pytest.raises(InvalidMedia):
+        probe_image(whole[:2] + padding + whole[2:], LIMITS)
+    png = encoded(four_corners(), "PNG")
+    chunk = struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
+    with pytest.raises(InvalidMedia, match="chunks"):
+        probe_image(png[:33] + chunk * 70_000 + png[33:], LIMITS)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0II*\0", b"Exif\0\0" + b"\xff" * 60, b"Exif\0\0MM"])
+def test_broken_exif_is_no_orientation(format: str, exif: bytes) -> None:
+    data = encoded(four_corners(), format, exif=exif)
+    assert probe_image(data, LIMITS) == ImageHeader(60, 40, 1)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+@pytest.mark.parametrize("size", [(2, 2), (16, 9), (1023, 5), (300, 1000)])
+def test_webp_sizes(lossless: bool, size: tuple[int, int]) -> None:
+    for parameters in ({}, {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}):
+        data = encoded(Image.new("RGB", size, "red"), "WEBP", lossless=lossless, **parameters)
+        assert probe_image(data, ServeConfig(max_image_aspect=1000)) == ImageHeader(*size)

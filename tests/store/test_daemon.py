@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 from afferent import wire
-from afferent.errors import DeadlineExceeded, NotPermitted, StaleHandle, StoreFull, StoreUnavailable
+from afferent.errors import (
+    ArenaTooSmall,
+    DeadlineExceeded,
+    NotPermitted,
+    StaleHandle,
+    StoreFull,
+    StoreUnavailable,
+)
 from afferent.process import LogSettings, spawn
 from afferent.store import codec, daemon
 from afferent.store import messages as m
@@ -33,7 +40,9 @@ def daemon_process() -> Iterator[tuple[str, int]]:
     """A daemon in a process of its own: its address and pid. It ends with the test."""
     name = wire.new_address("test")
     listener, arena_fd = wire.listen(name), create_segment(CAPACITY)
-    settings = daemon.Settings(arena_fd=arena_fd, listener_fd=listener.fileno(), segment=1)
+    settings = daemon.Settings(
+        arena_fd=arena_fd, listener_fd=listener.fileno(), segment=1, job_timeout_s=1.0
+    )
     log = LogSettings(level="warning", format="text")
     child = spawn("store", daemon.__name__, settings, log=log, fds=(arena_fd, listener.fileno()))
     listener.close()
@@ -234,7 +243,7 @@ def test_handles_that_nobody_gave_out(address: str, watcher: DaemonStore) -> Non
 def test_the_store_is_full(address: str) -> None:
     async def main() -> None:
         store = await AsyncDaemonStore.connect(address, name="writer", writable=True)
-        with pytest.raises(StoreFull):
+        with pytest.raises(ArenaTooSmall):
             await store.create("r", [m.CreateItem(ObjectKind.RAW, CAPACITY + 1)])
         await store.create("r", [m.CreateItem(ObjectKind.RAW, CAPACITY)])
         with pytest.raises(StoreFull):

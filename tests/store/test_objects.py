@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from afferent.errors import NotPermitted, StaleHandle, StoreError, StoreFull
+from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
 from afferent.store.objects import Lease, ObjectState, ObjectTable, StoredObject
 from afferent.types import ContentKey, Handle, ObjectKind
 
@@ -62,7 +62,7 @@ def test_pinned_objects_stay() -> None:
 def test_larger_than_the_arena_evicts_nothing() -> None:
     table = ObjectTable(256, segment=1)
     sealed(table, "a")
-    with pytest.raises(StoreFull, match="larger than the arena"):
+    with pytest.raises(ArenaTooSmall, match="larger than the arena"):
         make(table, "b", 512)
     assert table.num_evicted == 0
 

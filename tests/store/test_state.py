@@ -228,12 +228,50 @@ def test_workers_wait_for_jobs_in_turn() -> None:
     assert all(store.answer(worker, seq) is not None for worker, seq in takes)
 
 
+def test_a_question_makes_nothing() -> None:
+    store = Store()
+    item = m.AcquireItem(KEY, ObjectKind.FEATURES, 1000, None)
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    assert outcome.state == "absent"
+    assert store.state.statistics().num_objects == 0
+    store.acquire(OTHER, "r")
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    assert outcome.state == "busy"
+
+
+def test_a_hit_needs_no_room() -> None:
+    """In an arena that is too full for the raw media, what is there is still found."""
+    store = Store(capacity_nbytes=2048)
+    store.acquire(FRONTEND, "r1")
+    store.finish(WORKER, store.take(WORKER))
+    store.call(FRONTEND, m.Release, "r1", None)
+    rest = m.CreateItem(ObjectKind.RAW, 960)
+    store.call(OTHER, m.Create, "rest", [rest])
+    item = m.AcquireItem(KEY, ObjectKind.FEATURES, 1000, None)
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r2", [item], returns=list[m.Outcome])
+    assert outcome.state == "hit"
+
+
+def test_what_a_lost_client_still_says_is_not_done() -> None:
+    store = Store()
+    store.die(FRONTEND)
+    store.send(FRONTEND, m.Create, "r", [m.CreateItem(ObjectKind.RAW, 100)])
+    assert store.inbox[FRONTEND] == []
+    assert store.state.statistics().num_objects == 0
+
+
+def test_a_wait_for_nothing_is_answered() -> None:
+    store = Store()
+    assert store.call(FRONTEND, m.Wait, "nobody", []) == []
+
+
 def test_no_room_fails_the_item_and_leaves_nothing() -> None:
-    store = Store(capacity_nbytes=512)
+    store = Store(capacity_nbytes=1024)
+    store.call(OTHER, m.Create, "rest", [m.CreateItem(ObjectKind.RAW, 512)])
     outcome = store.acquire(FRONTEND, "r1")
     assert outcome.failure is not None
     assert outcome.failure.code == "store_full"
-    assert store.state.statistics().num_objects == 0
+    assert store.state.statistics().num_objects == 1
 
 
 def test_create_is_all_or_nothing() -> None:

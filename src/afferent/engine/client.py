@@ -83,8 +83,8 @@ class CoreClient:
         match message:
             case m.RequestAccepted():
                 queue.put_nowait(Accepted())
-            case m.RequestTokens(token_ids=token_ids):
-                queue.put_nowait(Tokens(token_ids))
+            case m.RequestTokens(token_ids=token_ids, spans=spans):
+                queue.put_nowait(Tokens(token_ids, spans))
             case m.RequestFinished(reason=reason, spans=spans):
                 queue.put_nowait(Finished(reason, spans))
             case m.RequestFailed(failure=failure):

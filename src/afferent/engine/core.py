@@ -26,7 +26,7 @@ from afferent.engine.protocol import EngineInfo, EngineRequest
 from afferent.errors import AfferentError, EngineUnavailable, FormatError, WorkerDied
 from afferent.process import ChildProcess
 from afferent.schedule.scheduler import Scheduler
-from afferent.store.client import AsyncDaemonStore
+from afferent.store.client import AsyncDaemonStore, exit_without
 from afferent.types import Failure, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,8 @@ class EngineCore:
                 self._spawn(self._release(request_id))
         run.num_tokens += 1
         if not is_eos:
-            self._send(run, m.RequestTokens(request_id, [token]))
+            spans, run.spans = run.spans, []
+            self._send(run, m.RequestTokens(request_id, [token], spans))
         if reason is not None:
             note = f"{run.num_tokens - 1} more tokens"
             span = span_since(run.decode_start_ns, "worker", "decode tokens", note=note)
@@ -263,12 +264,14 @@ class _Connection:
 async def _run(child: ChildProcess, settings: Settings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name="core")
     core = EngineCore(store, max_num_seqs=settings.max_num_seqs)
+    watching = asyncio.create_task(exit_without(store))
     serving = asyncio.ensure_future(core.serve(socket.socket(fileno=settings.listener_fd)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     child.report(f"up to {settings.max_num_seqs} requests at a time", ready=True)
     try:
         await serving
     except asyncio.CancelledError:
+        watching.cancel()
         log.debug("stopped")
 
 

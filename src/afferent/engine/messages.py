@@ -56,6 +56,7 @@ class RequestAccepted(_Message, tag="accepted"):
 class RequestTokens(_Message, tag="tokens"):
     request_id: str
     token_ids: list[int]
+    spans: list[Span]
 
 
 class RequestFinished(_Message, tag="finished"):

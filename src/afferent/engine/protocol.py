@@ -27,13 +27,14 @@ class Accepted(Struct, frozen=True):
 
 
 class Tokens(Struct, frozen=True):
-    """The next tokens of the answer."""
+    """The next tokens of the answer, and what has been added to the request's account."""
 
     token_ids: list[int]
+    spans: list[Span]
 
 
 class Finished(Struct, frozen=True):
-    """The end of the answer, with the engine's part of the request's account."""
+    """The end of the answer, and the rest of its account."""
 
     reason: Literal["stop", "length"]
     spans: list[Span]

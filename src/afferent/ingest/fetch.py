@@ -25,6 +25,7 @@ from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
+_MAX_CONCURRENT_FETCHES = 4
 _MAX_URL_LENGTH = 8192
 # `is_global` lets these pass: translations that embed an IPv4 address, and a cloud's own services.
 _FORBIDDEN_NETWORKS = tuple(
@@ -61,6 +62,10 @@ def check_url(url: str, *, allow: Iterable[str] = ()) -> Target:
     """
     if len(url) > _MAX_URL_LENGTH or re.search(r"[\x00-\x20\x7f\\]", url):
         raise ForbiddenUrl("the URL is too long, or has characters that a URL may not have")
+    if not url.isascii():
+        raise ForbiddenUrl(
+            "the URL is not ASCII: percent-encode its path, and write its host as xn--..."
+        )
     try:
         parts: SplitResult = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -120,7 +125,7 @@ async def _resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for labels that no name may have
         raise FetchFailed("the media host's name was not found") from error
     return [str(entry[4][0]) for entry in found]
 
@@ -136,6 +141,10 @@ class Fetcher:
             max_connections=64,
             keepalive_expiry=5.0,
         )
+
+    def session(self, *, max_nbytes: int) -> FetchSession:
+        """The fetches of one request, which share a budget of bytes."""
+        return FetchSession(self, max_nbytes=max_nbytes)
 
     async def fetch(self, url: str, *, max_nbytes: int) -> bytes:
         """The bytes behind a URL.
@@ -197,3 +206,27 @@ class Fetcher:
 
     async def close(self) -> None:
         await self._pool.aclose()
+
+
+class FetchSession:
+    """The fetches of one request: a few at a time, and so many bytes in all."""
+
+    def __init__(self, fetcher: Fetcher, *, max_nbytes: int) -> None:
+        self._fetcher = fetcher
+        self._max_nbytes = max_nbytes
+        self._used_nbytes = 0
+        self._places = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
+
+    async def fetch(self, url: str, *, max_nbytes: int) -> bytes:
+        """As `Fetcher.fetch`.
+
+        Raises:
+            MediaTooLarge: Also when the request's fetches exceed their budget together.
+        """
+        async with self._places:
+            room = self._max_nbytes - self._used_nbytes
+            data = await self._fetcher.fetch(url, max_nbytes=min(max_nbytes, room))
+            self._used_nbytes += len(data)
+            if self._used_nbytes > self._max_nbytes:
+                raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes in all")
+            return data

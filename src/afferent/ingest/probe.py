@@ -1,29 +1,17 @@
-"""What an image's header says, before anything is decoded."""
+"""What an image's header says, before anything is decoded, and whether that is acceptable."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Final
 
-from PIL import Image, UnidentifiedImageError
-from PIL.ExifTags import Base
-
 from afferent.config import Limits
-from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
+from afferent.errors import InvalidMedia, MediaTooLarge
+from afferent.ingest.header import read_header
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")
-_MAGIC: Final = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF87a": "GIF",
-    b"GIF89a": "GIF",
-}
 _MIN_SIDE: Final = 2
 _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
-
-# Our own limit is checked on the header; Pillow's would only warn.
-Image.MAX_IMAGE_PIXELS = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +26,7 @@ class ImageHeader:
     orientation: int = 1
 
 
-def probe_image(data: bytes | memoryview, limits: Limits) -> ImageHeader:
+def probe_image(data: bytes, limits: Limits) -> ImageHeader:
     """What the header says; no pixel is decoded.
 
     Raises:
@@ -50,29 +38,11 @@ def probe_image(data: bytes | memoryview, limits: Limits) -> ImageHeader:
         raise MediaTooLarge(
             f"the image has {len(data)} bytes; at most {limits.max_image_nbytes} are accepted"
         )
-    format = _format_of(bytes(data[:16]))
-    try:
-        with Image.open(io.BytesIO(data), formats=(format,)) as image:
-            width, height = image.size
-            orientation = _orientation(image)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
-        raise InvalidMedia(f"the image's {format} header is broken") from error
-    check_size(width, height, limits)
-    if orientation in _TRANSPOSED:
-        width, height = height, width
-    return ImageHeader(width, height, orientation)
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation as far as the header has it.
-
-    Pillow's `getexif` would decode a whole PNG to look behind its pixels.
-    """
-    exif = Image.Exif()
-    if isinstance(stored := image.info.get("exif"), bytes):
-        exif.load(stored)
-    found = exif.get(Base.Orientation, 1)
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    stored = read_header(data)
+    check_size(stored.width, stored.height, limits)
+    if stored.orientation in _TRANSPOSED:
+        return ImageHeader(stored.height, stored.width, stored.orientation)
+    return ImageHeader(stored.width, stored.height, stored.orientation)
 
 
 def check_size(width: int, height: int, limits: Limits) -> None:
@@ -93,12 +63,3 @@ def check_size(width: int, height: int, limits: Limits) -> None:
             f"the image is {width} x {height} pixels; its sides may differ by a factor of "
             f"{limits.max_image_aspect}"
         )
-
-
-def _format_of(head: bytes) -> str:
-    for magic, format in _MAGIC.items():
-        if head.startswith(magic):
-            return format
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WEBP"
-    raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")

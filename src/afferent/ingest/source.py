@@ -10,7 +10,7 @@ import pybase64
 
 from afferent.config import Limits
 from afferent.errors import ForbiddenUrl, InvalidMedia, MediaTooLarge
-from afferent.ingest.fetch import Fetcher
+from afferent.ingest.fetch import FetchSession
 
 _SLOW_NBYTES = 64 << 10
 
@@ -23,14 +23,14 @@ class Media:
     origin: str
 
 
-async def read_media(url: str, *, limits: Limits, fetcher: Fetcher) -> Media:
+async def read_media(url: str, *, limits: Limits, fetches: FetchSession) -> Media:
     """The encoded bytes of the image behind ``url``.
 
     Raises:
         InvalidMedia: Or one of its subclasses, which say what is wrong.
     """
     if url[:5].lower() != "data:":
-        return Media(await fetcher.fetch(url, max_nbytes=limits.max_image_nbytes), "fetch")
+        return Media(await fetches.fetch(url, max_nbytes=limits.max_image_nbytes), "fetch")
     header, comma, payload = url[5:].partition(",")
     if not comma or not header.lower().endswith(";base64"):
         raise ForbiddenUrl("a data: URL has the form data:image/...;base64,...")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import io
+import struct
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from afferent.errors import InvalidMedia
 from afferent.ingest.probe import FORMATS, ImageHeader
 
 Image.MAX_IMAGE_PIXELS = None  # the header was checked against our own limits
 
+
+# What Pillow's decoders raise on bytes that are not what they should be.
+_BROKEN = (
+    *(OSError, ValueError, SyntaxError, EOFError, struct.error, IndexError, KeyError, TypeError),
+    *(OverflowError, ZeroDivisionError, AttributeError, Image.DecompressionBombError),
+)
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -38,7 +45,7 @@ def decode_image(data: memoryview, header: ImageHeader) -> Image.Image:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             image.load()
             pixels = _to_rgb(image)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
+    except _BROKEN as error:
         raise InvalidMedia(
             "the image can't be decoded: its data are truncated or corrupt"
         ) from error

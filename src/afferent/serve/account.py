@@ -53,12 +53,12 @@ def render(account: Account, *, outcome: str, console: Console) -> None:
         caption_justify="left",
         pad_edge=False,
     )
-    table.add_column("process")
-    table.add_column("stage")
+    table.add_column("process", no_wrap=True)
+    table.add_column("stage", no_wrap=True)
     table.add_column("when", min_width=_BAR_WIDTH, no_wrap=True)
     table.add_column("ms", justify="right")
     table.add_column("copied", justify="right")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     shown = ""
     for span in sorted(account.spans, key=lambda span: (span.start_ns, span.end_ns)):
         process = f"{span.process} {span.pid}"

@@ -9,17 +9,24 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from afferent import logs
-from afferent.errors import AfferentError, BodyTooLarge, DeadlineExceeded, InternalError
+from afferent.errors import (
+    AfferentError,
+    BodyTooLarge,
+    DeadlineExceeded,
+    InternalError,
+    ModelNotFound,
+)
 from afferent.metrics import Metrics
 from afferent.serve import account as accounts
 from afferent.serve import errors, openai_chat
@@ -29,6 +36,8 @@ from afferent.serve.request import End, GenerateRequest, Output, TextDelta
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 _API = "openai_chat"
 
 
@@ -36,6 +45,7 @@ _API = "openai_chat"
 class AppSettings:
     model_name: str
     max_body_nbytes: int
+    max_json_nbytes: int
     request_timeout_s: float
     explain: bool
 
@@ -56,16 +66,18 @@ class Frontend:
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._render_metrics),
-            ]
+            ],
+            exception_handlers={HTTPException: _http_error},
         )
 
     # Endpoints
 
     async def _chat(self, request: Request) -> Response:
-        request_id = f"chatcmpl-{secrets.token_hex(12)}"
+        request_id = _new_request_id()
         logs.request_id.set(request_id)
         account = Account(request_id, "POST /v1/chat/completions")
         try:
@@ -79,7 +91,7 @@ class Frontend:
         except TimeoutError:
             self._finish(account, DeadlineExceeded.code)
             return _error(DeadlineExceeded("the request took too long; try again"), request_id)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             self._finish(account, "client_gone")
             return Response(status_code=499)
         except asyncio.CancelledError:
@@ -96,12 +108,15 @@ class Frontend:
         account.stage(start_ns, "read body", copied_nbytes=len(body))
         start_ns = time.monotonic_ns()
         chat, generate = openai_chat.parse(
-            body, request_id=account.request_id, model=self._settings.model_name
+            body,
+            request_id=account.request_id,
+            model=self._settings.model_name,
+            max_json_nbytes=self._settings.max_json_nbytes,
         )
         account.stage(start_ns, "parse JSON", copied_nbytes=len(body))
         del body
         if chat.stream:
-            return await self._stream(chat, generate, account)
+            return await self._stream(request, chat, generate, account)
         text, end = await _unless_gone(request, self._collect(generate, account))
         self._finish(account, "ok")
         return _json(
@@ -122,12 +137,16 @@ class Frontend:
         return "".join(pieces), end
 
     async def _stream(
-        self, chat: openai_chat.ChatRequest, generate: GenerateRequest, account: Account
+        self,
+        request: Request,
+        chat: openai_chat.ChatRequest,
+        generate: GenerateRequest,
+        account: Account,
     ) -> Response:
         """Server-sent events; an error before the first token is still an ordinary answer."""
         outputs = self._outputs(generate, account)
         try:
-            first = await anext(outputs)
+            first = await _unless_gone(request, _next(outputs))
         except BaseException:
             await outputs.aclose()
             raise
@@ -157,6 +176,10 @@ class Frontend:
                 late = DeadlineExceeded("the request took too long; try again")
                 outcome = late.code
                 yield _event(errors.openai_body(late))
+            except Exception:
+                log.exception("a stream failed")
+                outcome = InternalError.code
+                yield _event(errors.openai_body(InternalError("unexpected")))
             finally:
                 await outputs.aclose()
                 self._finish(account, outcome)
@@ -176,8 +199,18 @@ class Frontend:
                     yield output
 
     async def _models(self, _: Request) -> Response:
-        model = {"id": self._settings.model_name, "object": "model", "owned_by": "afferent"}
-        return _json({"object": "list", "data": [{**model, "created": 0}]})
+        return _json({"object": "list", "data": [self._describe_model()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._settings.model_name:
+            error = ModelNotFound(f"the model {name!r} is not served here", param="model")
+            return _error(error, _new_request_id())
+        return _json(self._describe_model())
+
+    def _describe_model(self) -> dict[str, Any]:
+        name = self._settings.model_name
+        return {"id": name, "object": "model", "owned_by": "afferent", "created": 0}
 
     async def _health(self, _: Request) -> Response:
         """This process answers; never waits for another."""
@@ -223,7 +256,7 @@ class Frontend:
             accounts.render(account, outcome=outcome, console=self._console)
 
 
-async def _read_body(request: Request, *, max_nbytes: int) -> bytes:
+async def _read_body(request: Request, *, max_nbytes: int) -> bytearray:
     """The body, counted while it arrives."""
     refusal = BodyTooLarge(f"the body has more than {max_nbytes} bytes")
     announced = request.headers.get("content-length", "0")
@@ -234,12 +267,14 @@ async def _read_body(request: Request, *, max_nbytes: int) -> bytes:
         body += chunk
         if len(body) > max_nbytes:
             raise refusal
-    return bytes(body)
+    return body
 
 
-async def _unless_gone(
-    request: Request, work: Coroutine[Any, Any, tuple[str, End]]
-) -> tuple[str, End]:
+async def _next(outputs: AsyncGenerator[Output, None]) -> Output:
+    return await anext(outputs)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of ``work``, which is cancelled when the client goes away."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(request))
@@ -257,6 +292,18 @@ async def _unless_gone(
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """What the router refuses, in the same form as every other refusal."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    words = {404: "there is no such endpoint", 405: "the endpoint has no such method"}
+    body = errors.openai_error(words.get(status, "the request was refused"), "invalid_request")
+    return _json(body, _new_request_id(), status=status)
+
+
+def _new_request_id() -> str:
+    return f"chatcmpl-{secrets.token_hex(12)}"
 
 
 def _event(value: object) -> bytes:

@@ -10,6 +10,7 @@ from afferent import errors as e
 _STATUS: dict[type[e.AfferentError], int] = {
     e.ModelNotFound: 404,
     e.BodyTooLarge: 413,
+    e.ArenaTooSmall: 413,
     e.InvalidRequest: 400,
     e.Unavailable: 503,
     e.AfferentError: 500,
@@ -26,8 +27,13 @@ def openai_body(error: e.AfferentError) -> dict[str, Any]:
     status = status_of(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     message = error.message if status != 500 else "the server failed on this request"
-    param = getattr(error, "param", None)
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
+    return openai_error(message, error.code, kind=kind, param=getattr(error, "param", None))
+
+
+def openai_error(
+    message: str, code: str, *, kind: str = "invalid_request_error", param: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def headers_of(error: e.AfferentError) -> dict[str, str]:

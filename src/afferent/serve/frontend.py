@@ -23,7 +23,7 @@ from afferent.process import ChildProcess
 from afferent.serve.app import AppSettings, Frontend
 from afferent.serve.pipeline import Pipeline
 from afferent.serve.prompt import PromptBuilder, sampling_defaults
-from afferent.store.client import AsyncDaemonStore
+from afferent.store.client import AsyncDaemonStore, exit_without
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     engine = CoreClient(settings.core_address, name=f"{child.name} {os.getpid()}")
     engine_task = asyncio.create_task(engine.run())
+    store_task = asyncio.create_task(exit_without(store))
     pipeline = Pipeline(
         store=store,
         engine=engine,
@@ -58,6 +59,7 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     app_settings = AppSettings(
         model_name=settings.model_name,
         max_body_nbytes=config.max_body_nbytes,
+        max_json_nbytes=config.max_json_nbytes,
         request_timeout_s=config.request_timeout_s,
         explain=config.explain,
     )
@@ -75,11 +77,13 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
         await server.serve(sockets=[socket.socket(fileno=settings.listener_fd)])
     finally:
         engine_task.cancel()
+        store_task.cancel()
         await pipeline.close()
 
 
 def main() -> None:
     child = ChildProcess.start()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor says the same
     uvloop.run(_run(child, child.settings(Settings)))
 
 

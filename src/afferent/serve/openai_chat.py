@@ -5,13 +5,14 @@ Unknown keys are refused, not dropped: a misspelt ``max_token`` must not become 
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+from afferent.errors import BodyTooLarge, InvalidRequest, ModelNotFound, UnsupportedParameter
 from afferent.serve.request import (
     End,
     GenerateRequest,
@@ -38,7 +39,7 @@ class _Image(Struct, tag="image_url", forbid_unknown_fields=True):
 
 class _Message(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[_Text | _Image] | None = None
+    content: str | Annotated[list[_Text | _Image], Meta(max_length=4096)] | None = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: Any = UNSET
@@ -72,7 +73,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    model: str
+    model: Annotated[str, Meta(max_length=256)]
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=4096)]
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
@@ -102,16 +103,24 @@ class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
+_MEDIA = re.compile(rb'"data:[^"]*"')
 
 
-def parse(body: bytes, *, request_id: str, model: str) -> tuple[ChatRequest, GenerateRequest]:
+def parse(
+    body: bytes | bytearray, *, request_id: str, model: str, max_json_nbytes: int
+) -> tuple[ChatRequest, GenerateRequest]:
     """The request as sent, and in our own words.
 
     Raises:
+        BodyTooLarge: Without its media the body exceeds ``max_json_nbytes``.
         InvalidRequest: The body is not JSON, or not of this schema; the message says where.
         ModelNotFound: Another model is asked for.
         UnsupportedParameter: A parameter that is known, and not served.
     """
+    # Parsing JSON costs a hundred times its length in memory; media are one string each.
+    media_nbytes = sum(match.end() - match.start() for match in _MEDIA.finditer(body))
+    if len(body) - media_nbytes > max_json_nbytes:
+        raise BodyTooLarge(f"the body has more than {max_json_nbytes} bytes besides its data: URLs")
     try:
         chat = _decoder.decode(body)
     except msgspec.ValidationError as error:

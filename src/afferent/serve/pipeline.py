@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from afferent.config import Limits
 from afferent.engine.protocol import Accepted, Engine, EngineRequest, Finished, Tokens
 from afferent.errors import (
     AfferentError,
+    ArenaTooSmall,
     EngineUnavailable,
     InternalError,
     PromptTooLong,
@@ -41,11 +43,12 @@ from afferent.serve.request import (
     SamplingDefaults,
     StopMatcher,
     TextDelta,
+    TextPart,
     Usage,
 )
 from afferent.store import messages as m
 from afferent.store.client import AsyncDaemonStore
-from afferent.types import ContentKey, Handle, Item, Modality, ObjectKind
+from afferent.types import ContentKey, Handle, Item, Modality, ObjectKind, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
 
@@ -107,12 +110,13 @@ class Pipeline:
         released = False
         try:
             images = await self._read_images(request, account)
+            prompt, sampling = await self._prompt(request, images, account)
             handles = await self._features(request.request_id, images, account)
-            start_ns = time.monotonic_ns()
-            prompt = await self._prompt(request, [image.plan for image in images])
-            note = f"{len(prompt.token_ids)} tokens"
-            account.stage(start_ns, "template, tokens", note=note)
-            engine_request = self._engine_request(request, prompt, images, handles)
+            items = [
+                Item(Modality.IMAGE, image.key, handles[image.key], placeholder)
+                for image, placeholder in zip(images, prompt.placeholders, strict=True)
+            ]
+            engine_request = EngineRequest(request.request_id, prompt.token_ids, items, sampling)
             async with aclosing(self._generate(request, engine_request, account)) as outputs:
                 async for output in outputs:
                     if output is None:  # accepted: the engine holds its own pins now
@@ -142,7 +146,8 @@ class Pipeline:
                 match event:
                     case Accepted():
                         yield None
-                    case Tokens(token_ids):
+                    case Tokens(token_ids, spans):
+                        account.add(spans)
                         if num_tokens == 0:
                             account.stage(start_ns, "first token")
                         num_tokens += len(token_ids)
@@ -159,37 +164,42 @@ class Pipeline:
         self._metrics.tokens.labels("prompt").inc(num_prompt)
         self._metrics.tokens.labels("completion").inc(num_tokens)
 
-    def _engine_request(
-        self,
-        request: GenerateRequest,
-        prompt: Prompt,
-        images: Sequence[_Image],
-        handles: dict[ContentKey, Handle],
-    ) -> EngineRequest:
+    async def _prompt(
+        self, request: GenerateRequest, images: Sequence[_Image], account: Account
+    ) -> tuple[Prompt, Sampling]:
+        """The prompt's tokens, and how to go on from them; refused if there is no room.
+
+        Raises:
+            PromptTooLong: The prompt and the answer asked for exceed what the model has room for.
+        """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
-        room = self.engine.info.max_model_len - len(prompt.token_ids)
+        limit = self.engine.info.max_model_len
+        start_ns = time.monotonic_ns()
+        texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
+        num_characters = sum(len(part.text) for part in texts)
+        # Tokenizing costs time and memory; what can't fit is refused by its length alone.
+        if num_characters > limit * self._prompts.max_token_characters:
+            raise PromptTooLong(
+                f"the text has {num_characters} characters; the model has room for {limit} tokens",
+                param="messages",
+            )
+        plans = [image.plan for image in images]
+        if num_characters + len(request.messages) + len(texts) < _LONG_TEXT:
+            prompt = self._prompts.build(request.messages, plans)
+        else:
+            prompt = await asyncio.to_thread(self._prompts.build, request.messages, plans)
+        num_tokens = len(prompt.token_ids)
+        account.stage(start_ns, "template, tokens", note=f"{num_tokens} tokens")
+        room = limit - num_tokens
         max_tokens = room if request.max_tokens is None else request.max_tokens
         if room < 1 or max_tokens > room:
             raise PromptTooLong(
-                f"the prompt has {len(prompt.token_ids)} tokens and {max(max_tokens, 1)} were "
-                f"asked for; the model has room for {self.engine.info.max_model_len} in all",
+                f"the prompt has {num_tokens} tokens and {max(max_tokens, 1)} were asked for; "
+                f"the model has room for {limit} in all",
                 param="messages",
             )
-        items = [
-            Item(Modality.IMAGE, image.key, handles[image.key], placeholder)
-            for image, placeholder in zip(images, prompt.placeholders, strict=True)
-        ]
-        sampling = self._sampling.apply(request, max_tokens=max_tokens)
-        return EngineRequest(request.request_id, prompt.token_ids, items, sampling)
-
-    async def _prompt(self, request: GenerateRequest, plans: Sequence[FeaturePlan]) -> Prompt:
-        num_characters = sum(
-            len(part.text) for m in request.messages for part in m.parts if hasattr(part, "text")
-        )
-        if num_characters < _LONG_TEXT:
-            return self._prompts.build(request.messages, plans)
-        return await asyncio.to_thread(self._prompts.build, request.messages, plans)
+        return prompt, self._sampling.apply(request, max_tokens=max_tokens)
 
     # Media
 
@@ -198,9 +208,9 @@ class Pipeline:
         if not request.images:
             return []
         start_ns = time.monotonic_ns()
+        fetches = self._fetcher.session(max_nbytes=self._limits.max_body_nbytes)
         reads = [
-            read_media(image.url, limits=self._limits, fetcher=self._fetcher)
-            for image in request.images
+            read_media(image.url, limits=self._limits, fetches=fetches) for image in request.images
         ]
         media = await gather(reads)
         fetched = sum(item.origin == "fetch" for item in media)
@@ -230,26 +240,24 @@ class Pipeline:
         distinct = list({image.key: image for image in images}.values())
         if not distinct:
             return {}
+        self._check_room(distinct)
         start_ns = time.monotonic_ns()
-        raw = await self._write_raw(request_id, distinct)
-        copied = sum(len(image.data) for image in distinct)
-        account.stage(start_ns, "into the arena", copied_nbytes=copied)
-        start_ns = time.monotonic_ns()
-        outcomes = await self.store.acquire(
-            request_id,
-            [
-                m.AcquireItem(
-                    image.key,
-                    ObjectKind.FEATURES,
-                    image.plan.nbytes,
-                    m.JobSpec([handle], _job(image.header).packed()),
-                )
-                for image, handle in zip(distinct, raw, strict=True)
-            ],
-        )
-        await self.store.release(request_id, raw)
+        outcomes = await self._acquire(request_id, distinct, [None] * len(distinct))
+        account.stage(start_ns, "acquire", note=_summary(outcomes))
+        absent = [index for index, outcome in enumerate(outcomes) if outcome.state == "absent"]
+        if absent:
+            missing = [distinct[index] for index in absent]
+            start_ns = time.monotonic_ns()
+            raw = await self._write_raw(request_id, missing)
+            copied = sum(len(image.data) for image in missing)
+            account.stage(start_ns, "into the arena", copied_nbytes=copied)
+            start_ns = time.monotonic_ns()
+            queued = await self._acquire(request_id, missing, raw)
+            await self.store.release(request_id, raw)
+            account.stage(start_ns, "queue jobs", note=_summary(queued))
+            for index, outcome in zip(absent, queued, strict=True):
+                outcomes[index] = outcome
         states = [outcome.state for outcome in outcomes]
-        account.stage(start_ns, "acquire", note=", ".join(dict.fromkeys(states)))
         pending = [
             index for index, outcome in enumerate(outcomes) if outcome.state in ("busy", "miss")
         ]
@@ -266,6 +274,33 @@ class Pipeline:
             image.key: _handle_of(outcome)
             for image, outcome in zip(distinct, outcomes, strict=True)
         }
+
+    def _check_room(self, images: Sequence[_Image]) -> None:
+        """Refuse what could never be in the arena at once, however long one waits.
+
+        Raises:
+            ArenaTooSmall: The media and their features exceed the arena's capacity.
+        """
+        needed = sum(len(image.data) + image.plan.nbytes for image in images)
+        if needed > self.store.capacity_nbytes:
+            raise ArenaTooSmall(
+                f"the request's media and features take {needed} bytes; "
+                f"the arena has {self.store.capacity_nbytes}",
+                param="messages",
+            )
+
+    async def _acquire(
+        self, request_id: str, images: Sequence[_Image], raw: Sequence[Handle | None]
+    ) -> list[m.Outcome]:
+        """Pin the features that exist; queue jobs for the others where there are raw media."""
+        items = []
+        for image, handle in zip(images, raw, strict=True):
+            header = image.header
+            payload = ImageJob(header.width, header.height, header.orientation).packed()
+            job = m.JobSpec([handle], payload) if handle is not None else None
+            kind, nbytes = ObjectKind.FEATURES, image.plan.nbytes
+            items.append(m.AcquireItem(image.key, kind, nbytes, job))
+        return await self.store.acquire(request_id, items)
 
     async def _write_raw(self, request_id: str, images: Sequence[_Image]) -> list[Handle]:
         """The encoded media in the arena, for the workers to read."""
@@ -295,8 +330,10 @@ class Pipeline:
         await self._fetcher.close()
 
 
-def _job(header: ImageHeader) -> ImageJob:
-    return ImageJob(header.width, header.height, header.orientation)
+def _summary(outcomes: Sequence[m.Outcome]) -> str:
+    """How many of each, such as ``"3 hit, 1 absent"``."""
+    counts = Counter(outcome.state for outcome in outcomes)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def _handle_of(outcome: m.Outcome) -> Handle:

@@ -47,6 +47,8 @@ class PromptBuilder:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = tuple(token.content for token in added.values() if token.special)
         self._image_token_id = family.image_token_id
+        self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
+        """No text has fewer tokens than its characters divided by this."""
         self._template = _compile_template(folder)
         self._names = _special_names(folder)
 

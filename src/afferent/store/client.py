@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import time
@@ -24,6 +25,8 @@ from afferent.store.arena import ArenaMap
 from afferent.types import Failure, Handle, Span, decode, encode
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 10.0
 
@@ -54,6 +57,13 @@ def _connect(
     finally:
         for fd in fds:
             os.close(fd)
+
+
+async def exit_without(store: AsyncDaemonStore) -> None:
+    """End this process when its connection to the store ends: the supervisor starts it afresh."""
+    await store.closed.wait()
+    log.error("the connection to the store has ended")
+    os._exit(1)
 
 
 def _result(reply: m.Reply, result_type: type[Result]) -> Result:
@@ -164,6 +174,10 @@ class AsyncDaemonStore:
     @property
     def is_open(self) -> bool:
         return self._channel.is_open
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self._arena.nbytes
 
     def block(self, handle: Handle) -> memoryview:
         """The object's bytes in the arena. Valid while this process holds it."""

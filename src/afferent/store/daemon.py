@@ -33,6 +33,7 @@ class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
     arena_fd: int
     listener_fd: int
     segment: int
+    job_timeout_s: float
 
 
 class StoreDaemon:
@@ -45,6 +46,7 @@ class StoreDaemon:
         self._channels: dict[ClientId, wire.AsyncChannel] = {}
         self._next_client = itertools.count(1)
         self._greetings: set[asyncio.Task[None]] = set()
+        self._pidfds: dict[ClientId, int] = {}
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled."""
@@ -90,15 +92,25 @@ class StoreDaemon:
 
         def on_death() -> None:
             loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._channels.pop(client, None)
+            os.close(self._pidfds.pop(client))
+            if (channel := self._channels.pop(client, None)) is not None:
+                channel.abort()
             self._send(self.state.client_died(client, now_s=time.monotonic()))
             log.debug("a client has died", extra={"client": name, "client_pid": peer.pid})
 
         self.state.connect(client)
+        self._pidfds[client] = pidfd
         self._channels[client] = wire.AsyncChannel(on_frame, on_close)
         loop.add_reader(pidfd, on_death)
         await self._channels[client].attach(sock)
+
+    async def end_overdue_workers(self, timeout_s: float) -> None:
+        """Kill workers that hang; their death fails the job, and the pool replaces them."""
+        while True:
+            await asyncio.sleep(timeout_s / 10.0)
+            for client in self.state.jobs.overdue(now_s=time.monotonic(), timeout_s=timeout_s):
+                log.warning("a worker took too long over an item and is killed")
+                signal.pidfd_send_signal(self._pidfds[client], signal.SIGKILL)
 
     def _send(self, replies: Replies) -> None:
         for client, reply in replies:
@@ -126,12 +138,14 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     listener = socket.socket(fileno=settings.listener_fd)
     daemon = StoreDaemon(arena_fd=settings.arena_fd, segment=settings.segment)
     serving = asyncio.ensure_future(daemon.serve(listener))
+    watching = asyncio.ensure_future(daemon.end_overdue_workers(settings.job_timeout_s))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     capacity = daemon.state.objects.capacity_nbytes
     child.report(f"an arena of {capacity / 2**20:,.0f} MiB", ready=True)
     try:
         await serving
     except asyncio.CancelledError:
+        watching.cancel()
         log.debug("stopped")
 
 

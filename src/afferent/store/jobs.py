@@ -27,6 +27,7 @@ class Job:
     inputs: list[StoredObject]
     payload: bytes
     worker: ClientId | None = None
+    taken_s: float = 0.0
 
     @property
     def lease_name(self) -> str:
@@ -68,12 +69,17 @@ class JobQueue:
         self._by_key[job.key] = job
         self._queued.append(job)
 
-    def take(self, worker: ClientId) -> Job | None:
+    def overdue(self, *, now_s: float, timeout_s: float) -> list[ClientId]:
+        """Workers that have held a job for longer than they may."""
+        running = (job for job in self._by_id.values() if job.worker is not None)
+        return [job.worker for job in running if job.worker and now_s - job.taken_s > timeout_s]
+
+    def take(self, worker: ClientId, *, now_s: float) -> Job | None:
         """The oldest job that nobody works on, or ``None``."""
         if not self._queued:
             return None
         job = self._queued.popleft()
-        job.worker = worker
+        job.worker, job.taken_s = worker, now_s
         return job
 
     def remove(self, job: Job) -> None:

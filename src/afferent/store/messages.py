@@ -43,12 +43,15 @@ class JobSpec(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class AcquireItem(Struct, array_like=True, forbid_unknown_fields=True):
-    """An object that is wanted; ``nbytes`` is the most that making it may take."""
+    """An object that is wanted; ``nbytes`` is the most that making it may take.
+
+    Without a ``job`` nothing is made: the outcome of a missing object is ``absent``.
+    """
 
     key: KeyBytes
     kind: ObjectKind
     nbytes: _Positive
-    job: JobSpec
+    job: JobSpec | None
 
 
 class Acquire(Struct, array_like=True, tag="acquire", forbid_unknown_fields=True):
@@ -147,7 +150,7 @@ class Outcome(Struct, array_like=True, forbid_unknown_fields=True):
     ``busy``: somebody else's job makes it. ``miss``: this request's job makes it.
     """
 
-    state: Literal["hit", "made", "busy", "miss", "failed"]
+    state: Literal["hit", "made", "busy", "miss", "absent", "failed"]
     handle: Handle | None = None
     failure: Failure | None = None
     spans: list[Span] = []

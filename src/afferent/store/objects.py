@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from afferent.errors import NotPermitted, StaleHandle, StoreError, StoreFull
+from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
 from afferent.store.allocator import Allocator, round_up
 from afferent.types import ContentKey, Handle, ObjectKind
 
@@ -111,6 +111,7 @@ class ObjectTable:
 
         Raises:
             StoreFull: What is pinned leaves no run of that length.
+            ArenaTooSmall: Nor would an empty arena.
             StoreError: ``key`` is taken.
         """
         if key is not None and key in self._by_key:
@@ -127,7 +128,10 @@ class ObjectTable:
 
     def _allocate(self, nbytes: int) -> int:
         if round_up(nbytes) > self._allocator.capacity_nbytes:
-            raise StoreFull(f"an object of {nbytes} bytes is larger than the arena")
+            raise ArenaTooSmall(
+                f"an object of {nbytes} bytes is larger than the arena of "
+                f"{self._allocator.capacity_nbytes}"
+            )
         while (offset := self._allocator.allocate(nbytes)) is None:
             if not self._evictable:
                 raise StoreFull("no room: everything in the arena is in use")

@@ -65,7 +65,12 @@ class StoreState:
         self._clients.add(client)
 
     def handle(self, client: ClientId, request: m.Request, *, now_s: float) -> Replies:
-        """Do what a client asks; the replies that this causes, to it and to others."""
+        """Do what a client asks; the replies that this causes, to it and to others.
+
+        What comes from a client that has been lost is not done: nobody could let go of it.
+        """
+        if client not in self._clients:
+            return []
         try:
             result = self._dispatch(client, request, now_s)
         except AfferentError as error:
@@ -127,7 +132,7 @@ class StoreState:
             case m.Take():
                 self._workers.add(client)
                 self._idle.append((client, request.seq))
-                self._hand_out_jobs()
+                self._hand_out_jobs(now_s)
                 return _LATER
             case m.Finish():
                 self._finish(client, request)
@@ -148,20 +153,22 @@ class StoreState:
             self._await(lease, key)
             self._counts["joined"] += 1
             return m.Outcome("busy")
+        if item.job is None:
+            return m.Outcome("absent")
         try:
-            self._queue_job(item, now_s)
+            self._queue_job(item, item.job, now_s)
         except AfferentError as error:
             return m.Outcome("failed", failure=Failure(error.code, error.message))
         self._await(lease, key)
-        self._hand_out_jobs()
+        self._hand_out_jobs(now_s)
         self._counts["misses"] += 1
         return m.Outcome("miss")
 
-    def _queue_job(self, item: m.AcquireItem, now_s: float) -> None:
+    def _queue_job(self, item: m.AcquireItem, spec: m.JobSpec, now_s: float) -> None:
         key = ContentKey(item.key)
         if self.jobs.refused(key, now_s=now_s):
             raise MakerRefused("this item killed the workers that processed it; refused for now")
-        inputs = self._resolve_sealed(item.job.inputs)
+        inputs = self._resolve_sealed(spec.inputs)
         job_id = self.jobs.next_id()
         lease = (_STORE, f"job-{job_id}")
         # The inputs are pinned first: making room must not evict them.
@@ -172,7 +179,7 @@ class StoreState:
         except AfferentError:
             self.objects.drop_lease(lease)
             raise
-        self.jobs.add(Job(job_id, key, target, inputs, item.job.payload))
+        self.jobs.add(Job(job_id, key, target, inputs, spec.payload))
 
     def _wait(self, client: ClientId, request: m.Wait) -> object:
         lease = (client, request.request)
@@ -259,10 +266,10 @@ class StoreState:
         self._awaited.setdefault(lease, {})[key] = None
         self._waiting_for.setdefault(key, set()).add(lease)
 
-    def _hand_out_jobs(self) -> None:
+    def _hand_out_jobs(self, now_s: float) -> None:
         while self._idle and self.jobs.num_queued:
             worker, seq = self._idle.popleft()
-            job = self.jobs.take(worker)
+            job = self.jobs.take(worker, now_s=now_s)
             if job is None:
                 return
             lease = (worker, job.lease_name)
@@ -297,7 +304,7 @@ class StoreState:
 
     def _answer_waits(self, lease: Lease) -> None:
         """Answer each `Wait` of this request whose keys have all been resolved."""
-        outcomes = self._awaited[lease]
+        outcomes = self._awaited.get(lease, {})
         still = []
         for wait in self._waits.get(lease, ()):
             found = [outcomes[key] for key in wait.keys]
