@@ -9,6 +9,8 @@
     │   ├── BodyTooLarge
     │   ├── TooManyItems
     │   ├── PromptTooLong
+    │   ├── InvalidPlaceholders      unsorted, overlapping, empty or outside the prompt
+    │   ├── EncoderCacheFull         more embeddings than the encoder's limits ever allow
     │   └── InvalidMedia             this item can't be used
     │       ├── UnsupportedMedia     its first bytes name no format that we read
     │       ├── MediaTooLarge        a limit on bytes, pixels or sides
@@ -84,6 +86,14 @@ class TooManyItems(InvalidRequest):
 
 class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidPlaceholders(InvalidRequest):
+    code = "invalid_placeholders"
+
+
+class EncoderCacheFull(InvalidRequest):
+    code = "encoder_cache_full"
 
 
 class InvalidMedia(InvalidRequest):
