@@ -169,8 +169,6 @@ class Scheduler:
         if not builder.has_work and builder.is_blocked:
             # Nobody moves, so nobody will let go: the first in line takes what it needs.
             builder = self._build(force=True)
-        if not builder.is_blocked and not builder.preempted:
-            self._admit(builder)
         step = Step(
             self._dropped, self._cache.report_evicted(), builder.encode, builder.prefill,
             builder.decode,
@@ -212,14 +210,17 @@ class Scheduler:
         )
 
     def _build(self, *, force: bool) -> StepBuilder:
-        """A step of what runs already, in order of arrival."""
+        """A step, in order of arrival: of what runs already, and of those who wait."""
         for session in self._running.values():
             if session.inputs:
                 session.take_up_input()
         builder = StepBuilder(self._limits, self._cache, self._kv, self._running, force=force)
         for sequence in sorted(self._running.values(), key=_arrival):
+            # A session's new input may have come after somebody who waits.
+            self._admit(builder, before=sequence.arrival)
             if sequence.is_running:  # not preempted by one before it
                 builder.visit(sequence)
+        self._admit(builder, before=self._num_arrivals)
         for victim in builder.preempted:
             self._requeue(victim)
         return builder
@@ -237,20 +238,20 @@ class Scheduler:
         for sequence_id in reversed(front):
             self._waiting.move_to_end(sequence_id, last=False)
 
-    def _admit(self, builder: StepBuilder) -> None:
-        """Those who wait begin in order, as long as the first of them can."""
+    def _admit(self, builder: StepBuilder, *, before: int) -> None:
+        """Those who wait and came before ``before`` begin, as long as the first of them can."""
         while self._waiting and len(self._running) < self._limits.max_num_seqs:
             first = next(iter(self._waiting.values()))
-            if not builder.can_prefill or not self._kv.can_admit(first, self._running.values()):
+            if first.arrival > before or not builder.can_admit:
+                return
+            if not self._kv.can_admit(first, self._running.values()):
                 return
             del self._waiting[first.id]
             self._running[first.id] = first
             first.is_running = True
             if first.is_session:
                 self._kv.reserve(first)
-            builder.visit(first, may_preempt=False)
-            if builder.is_blocked:
-                return
+            builder.visit(first)
 
     def _release_consumed(self, sequence: Sequence) -> None:
         """Embeddings of the items that are wholly computed are needed by it no more."""

@@ -24,7 +24,7 @@ class StepBuilder:
     ) -> None:
         """``force``: who finds no room for embeddings preempts at once, without a step's grace."""
         self._limits, self._cache, self._kv, self._running = limits, cache, kv, running
-        self._force, self._may_preempt = force, True
+        self._force = force
         num_decodes = sum(sequence.is_decoding for sequence in running.values())
         self._tokens_left = limits.max_step_tokens - num_decodes
         self._embeds_left = limits.max_step_embeds
@@ -48,20 +48,21 @@ class StepBuilder:
         return self._lacks_room or self._lacks_kv
 
     @property
-    def can_prefill(self) -> bool:
+    def can_admit(self) -> bool:
+        """There is something left of the step, and nobody who runs had to do without."""
+        return self._can_prefill and not (self.is_blocked or self.preempted or self._force)
+
+    @property
+    def _can_prefill(self) -> bool:
         return self._tokens_left > 0 and len(self.prefill) < self._limits.max_step_prefills
 
     # Changes
 
-    def visit(self, sequence: Sequence, *, may_preempt: bool = True) -> None:
-        """Give the sequence what it can use.
-
-        Without ``may_preempt`` nobody makes way for it: those who came later may have been visited.
-        """
-        self._may_preempt = may_preempt
+    def visit(self, sequence: Sequence) -> None:
+        """Give the sequence what it can use."""
         if sequence.is_decoding:
             self._decode(sequence)
-        elif sequence.is_prefilling and self.can_prefill:
+        elif sequence.is_prefilling and self._can_prefill:
             self._prefill(sequence)
 
     # Inner steps
@@ -148,7 +149,7 @@ class StepBuilder:
     def _last_after(self, sequence: Sequence, *, holds_embeddings: bool = False) -> Sequence | None:
         """Who came last, after this one, and may be preempted."""
         found = None
-        if self.is_blocked or not self._may_preempt:
+        if self.is_blocked:
             return None  # what came free would belong to those before it in line
         for other in self._running.values():
             if other.is_session or other.awaits_token or not other.is_running:
