@@ -80,7 +80,10 @@ class WindowIndex(Generic[T]):
         if stop <= start:
             return range(0)
         first = bisect_right(self._ends, start, self._head)
-        last = bisect_left(self._offsets, stop, first)
+        # Each item has a position of its own, so no more items than positions: a short search.
+        most = first + stop - start
+        offsets = self._offsets
+        last = bisect_left(offsets, stop, first, most if most < len(offsets) else len(offsets))
         return range(self._num_cut + first, self._num_cut + last)
 
     def num_consumed(self, position: int) -> int:
