@@ -17,34 +17,33 @@ class Known:
 
     request: Request
     arrival: int
-    known: int
-    left: int
+    known: int  # tokens
+    left: int  # to be chosen for the answer at hand
     items: list[tuple[int, int, bytes]]
     inputs: list[tuple[int, int, list[EncoderInput], int]] = field(default_factory=list)
+    given: int = 0  # positions before it are prompt or appended input
     computed: int = 0
     awaits: bool = False
-    served: int = 0  # steps since it was first in line and not served
-    kv_computed: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        return self.computed >= self.known - (self.left == 0) and self.left == 0
 
     @property
     def has_work(self) -> bool:
         return not self.awaits and (self.computed < self.given or self.left > 0)
 
-    given: int = 0  # positions before it are prompt or appended input
+    @property
+    def can_go_on(self) -> bool:
+        return not self.awaits and (self.has_work or bool(self.inputs))
 
     def take_up(self) -> None:
-        """Place appended input once all before it is computed and answered."""
-        while self.inputs and not self.awaits and self.left == 0 and self.computed >= self.given:
-            num_tokens, max_tokens, items, self.arrival = self.inputs.pop(0)
-            for item in items:
-                offset = self.known + item.placeholder.offset
-                self.items.append((offset, offset + item.placeholder.length, item.key))
-            self.known += num_tokens
-            self.given, self.left = self.known, max_tokens
+        """Place the next input; all before it is computed and answered."""
+        assert not self.awaits
+        assert self.left == 0
+        assert self.computed >= self.given
+        num_tokens, max_tokens, items, self.arrival = self.inputs.pop(0)
+        for item in items:
+            offset = self.known + item.placeholder.offset
+            self.items.append((offset, offset + item.placeholder.length, item.key))
+        self.known += num_tokens
+        self.given, self.left = self.known, max_tokens
 
     def needs(self, start: int, end: int) -> set[bytes]:
         if self.request.cross_attention:
@@ -58,7 +57,6 @@ class NaiveWorker:
         self.sequences: dict[str, Known] = {}
         self.started: set[str] = set()  # what the worker has computed something of
         self.embeddings: set[bytes] = set()
-        self.num_tokens_done = 0
 
     def add(self, request: Request, arrival: int) -> None:
         items = [
@@ -72,7 +70,9 @@ class NaiveWorker:
 
     def do(self, step: Step) -> list[str]:
         """Do the step; the sequences that got a token."""
-        for known in self.sequences.values():
+        for placed in step.placed:
+            known = self.sequences[placed.sequence_id]
+            assert placed.start == known.known
             known.take_up()
         for sequence_id in step.drop:
             self.started.remove(sequence_id)  # told once, of what it knows
@@ -99,7 +99,6 @@ class NaiveWorker:
         assert tokens <= self.limits.max_step_tokens
         assert len(step.prefill) <= self.limits.max_step_prefills
         self._check_kv()
-        self.num_tokens_done += tokens
         return sampled
 
     def _prefill(self, step: Step) -> list[str]:

@@ -17,7 +17,16 @@ from afferent.errors import (
     PromptTooLong,
 )
 from afferent.schedule.scheduler import Scheduler
-from afferent.schedule.step import Chunk, Encode, EncoderInput, FinishReason, Limits, Request, Step
+from afferent.schedule.step import (
+    Chunk,
+    Encode,
+    EncoderInput,
+    FinishReason,
+    Limits,
+    Placed,
+    Request,
+    Step,
+)
 from afferent.types import Placeholder
 from tests.schedule.naive import NaiveWorker
 from tests.schedule.settings import STATE_MACHINE
@@ -37,7 +46,17 @@ def add(scheduler: Scheduler, id: str, num_tokens: int, *items: EncoderInput, **
 
 
 def step(**parts: Any) -> Step:
-    return Step(**{"drop": [], "evict": [], "encode": [], "prefill": [], "decode": [], **parts})
+    return Step(
+        **{
+            "drop": [],
+            "evict": [],
+            "placed": [],
+            "encode": [],
+            "prefill": [],
+            "decode": [],
+            **parts,
+        }
+    )
 
 
 NOTHING = step()
@@ -206,13 +225,13 @@ def test_a_session_takes_items_while_it_is_served() -> None:
     assert scheduler.next_step() == NOTHING
     assert scheduler.record("s", is_eos=False) is FinishReason.LENGTH
     assert scheduler.next_step() == step(
-        encode=[Encode("s", 0, b"hm")], prefill=[Chunk("s", 3, 5, False)]
+        placed=[Placed("s", 4)], encode=[Encode("s", 0, b"hm")], prefill=[Chunk("s", 3, 5, False)]
     )
     assert scheduler.num_items_kept("s") == 0, "what is computed is forgotten"
     assert scheduler.next_step() == NOTHING
     scheduler.append("s", num_tokens=2, max_tokens=1, items=[item(b"oh", 0, 2)])
     assert scheduler.next_step() == step(
-        encode=[Encode("s", 1, b"oh")], prefill=[Chunk("s", 8, 2, True)]
+        placed=[Placed("s", 8)], encode=[Encode("s", 1, b"oh")], prefill=[Chunk("s", 8, 2, True)]
     )
     scheduler.abort("s")
     assert scheduler.next_step() == step(drop=["s"])
@@ -492,8 +511,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.sampled:
             return
         for sequence_id, known in self.worker.sequences.items():
-            known.take_up()
-            assert not (self.scheduler.is_running(sequence_id) and known.has_work)
+            assert not (self.scheduler.is_running(sequence_id) and known.can_go_on)
         if self.scheduler.num_waiting:
             sessions = [s for s in self.worker.sequences if s.startswith("session")]
             assert any(self.scheduler.is_running(s) for s in sessions), "nothing holds them up"

@@ -35,11 +35,13 @@ class KvMemory:
     def can_admit(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """May it begin without ever blocking the oldest for good?
 
-        Beside all sessions, the largest of the other sequences must still fit.
+        Beside all sessions, the largest of the other sequences must still fit. And what is known
+        of it must fit now: else it would be preempted before it has chosen a token.
         """
         need = self._blocks(sequence.kv_need_tokens)
         if not sequence.is_session:
-            return self.num_free > 0 and self._num_reserved + need <= self.num_blocks
+            fits_now = self._blocks(sequence.num_known) <= self.num_free
+            return fits_now and self._num_reserved + need <= self.num_blocks
         largest = max((s.kv_need_tokens for s in running if not s.is_session), default=0)
         total = self._num_reserved + need + self._blocks(largest)
         return need <= self.num_free and total <= self.num_blocks

@@ -165,14 +165,20 @@ class Scheduler:
         O(running sequences + items that their windows newly reach).
         """
         self._shed()
+        sessions = [sequence for sequence in self._running.values() if sequence.inputs]
+        placed = [p for session in sessions if (p := session.take_up_input()) is not None]
         builder = self._build(force=False)
         if not builder.has_work and builder.is_blocked:
             # Nobody moves, so nobody will let go: the first in line takes what it needs.
             builder = self._build(force=True)
         step = Step(
-            self._dropped, self._cache.report_evicted(), builder.encode, builder.prefill,
-            builder.decode,
-        )  # fmt: skip
+            drop=self._dropped,
+            evict=self._cache.report_evicted(),
+            placed=placed,
+            encode=builder.encode,
+            prefill=builder.prefill,
+            decode=builder.decode,
+        )
         self._dropped = []
         # Only now: what this step reads must not be evicted by this step.
         for sequence in builder.advanced:
@@ -211,9 +217,6 @@ class Scheduler:
 
     def _build(self, *, force: bool) -> StepBuilder:
         """A step, in order of arrival: of what runs already, and of those who wait."""
-        for session in self._running.values():
-            if session.inputs:
-                session.take_up_input()
         builder = StepBuilder(self._limits, self._cache, self._kv, self._running, force=force)
         for sequence in sorted(self._running.values(), key=_arrival):
             # A session's new input may have come after somebody who waits.

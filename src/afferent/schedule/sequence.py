@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from afferent.errors import InvalidPlaceholders, InvalidRequest, PromptTooLong
-from afferent.schedule.step import EncoderInput, Request
+from afferent.schedule.step import EncoderInput, Placed, Request
 from afferent.schedule.window import CrossAttentionIndex, WindowIndex
 
 Index = WindowIndex[EncoderInput]
@@ -123,16 +123,18 @@ class Sequence:
         self.max_known = longest
         self.inputs.append(more)
 
-    def take_up_input(self) -> None:
+    def take_up_input(self) -> Placed | None:
         """Place the next input, if it is its turn: the answer before it is complete."""
         if not self.inputs or not self.is_idle:
-            return
+            return None
+        placed = Placed(self.id, self.num_known)
         more = self.inputs.popleft()
         self.index.extend([(i.placeholder, i) for i in more.items], base=self.num_known)
         self.arrival = more.arrival
         self.num_known += more.num_tokens
         self.prefill_end = self.num_known
         self.tokens_left = more.max_tokens
+        return placed
 
     def on_token(self, *, is_eos: bool) -> None:
         """A token was chosen; it is known now, and computed next."""

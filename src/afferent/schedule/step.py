@@ -92,6 +92,13 @@ class Request:
     """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
 
 
+class Placed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The next input of a session, in the order of appending, begins at position ``start``."""
+
+    sequence_id: str
+    start: int
+
+
 class Encode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Make an item's embeddings and keep them under ``key``; ``item`` is its ordinal."""
 
@@ -120,6 +127,7 @@ class Step(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Sequences that ended or are preempted: forget what was computed of them."""
     evict: list[bytes]
     """Embeddings to forget."""
+    placed: list[Placed]
     encode: list[Encode]
     prefill: list[Chunk]
     decode: list[str]
@@ -127,4 +135,5 @@ class Step(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @property
     def is_empty(self) -> bool:
-        return not (self.drop or self.evict or self.encode or self.prefill or self.decode)
+        lists = (self.drop, self.evict, self.placed, self.encode, self.prefill, self.decode)
+        return not any(lists)
