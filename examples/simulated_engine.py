@@ -39,11 +39,11 @@ def item(key: str, offset: int, length: int) -> EncoderInput:
 
 REQUESTS = {
     0: Request(id="call", num_tokens=4, max_tokens=2, session_tokens=32),
-    1: Request(id="cats", num_tokens=30, max_tokens=9, items=[item("cat", 2, 8),
-                                                              item("cat", 14, 8)]),
-    2: Request(id="film", num_tokens=40, max_tokens=4, items=[item("film 1", 0, 12),
-                                                              item("film 2", 12, 12),
-                                                              item("cat", 28, 8)]),
+    1: Request(id="cats", num_tokens=30, max_tokens=10, items=[item("cat", 2, 8),
+                                                               item("cat", 14, 8)]),
+    2: Request(id="film", num_tokens=26, max_tokens=8, items=[item("film 1", 0, 8),
+                                                              item("film 2", 8, 8),
+                                                              item("cat", 16, 8)]),
     5: Request(id="text", num_tokens=9, max_tokens=5),
 }  # fmt: skip
 # What the session says, at these steps: four positions of audio, and an answer of some tokens.
@@ -154,14 +154,14 @@ def main() -> None:
         alive |= {told.split()[0]} if "arrives" in told else set()
         alive -= {"call"} if now >= HANGS_UP else set()
         step, ended = engine.step()
+        if step.is_empty and now > HANGS_UP:
+            break
         cells = [describe(step, name, ended, name in alive) for name in names]
         alive -= set(ended)
         encode = ", ".join(e.key.decode() for e in step.encode)
         evict = ", ".join(key.decode() for key in step.evict)
         used = engine.scheduler.cache.used_embeds
         table.add_row(str(now), *cells, encode, evict, f"{used:>2}/{LIMITS.cache_num_embeds}", told)
-        if step.is_empty and not alive:
-            break
     Console(highlight=False, width=max(120, Console().width)).print(table)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "simulated_engine.py"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 
 def test_the_simulated_engine_prints_its_timeline() -> None:
@@ -19,3 +20,6 @@ def test_the_simulated_engine_prints_its_timeline() -> None:
     for word in ("preempted", "film 1", "●", "call hangs up"):
         assert word in done.stdout
     assert done.stdout.count(" end") == 3, "each of the three requests ends"
+    documented = DOCUMENTATION.read_text()
+    for line in lines:
+        assert line.strip() in documented
