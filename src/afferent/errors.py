@@ -10,6 +10,8 @@
     │   ├── TooManyItems
     │   ├── PromptTooLong
     │   ├── ArenaTooSmall            the media could never be in the arena at once
+    │   ├── InvalidPlaceholders      unsorted, overlapping, empty or outside the prompt
+    │   ├── EncoderCacheFull         more embeddings than the encoder's limits ever allow
     │   └── InvalidMedia             this item can't be used
     │       ├── UnsupportedMedia     its first bytes name no format that we read
     │       ├── MediaTooLarge        a limit on bytes, pixels or sides
@@ -89,6 +91,14 @@ class PromptTooLong(InvalidRequest):
 
 class ArenaTooSmall(InvalidRequest):
     code = "arena_too_small"
+
+
+class InvalidPlaceholders(InvalidRequest):
+    code = "invalid_placeholders"
+
+
+class EncoderCacheFull(InvalidRequest):
+    code = "encoder_cache_full"
 
 
 class InvalidMedia(InvalidRequest):

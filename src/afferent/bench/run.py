@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from afferent.bench import codec
+from afferent.bench import codec, window
 from afferent.bench.record import Report, Row, machine, spread, versions
 
-BENCHMARKS: dict[str, ModuleType] = {"codec": codec}
+BENCHMARKS: dict[str, ModuleType] = {"codec": codec, "window": window}
 
 
 def main(arguments: Sequence[str]) -> int:

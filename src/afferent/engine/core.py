@@ -26,6 +26,7 @@ from afferent.engine.protocol import EngineInfo, EngineRequest
 from afferent.errors import AfferentError, EngineUnavailable, FormatError, WorkerDied
 from afferent.process import ChildProcess
 from afferent.schedule.scheduler import Scheduler
+from afferent.schedule.step import Limits, Request
 from afferent.store.client import AsyncDaemonStore, exit_without
 from afferent.types import Failure, Span, decode, encode, span_since
 
@@ -53,7 +54,9 @@ class _Running:
 class EngineCore:
     def __init__(self, store: AsyncDaemonStore, *, max_num_seqs: int) -> None:
         self._store = store
-        self._scheduler = Scheduler(max_num_seqs=max_num_seqs)
+        # The worker prefills whole prompts, one a step, and encodes their items itself: so no
+        # limit on tokens that would cut a prompt, and no items for the scheduler.
+        self._scheduler = Scheduler(Limits(max_num_seqs=max_num_seqs, max_step_prefills=1))
         self._requests: dict[str, _Running] = {}
         self._frontends: set[wire.AsyncChannel] = set()
         self._worker: wire.AsyncChannel | None = None
@@ -132,7 +135,8 @@ class EngineCore:
         note = f"{count} pin{'s' if count > 1 else ''}" if count else ""
         run.spans.append(span_since(run.submitted_ns, "core", "accept", note=note))
         self._send(run, m.RequestAccepted(request_id))
-        self._scheduler.add(request_id, max_tokens=run.request.sampling.max_tokens)
+        num_tokens, max_tokens = len(run.request.token_ids), run.request.sampling.max_tokens
+        self._scheduler.add(Request(id=request_id, num_tokens=num_tokens, max_tokens=max_tokens))
         self._run_step()
 
     def on_abort(self, request_id: str) -> None:
@@ -183,7 +187,7 @@ class EngineCore:
         step = self._scheduler.next_step()
         if step.is_empty:
             return
-        prefill = self._requests[step.prefill].request if step.prefill is not None else None
+        prefill = self._requests[step.prefill[0].sequence_id].request if step.prefill else None
         self._worker.send(encode(m.RunStep(step.drop, prefill, step.decode)))
         self._step_runs = True
 

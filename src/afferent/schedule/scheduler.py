@@ -1,53 +1,50 @@
-"""Continuous batching: which sequences the engine works on in the next step. Pure.
+"""Continuous batching: what the workers compute in the next step. Pure: events in, actions out.
 
-Sequences are admitted first come first served, while fewer than ``max_num_seqs`` run. A step
-prefills at most one of them, so that those which already stream are not held up by a burst, and
-decodes one token of each of the others. Work per step follows what runs, not what ever ran.
+    add, append, abort, record, fail_item ──► Scheduler ──► next_step: a Step
+
+First come, first served: who came first has the first pick of the step's tokens, of the encoder,
+and of the room for embeddings and keys and values; for want of room, who came last is preempted.
+Each decoding sequence has its token of the step's budget set aside, so that those which already
+stream are not held up by a burst of prompts. Work follows what runs and its windows, not what
+ever ran.
+
+A step counts as done once it is given out, because workers do steps in order; a sequence whose
+token is being chosen waits for `record`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections import OrderedDict, deque
+from collections.abc import Sequence as Items
+from itertools import takewhile
+from operator import attrgetter
 
-from afferent.errors import StoreError
+from afferent.errors import EncoderCacheFull, InvalidRequest
+from afferent.schedule.encoder_cache import EncoderCache
+from afferent.schedule.kv_memory import KvMemory
+from afferent.schedule.sequence import Input, Sequence
+from afferent.schedule.step import EncoderInput, FinishReason, Limits, Request, Step
+from afferent.schedule.step_builder import StepBuilder
 
+_arrival = attrgetter("arrival")
 
-class FinishReason(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-
-
-@dataclass(slots=True)
-class _Sequence:
-    id: str
-    max_tokens: int
-    num_tokens: int = 0
-    prefilled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the engine's worker does next: deltas only."""
-
-    prefill: str | None
-    decode: list[str] = field(default_factory=list)
-    drop: list[str] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        return self.prefill is None and not self.decode and not self.drop
+# Destroying 32K items takes a millisecond; a step destroys this many of those that are over.
+_SHED_PER_STEP = 64
 
 
 class Scheduler:
-    """Events: `add`, `abort`, `record`, `fail`. Action: `next_step`."""
+    """Events: `add`, `append`, `abort`, `record`, `fail_item`, `clear`. Action: `next_step`."""
 
-    def __init__(self, *, max_num_seqs: int) -> None:
-        self._max_num_seqs = max_num_seqs
-        self._waiting: deque[_Sequence] = deque()
-        self._running: dict[str, _Sequence] = {}
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._num_arrivals = 0
+        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._running: dict[str, Sequence] = {}
         self._dropped: list[str] = []
+        self._ended: deque[Sequence] = deque()
+        self._reset_memory()
+
+    # Questions
 
     @property
     def num_waiting(self) -> int:
@@ -57,59 +54,235 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def add(self, sequence_id: str, *, max_tokens: int) -> None:
-        """A new sequence waits for its turn."""
-        if sequence_id in self._running or any(s.id == sequence_id for s in self._waiting):
-            raise StoreError(f"sequence {sequence_id} exists")
-        self._waiting.append(_Sequence(sequence_id, max_tokens))
+    @property
+    def cache(self) -> EncoderCache:
+        """What the workers hold of embeddings; to be asked, not to be changed."""
+        return self._cache
 
-    def next_step(self) -> Step:
-        """Admit what fits, and say what to do; empty when there is nothing."""
-        while self._waiting and len(self._running) < self._max_num_seqs:
-            admitted = self._waiting.popleft()
-            self._running[admitted.id] = admitted
-        prefill = next((s.id for s in self._running.values() if not s.prefilled), None)
-        decode = [s.id for s in self._running.values() if s.prefilled]
-        dropped, self._dropped = self._dropped, []
-        return Step(prefill, decode, dropped)
-
-    def record(self, sequence_id: str, *, is_eos: bool) -> FinishReason | None:
-        """The worker made a token of this sequence; the reason if it was the last.
-
-        A sequence that was aborted while the step ran is ignored.
-        """
-        sequence = self._running.get(sequence_id)
-        if sequence is None:
-            return None
-        sequence.prefilled = True
-        sequence.num_tokens += 1
-        reason = None
-        if is_eos:
-            reason = FinishReason.STOP
-        elif sequence.num_tokens >= sequence.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._end(sequence_id)
-        return reason
+    @property
+    def num_kv_blocks_free(self) -> int:
+        return self._kv.num_free
 
     def is_running(self, sequence_id: str) -> bool:
         return sequence_id in self._running
 
+    def num_items_kept(self, sequence_id: str) -> int:
+        """Items of a sequence that are not forgotten; of a session, those still to be computed."""
+        return len(self._find(sequence_id).index)
+
+    # Events
+
+    def add(self, request: Request) -> None:
+        """A new sequence waits for its turn. O(its items).
+
+        Raises:
+            InvalidRequest: Its id is taken, or it has no tokens.
+            InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
+            EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds.
+            PromptTooLong: It exceeds the key-value memory.
+        """
+        if request.id in self._running or request.id in self._waiting:
+            raise InvalidRequest(f"sequence {request.id} exists")
+        sequence = Sequence.of(request, arrival=self._num_arrivals)
+        self._check_items(sequence, request.items)
+        self._kv.check_fits(sequence)
+        self._num_arrivals += 1
+        self._waiting[request.id] = sequence
+
+    def append(
+        self,
+        session_id: str,
+        *,
+        num_tokens: int,
+        max_tokens: int,
+        items: Items[EncoderInput] = (),
+    ) -> None:
+        """A session takes more input, after the answer to what it has. O(these items).
+
+        Args:
+            session_id: Of a request with ``session_tokens``.
+            num_tokens: Length of the input; it is placed after all tokens that the session has.
+            max_tokens: Limit of the answer to it; 0 if none is wanted.
+            items: Their offsets count from the input's first token.
+
+        Raises:
+            InvalidRequest: There is no such session.
+            InvalidPlaceholders: The items are not in order, overlap or leave the input.
+            EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds.
+            PromptTooLong: The session's limit would be exceeded.
+        """
+        session = self._find(session_id)
+        if not session.is_session:
+            raise InvalidRequest(f"sequence {session_id} is no session")
+        self._check_items(session, items)
+        session.append(Input(self._num_arrivals, num_tokens, max_tokens, items))
+        self._num_arrivals += 1
+
+    def record(self, sequence_id: str, *, is_eos: bool) -> FinishReason | None:
+        """The workers chose a token of this sequence; the reason if its answer is complete.
+
+        A session then waits for input, any other sequence has ended. A sequence that was aborted
+        while the step ran is ignored.
+        """
+        sequence = self._running.get(sequence_id)
+        if sequence is None or not sequence.awaits_token:
+            return None
+        sequence.on_token(is_eos=is_eos)
+        if sequence.tokens_left > 0:
+            return None
+        if not sequence.is_session:
+            self._end(sequence)
+        return FinishReason.STOP if is_eos else FinishReason.LENGTH
+
     def abort(self, sequence_id: str) -> None:
-        """Nobody wants this sequence any more; unknown ones are ignored."""
-        if sequence_id in self._running:
-            self._end(sequence_id)
-        else:
-            self._waiting = deque(s for s in self._waiting if s.id != sequence_id)
+        """Nobody wants this sequence any more, or a session is over; unknown ones are ignored."""
+        sequence = self._running.get(sequence_id) or self._waiting.get(sequence_id)
+        if sequence is not None:
+            self._end(sequence)
+
+    def fail_item(self, key: bytes) -> list[str]:
+        """The workers could not encode this item: the sequences that hold it, which have ended."""
+        lost = sorted(self._cache.discard(key))
+        for sequence_id in lost:
+            self.abort(sequence_id)
+        return lost
 
     def clear(self) -> list[str]:
-        """The worker is gone, and its caches with it: every sequence there was."""
-        lost = [*self._running, *(s.id for s in self._waiting)]
+        """The workers are gone, and what they held with them: every sequence there was."""
+        lost = [*self._running, *self._waiting]
+        self._ended += [*self._running.values(), *self._waiting.values()]
         self._running.clear()
         self._waiting.clear()
         self._dropped.clear()
+        self._reset_memory()
         return lost
 
-    def _end(self, sequence_id: str) -> None:
-        del self._running[sequence_id]
-        self._dropped.append(sequence_id)
+    # Action
+
+    def next_step(self) -> Step:
+        """What to do now; an empty step when there is nothing before the next event.
+
+        O(running sequences + items that their windows newly reach).
+        """
+        self._shed()
+        sessions = [sequence for sequence in self._running.values() if sequence.inputs]
+        placed = [p for session in sessions if (p := session.take_up_input()) is not None]
+        builder = self._build(force=False)
+        if not builder.has_work and builder.is_blocked:
+            # Nobody moves, so nobody will let go: the first in line takes what it needs.
+            builder = self._build(force=True)
+        step = Step(
+            drop=self._dropped,
+            evict=self._cache.report_evicted(),
+            placed=placed,
+            encode=builder.encode,
+            prefill=builder.prefill,
+            decode=builder.decode,
+        )
+        self._dropped = []
+        # Only now: what this step reads must not be evicted by this step.
+        for sequence in builder.advanced:
+            self._release_consumed(sequence)
+        return step
+
+    # Inner steps
+
+    def _reset_memory(self) -> None:
+        limits = self._limits
+        self._cache = EncoderCache(
+            capacity_embeds=limits.cache_num_embeds, capacity_nbytes=limits.cache_nbytes
+        )
+        self._kv = KvMemory(num_blocks=limits.kv_num_blocks, block_tokens=limits.kv_block_tokens)
+
+    def _find(self, sequence_id: str) -> Sequence:
+        sequence = self._running.get(sequence_id) or self._waiting.get(sequence_id)
+        if sequence is None:
+            raise InvalidRequest(f"there is no sequence {sequence_id}")
+        return sequence
+
+    def _check_items(self, sequence: Sequence, items: Items[EncoderInput]) -> None:
+        """Nothing is accepted that could never be encoded."""
+        distinct = {item.key: item for item in items}.values()
+        for item in distinct:
+            if item.placeholder.length > self._limits.max_step_embeds:
+                raise EncoderCacheFull(
+                    f"an item of {item.placeholder.length} embeddings exceeds the encoder's "
+                    f"{self._limits.max_step_embeds} rows a step"
+                )
+        at_once = sequence.index.needed_at_once
+        self._cache.check_fits(
+            num_embeds=at_once(item.placeholder.length for item in distinct),
+            nbytes=at_once(item.nbytes for item in distinct),
+        )
+
+    def _build(self, *, force: bool) -> StepBuilder:
+        """A step, in order of arrival: of what runs already, and of those who wait."""
+        builder = StepBuilder(self._limits, self._cache, self._kv, self._running, force=force)
+        for sequence in sorted(self._running.values(), key=_arrival):
+            # A session's new input may have come after somebody who waits.
+            self._admit(builder, before=sequence.arrival)
+            if sequence.is_running:  # not preempted by one before it
+                builder.visit(sequence)
+        self._admit(builder, before=self._num_arrivals)
+        for victim in builder.preempted:
+            self._requeue(victim)
+        return builder
+
+    def _requeue(self, victim: Sequence) -> None:
+        """A preempted sequence begins again, before all who came later."""
+        del self._running[victim.id]
+        if victim.num_computed > 0:
+            self._dropped.append(victim.id)
+        victim.rewind()
+        # Only others that were preempted can be before it: they alone came as early.
+        earlier = takewhile(lambda s: s.arrival < victim.arrival, self._waiting.values())
+        front = [*(sequence.id for sequence in earlier), victim.id]
+        self._waiting[victim.id] = victim
+        for sequence_id in reversed(front):
+            self._waiting.move_to_end(sequence_id, last=False)
+
+    def _admit(self, builder: StepBuilder, *, before: int) -> None:
+        """Those who wait and came before ``before`` begin, as long as the first of them can."""
+        while self._waiting and len(self._running) < self._limits.max_num_seqs:
+            first = next(iter(self._waiting.values()))
+            if first.arrival > before or not builder.can_admit:
+                return
+            if not self._kv.can_admit(first, self._running.values()):
+                return
+            del self._waiting[first.id]
+            self._running[first.id] = first
+            first.is_running = True
+            if first.is_session:
+                self._kv.reserve(first)
+            builder.visit(first)
+
+    def _release_consumed(self, sequence: Sequence) -> None:
+        """Embeddings of the items that are wholly computed are needed by it no more."""
+        index = sequence.index
+        consumed = index.num_consumed(sequence.num_computed)
+        for ordinal in range(sequence.num_released, consumed):
+            self._cache.release(sequence.id, index[ordinal].key)
+        sequence.num_released = consumed
+        if sequence.is_session:
+            index.drop_consumed(sequence.num_computed)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.is_running:
+            del self._running[sequence.id]
+            self._kv.release(sequence)
+            self._cache.release_all(sequence.id)
+            if sequence.num_computed > 0:
+                self._dropped.append(sequence.id)
+        else:
+            del self._waiting[sequence.id]
+        self._ended.append(sequence)
+
+    def _shed(self) -> None:
+        """Destroy a little of what has ended."""
+        left = _SHED_PER_STEP
+        while self._ended and left > 0:
+            num_shed = self._ended[0].shed(left)
+            left -= num_shed
+            if num_shed == 0:
+                self._ended.popleft()
+                left -= 1

@@ -1,0 +1,251 @@
+"""Which embeddings the workers hold, and for whom: plan, commit, release. Pure.
+
+A request holds one reference to a key for as long as it has *uses* of it: one for each occurrence
+of the item that was committed and not yet released. Entries without references stay cached until
+their room is wanted, and go in the order in which they were let go, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from afferent.errors import EncoderCacheFull, InternalError
+
+_NOTHING: Mapping[bytes, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Room for one use of one item; good until the cache changes."""
+
+    request_id: str
+    key: bytes
+    num_embeds: int
+    nbytes: int
+    needs_encode: bool
+    """The workers don't have the embeddings yet."""
+    takes_room: bool
+    """Less can be evicted afterwards than before: nobody holds the entry now."""
+    victims: tuple[bytes, ...]
+    """What makes room, oldest first."""
+    version: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    num_embeds: int
+    nbytes: int
+    owners: set[str] = field(default_factory=set)
+
+
+class EncoderCache:
+    """Capacity in rows and in bytes of embeddings; a use is `plan`, `commit`, later `release`."""
+
+    def __init__(self, *, capacity_embeds: int, capacity_nbytes: int) -> None:
+        self.capacity_embeds, self.capacity_nbytes = capacity_embeds, capacity_nbytes
+        self._free_embeds, self._free_nbytes = capacity_embeds, capacity_nbytes
+        self._evictable_embeds = self._evictable_nbytes = 0
+        self._entries: dict[bytes, _Entry] = {}
+        self._evictable: OrderedDict[bytes, _Entry] = OrderedDict()
+        # Uses by request and key; a request without uses has no place here.
+        self._uses: dict[str, dict[bytes, int]] = {}
+        # Evicted since the last report: the workers still have these.
+        self._unreported: dict[bytes, _Entry] = {}
+        self._version = 0
+
+    # Questions
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    @property
+    def num_evictable(self) -> int:
+        return len(self._evictable)
+
+    @property
+    def used_embeds(self) -> int:
+        return self.capacity_embeds - self._free_embeds
+
+    @property
+    def used_nbytes(self) -> int:
+        return self.capacity_nbytes - self._free_nbytes
+
+    def uses(self, request_id: str) -> Mapping[bytes, int]:
+        """What a request holds: uses by key. O(1), and a view: it follows later changes."""
+        return self._uses.get(request_id, _NOTHING)
+
+    def owners(self, key: bytes) -> frozenset[str]:
+        """The requests that hold an entry; none if it is not cached."""
+        entry = self._entries.get(key)
+        return frozenset(entry.owners) if entry is not None else frozenset()
+
+    def check_fits(self, *, num_embeds: int, nbytes: int) -> None:
+        """Could this much ever be held?
+
+        Raises:
+            EncoderCacheFull: It exceeds the total capacity; the message names the limit.
+        """
+        if num_embeds > self.capacity_embeds:
+            raise EncoderCacheFull(
+                f"{num_embeds} embeddings exceed the encoder cache of {self.capacity_embeds} rows"
+            )
+        if nbytes > self.capacity_nbytes:
+            raise EncoderCacheFull(
+                f"{nbytes} bytes of embeddings exceed the encoder cache of "
+                f"{self.capacity_nbytes} bytes"
+            )
+
+    def plan(self, request_id: str, key: bytes, *, num_embeds: int, nbytes: int) -> Plan | None:
+        """Plan room for one use of an item; changes nothing.
+
+        Args:
+            request_id: Who will hold it.
+            key: Same key, same embeddings.
+            num_embeds: Rows of the ``(num_embeds, hidden)`` output.
+            nbytes: Bytes of the output. Of a cached item, both are known already.
+
+        Returns:
+            A plan that names its victims, oldest first, or ``None`` while references block it.
+
+        Raises:
+            EncoderCacheFull: It exceeds the total capacity.
+        """
+        version = self._version
+        cached = self._entries.get(key)
+        if cached is not None:
+            num_embeds, nbytes, is_free = cached.num_embeds, cached.nbytes, not cached.owners
+            return Plan(request_id, key, num_embeds, nbytes, False, is_free, (), version)
+        with_workers = self._unreported.get(key)
+        if with_workers is not None:
+            num_embeds, nbytes = with_workers.num_embeds, with_workers.nbytes
+        self.check_fits(num_embeds=num_embeds, nbytes=nbytes)
+        victims = self._find_victims(num_embeds, nbytes)
+        if victims is None:
+            return None
+        needs_encode = with_workers is None
+        return Plan(request_id, key, num_embeds, nbytes, needs_encode, True, victims, version)
+
+    # Changes
+
+    def commit(self, plan: Plan) -> None:
+        """Do what the plan says. What it evicts is told by the next `report_evicted`.
+
+        Raises:
+            InternalError: The cache has changed since `plan`.
+        """
+        if plan.version != self._version:
+            raise InternalError("the encoder cache has changed since this plan")
+        self._version += 1
+        for victim in plan.victims:
+            self._unreported[victim] = self._remove(victim)
+        entry = self._entries.get(plan.key)
+        if entry is None:
+            # Evicted and wanted again before the workers heard of it: they keep it.
+            self._unreported.pop(plan.key, None)
+            entry = self._entries[plan.key] = _Entry(plan.num_embeds, plan.nbytes)
+            self._free_embeds -= entry.num_embeds
+            self._free_nbytes -= entry.nbytes
+        elif not entry.owners:
+            self._forbid_eviction(plan.key, entry)
+        entry.owners.add(plan.request_id)
+        uses = self._uses.setdefault(plan.request_id, {})
+        uses[plan.key] = uses.get(plan.key, 0) + 1
+
+    def release(self, request_id: str, key: bytes) -> None:
+        """One use of a request is over, with its last one the reference; unknown ones are ignored.
+
+        Unknown are uses that `release_all` or `discard` took away earlier.
+        """
+        uses = self._uses.get(request_id)
+        if uses is None or key not in uses:
+            return
+        self._version += 1
+        uses[key] -= 1
+        if uses[key] == 0:
+            del uses[key]
+            self._let_go(request_id, key)
+        if not uses:
+            del self._uses[request_id]
+
+    def release_all(self, request_id: str) -> None:
+        """A request has ended, or begins again: none of its references is left.
+
+        O(what it holds now), not what it ever held.
+        """
+        uses = self._uses.pop(request_id, None)
+        if uses is None:
+            return
+        self._version += 1
+        for key in uses:
+            self._let_go(request_id, key)
+
+    def discard(self, key: bytes) -> frozenset[str]:
+        """The workers could not make this entry: forget it, whoever holds it.
+
+        Returns:
+            Who held it. It is not reported as evicted: there is nothing to evict.
+        """
+        self._unreported.pop(key, None)
+        if key not in self._entries:
+            return frozenset()
+        self._version += 1
+        owners = frozenset(self._remove(key).owners)
+        for request_id in owners:
+            uses = self._uses[request_id]
+            del uses[key]
+            if not uses:
+                del self._uses[request_id]
+        return owners
+
+    def report_evicted(self) -> list[bytes]:
+        """What the workers have to forget: each eviction once."""
+        evicted = list(self._unreported)
+        if evicted:
+            self._version += 1  # plans made before took these for still being with the workers
+            self._unreported.clear()
+        return evicted
+
+    # Inner steps
+
+    def _find_victims(self, num_embeds: int, nbytes: int) -> tuple[bytes, ...] | None:
+        embeds, room = self._free_embeds, self._free_nbytes
+        if num_embeds <= embeds and nbytes <= room:
+            return ()
+        # Known to suffice before the walk, so each visited entry is one that commit evicts.
+        if num_embeds > embeds + self._evictable_embeds or nbytes > room + self._evictable_nbytes:
+            return None
+        victims = []
+        for key, entry in self._evictable.items():
+            victims.append(key)
+            embeds += entry.num_embeds
+            room += entry.nbytes
+            if num_embeds <= embeds and nbytes <= room:
+                break
+        return tuple(victims)
+
+    def _let_go(self, request_id: str, key: bytes) -> None:
+        entry = self._entries[key]
+        entry.owners.discard(request_id)
+        if not entry.owners:
+            self._evictable[key] = entry
+            self._evictable_embeds += entry.num_embeds
+            self._evictable_nbytes += entry.nbytes
+
+    def _forbid_eviction(self, key: bytes, entry: _Entry) -> None:
+        del self._evictable[key]
+        self._evictable_embeds -= entry.num_embeds
+        self._evictable_nbytes -= entry.nbytes
+
+    def _remove(self, key: bytes) -> _Entry:
+        entry = self._entries.pop(key)
+        if not entry.owners:
+            self._forbid_eviction(key, entry)
+        self._free_embeds += entry.num_embeds
+        self._free_nbytes += entry.nbytes
+        return entry

@@ -1,0 +1,178 @@
+"""One sequence between its arrival and its end: what is known of it, and what is computed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from afferent.errors import InvalidPlaceholders, InvalidRequest, PromptTooLong
+from afferent.schedule.step import EncoderInput, Placed, Request
+from afferent.schedule.window import CrossAttentionIndex, WindowIndex
+
+Index = WindowIndex[EncoderInput]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What was appended to a session and is not taken up yet; offsets count from its first token.
+
+    ``arrival`` is its place in the order of all input: first come, first served.
+    """
+
+    arrival: int
+    num_tokens: int
+    max_tokens: int
+    items: Items[EncoderInput]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    id: str
+    arrival: int
+    index: Index
+    num_known: int
+    """Tokens there are: prompt, input taken up, answers."""
+    tokens_left: int
+    """How many more may be chosen for the answer at hand."""
+    max_known: int
+    """What ``num_known`` can come to, with all input that was accepted."""
+    session_tokens: int = 0
+    inputs: deque[Input] = field(default_factory=deque)
+    prefill_end: int = 0
+    """Positions before it are given, and computed in chunks; those after it are decoded."""
+    num_computed: int = 0
+    num_acquired: int = 0
+    """Items before this ordinal had their embeddings committed since the sequence began."""
+    num_released: int = 0
+    """Items before this ordinal need theirs no more."""
+    num_blocks: int = 0
+    """Key-value memory it holds."""
+    awaits_token: bool = False
+    """A step under way chooses its next token."""
+    is_running: bool = False
+    was_stuck: bool = False
+    """In the last step it found no room in the encoder cache, and could do nothing without."""
+
+    @classmethod
+    def of(cls, request: Request, *, arrival: int) -> Sequence:
+        """The sequence of a new request.
+
+        Raises:
+            InvalidRequest: It has no token, or no answer is wanted of it.
+            InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
+            PromptTooLong: A session's first input exceeds its own limit.
+        """
+        is_session = request.session_tokens > 0
+        if request.num_tokens < 1 or request.max_tokens < (0 if is_session else 1):
+            raise InvalidRequest("a prompt and an answer need one token at least")
+        if is_session and request.cross_attention:
+            raise InvalidRequest("an encoder-decoder model takes no further input: no sessions")
+        sequence = cls(
+            id=request.id,
+            arrival=arrival,
+            index=_index(request.items, request.num_tokens, request.cross_attention),
+            num_known=request.num_tokens,
+            tokens_left=request.max_tokens,
+            max_known=request.num_tokens + request.max_tokens,
+            session_tokens=request.session_tokens,
+            prefill_end=request.num_tokens,
+        )
+        sequence._check_length(sequence.max_known)
+        return sequence
+
+    # Questions
+
+    @property
+    def is_session(self) -> bool:
+        return self.session_tokens > 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prefill_end
+
+    @property
+    def is_decoding(self) -> bool:
+        """It can compute one token now."""
+        return not self.is_prefilling and self.tokens_left > 0 and not self.awaits_token
+
+    @property
+    def is_idle(self) -> bool:
+        """All it was given is computed and answered."""
+        return not self.is_prefilling and self.tokens_left == 0 and not self.awaits_token
+
+    @property
+    def kv_need_tokens(self) -> int:
+        """Positions it may come to hold."""
+        return self.session_tokens or self.max_known
+
+    # Changes
+
+    def append(self, more: Input) -> None:
+        """Queue input; it is placed after all tokens there are when its turn comes.
+
+        Raises:
+            InvalidPlaceholders: Its items are not in order, overlap or leave it.
+            PromptTooLong: With it, the session could exceed its limit.
+        """
+        if more.num_tokens < 1 or more.max_tokens < 0:
+            raise InvalidRequest("input needs one token at least")
+        longest = self.max_known + more.num_tokens + more.max_tokens
+        self._check_length(longest)
+        _index(more.items, more.num_tokens, cross_attention=False)
+        self.max_known = longest
+        self.inputs.append(more)
+
+    def take_up_input(self) -> Placed | None:
+        """Place the next input, if it is its turn: the answer before it is complete."""
+        if not self.inputs or not self.is_idle:
+            return None
+        placed = Placed(self.id, self.num_known)
+        more = self.inputs.popleft()
+        self.index.extend([(i.placeholder, i) for i in more.items], base=self.num_known)
+        self.arrival = more.arrival
+        self.num_known += more.num_tokens
+        self.prefill_end = self.num_known
+        self.tokens_left = more.max_tokens
+        return placed
+
+    def on_token(self, *, is_eos: bool) -> None:
+        """A token was chosen; it is known now, and computed next."""
+        self.awaits_token = False
+        self.num_known += 1
+        self.tokens_left -= 1
+        if is_eos:
+            self.max_known -= self.tokens_left
+            self.tokens_left = 0
+
+    def rewind(self) -> None:
+        """Nothing of it is computed any more; all that is known has to be prefilled again."""
+        self.num_computed = self.num_acquired = self.num_released = self.num_blocks = 0
+        self.prefill_end = self.num_known
+        self.is_running = self.was_stuck = False
+
+    def shed(self, limit: int) -> int:
+        """Destroy up to ``limit`` pieces of a sequence that has ended; how many."""
+        num_shed = 0
+        while self.inputs and num_shed < limit:
+            num_shed += 1 + len(self.inputs.popleft().items)
+        return num_shed + (self.index.shed(limit - num_shed) if num_shed < limit else 0)
+
+    # Inner steps
+
+    def _check_length(self, longest: int) -> None:
+        if self.is_session and longest > self.session_tokens:
+            raise PromptTooLong(
+                f"with this input the session may reach {longest} tokens; its limit is "
+                f"{self.session_tokens}"
+            )
+
+
+def _index(items: Items[EncoderInput], num_tokens: int, cross_attention: bool) -> Index:
+    kind = CrossAttentionIndex if cross_attention else WindowIndex
+    index: Index = kind((item.placeholder, item) for item in items)
+    if index.end > num_tokens:
+        raise InvalidPlaceholders(
+            f"item {len(index) - 1} ends at {index.end}, after the last of {num_tokens} tokens"
+        )
+    return index

@@ -1,0 +1,139 @@
+"""What the scheduler is told and what it answers: plain values that travel as they are.
+
+A step says what is new. What a worker knows (prompts, items, how far each sequence is) is not said
+again: a decoded token costs its sequence's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from msgspec import Struct
+
+from afferent.errors import ConfigError
+from afferent.types import Placeholder
+
+UNLIMITED = 2**62
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The budgets. What is not said is not limited.
+
+    Raises:
+        ConfigError: One is below 1, or a step's tokens could be used up by decoding alone.
+    """
+
+    max_num_seqs: int
+    """Sequences that run at a time."""
+    max_step_tokens: int = UNLIMITED
+    """Positions computed in a step, decoded tokens included."""
+    max_step_prefills: int = UNLIMITED
+    """Sequences that compute a chunk of prompt in a step."""
+    max_step_embeds: int = UNLIMITED
+    """Embedding rows encoded in a step."""
+    cache_num_embeds: int = UNLIMITED
+    """Embedding rows that the encoder cache holds."""
+    cache_nbytes: int = UNLIMITED
+    """Bytes of embeddings that the encoder cache holds."""
+    kv_num_blocks: int = UNLIMITED
+    """Blocks of key-value memory."""
+    kv_block_tokens: int = 16
+    """Positions that fit in one block."""
+    lookahead_tokens: int = 0
+    """Items that begin this close behind a chunk are encoded with it, if there is room."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 0 if field.name == "lookahead_tokens" else 1
+            if getattr(self, field.name) < least:
+                raise ConfigError(f"{field.name} is below {least}")
+        if self.max_step_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_step_tokens ({self.max_step_tokens}) is below max_num_seqs "
+                f"({self.max_num_seqs}): prompts would wait until decoding ends"
+            )
+
+
+class EncoderInput(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One item as the scheduler sees it: its embeddings' key, where they go, what they weigh.
+
+    There is one row of embeddings for each position of the placeholder.
+    """
+
+    key: bytes
+    placeholder: Placeholder
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A sequence to be: its prompt's length, its items in prompt order, its answer's limit.
+
+    A *session* (``session_tokens`` above 0) stays after its answer and takes more input with
+    `Scheduler.append`, up to ``session_tokens`` positions in all, answers included. Its items are
+    forgotten once they are computed, so it can't begin again and is never preempted: it is
+    admitted when its key-value memory is free, all of it.
+    """
+
+    id: str
+    num_tokens: int
+    max_tokens: int
+    items: Sequence[EncoderInput] = ()
+    session_tokens: int = 0
+    cross_attention: bool = False
+    """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
+
+
+class Placed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The next input of a session, in the order of appending, begins at position ``start``."""
+
+    sequence_id: str
+    start: int
+
+
+class Encode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Make an item's embeddings and keep them under ``key``; ``item`` is its ordinal."""
+
+    sequence_id: str
+    item: int
+    key: bytes
+
+
+class Chunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Compute the positions ``[start, start + num_tokens)`` of a sequence.
+
+    A chunk at 0 begins the sequence, or begins it again after it was preempted. With ``samples``,
+    the chunk ends at the last known token, and the next one is to be chosen.
+    """
+
+    sequence_id: str
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+class Step(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the workers do next, in this order. Deltas only."""
+
+    drop: list[str]
+    """Sequences that ended or are preempted: forget what was computed of them."""
+    evict: list[bytes]
+    """Embeddings to forget."""
+    placed: list[Placed]
+    encode: list[Encode]
+    prefill: list[Chunk]
+    decode: list[str]
+    """Sequences that compute the token chosen last, and choose the next."""
+
+    @property
+    def is_empty(self) -> bool:
+        lists = (self.drop, self.evict, self.placed, self.encode, self.prefill, self.decode)
+        return not any(lists)

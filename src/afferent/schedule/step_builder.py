@@ -1,0 +1,167 @@
+"""One step in the making: what each sequence gets of its budgets, and who is preempted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from afferent.schedule.encoder_cache import EncoderCache, Plan
+from afferent.schedule.kv_memory import KvMemory
+from afferent.schedule.sequence import Sequence
+from afferent.schedule.step import Chunk, Encode, EncoderInput, Limits
+
+
+class StepBuilder:
+    """Sequences are visited in order of arrival, so victims are never in the step already."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        cache: EncoderCache,
+        kv: KvMemory,
+        running: Mapping[str, Sequence],
+        *,
+        force: bool,
+    ) -> None:
+        """``force``: who finds no room for embeddings preempts at once, without a step's grace."""
+        self._limits, self._cache, self._kv, self._running = limits, cache, kv, running
+        self._force = force
+        num_decodes = sum(sequence.is_decoding for sequence in running.values())
+        self._tokens_left = limits.max_step_tokens - num_decodes
+        self._embeds_left = limits.max_step_embeds
+        self._lacks_room = False
+        self._lacks_kv = False
+        self.encode: list[Encode] = []
+        self.prefill: list[Chunk] = []
+        self.decode: list[str] = []
+        self.advanced: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+
+    # Questions
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.encode or self.prefill or self.decode)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Somebody lacks memory: nobody who comes later may take any."""
+        return self._lacks_room or self._lacks_kv
+
+    @property
+    def can_admit(self) -> bool:
+        """There is something left of the step, and nobody who runs had to do without."""
+        return self._can_prefill and not (self.is_blocked or self.preempted or self._force)
+
+    @property
+    def _can_prefill(self) -> bool:
+        return self._tokens_left > 0 and len(self.prefill) < self._limits.max_step_prefills
+
+    # Changes
+
+    def visit(self, sequence: Sequence) -> None:
+        """Give the sequence what it can use."""
+        if sequence.is_decoding:
+            self._decode(sequence)
+        elif sequence.is_prefilling and self._can_prefill:
+            self._prefill(sequence)
+
+    # Inner steps
+
+    def _decode(self, sequence: Sequence) -> None:
+        if self._kv_room(sequence) < 1:
+            return
+        self._kv.grow(sequence, sequence.num_computed + 1)
+        sequence.num_computed += 1
+        sequence.awaits_token = True
+        self.decode.append(sequence.id)
+
+    def _prefill(self, sequence: Sequence) -> None:
+        start = sequence.num_computed
+        most = min(sequence.prefill_end - start, self._tokens_left)
+        room = min(most, self._kv_room(sequence))
+        if room < 1:
+            return
+        end = self._acquire_window(sequence, start, start + room)
+        if end == start:
+            return
+        self._kv.grow(sequence, end)
+        self._tokens_left -= end - start
+        samples = end == sequence.num_known and sequence.tokens_left > 0
+        sequence.num_computed, sequence.awaits_token = end, samples
+        self.prefill.append(Chunk(sequence.id, start, end - start, samples))
+        self.advanced.append(sequence)
+
+    def _kv_room(self, sequence: Sequence) -> int:
+        """Positions that fit; for the first of them, those who came last make way."""
+        while (room := self._kv.room_for(sequence)) < 1:
+            victim = self._last_after(sequence)
+            if victim is None:
+                self._lacks_kv = True
+                return 0
+            self._preempt(victim)
+        return room
+
+    def _acquire_window(self, sequence: Sequence, start: int, end: int) -> int:
+        """Have the embeddings of a chunk's items; where the chunk must end for those it lacks."""
+        index = sequence.index
+        reached = index.in_window(start, end, self._limits.lookahead_tokens)
+        for ordinal in range(max(reached.start, sequence.num_acquired), reached.stop):
+            offset, _ = index.span(ordinal)
+            is_needed = offset <= start
+            if not self._acquire(sequence, ordinal, index[ordinal], is_needed=is_needed):
+                return min(end, max(start, offset))
+            sequence.num_acquired = ordinal + 1
+        sequence.was_stuck = False
+        return end
+
+    def _acquire(
+        self, sequence: Sequence, ordinal: int, item: EncoderInput, *, is_needed: bool
+    ) -> bool:
+        """Hold one item's embeddings; without those it needs, the sequence can do nothing."""
+        plan = self._plan(sequence, item)
+        if plan is None and is_needed:
+            if sequence.was_stuck or self._force:
+                plan = self._plan_with_victims(sequence, item)
+            if plan is None:
+                # One step's grace: who holds embeddings lets go of them soon, as a rule.
+                sequence.was_stuck = self._lacks_room = True
+        if plan is None or (self._lacks_room and plan.takes_room):
+            return False
+        if plan.needs_encode:
+            if plan.num_embeds > self._embeds_left:
+                return False
+            self._embeds_left -= plan.num_embeds
+            self.encode.append(Encode(sequence.id, ordinal, item.key))
+        self._cache.commit(plan)
+        return True
+
+    def _plan(self, sequence: Sequence, item: EncoderInput) -> Plan | None:
+        length = item.placeholder.length
+        return self._cache.plan(sequence.id, item.key, num_embeds=length, nbytes=item.nbytes)
+
+    def _plan_with_victims(self, sequence: Sequence, item: EncoderInput) -> Plan | None:
+        plan = None
+        while plan is None and (victim := self._last_after(sequence, holds_embeddings=True)):
+            self._preempt(victim)
+            plan = self._plan(sequence, item)
+        return plan
+
+    def _last_after(self, sequence: Sequence, *, holds_embeddings: bool = False) -> Sequence | None:
+        """Who came last, after this one, and may be preempted."""
+        found = None
+        if self.is_blocked:
+            return None  # what came free would belong to those before it in line
+        for other in self._running.values():
+            if other.is_session or other.awaits_token or not other.is_running:
+                continue
+            if holds_embeddings and not self._cache.uses(other.id):
+                continue
+            if other.arrival > (sequence if found is None else found).arrival:
+                found = other
+        return found
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._kv.release(victim)
+        self._cache.release_all(victim.id)
+        victim.is_running = False
+        self.preempted.append(victim)

@@ -1,0 +1,153 @@
+"""A worker that believes nothing: it does each step it is given, and checks all it can check.
+
+It finds items by looking at every item, counts what it holds, and knows each sequence's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from afferent.schedule.scheduler import Scheduler
+from afferent.schedule.step import EncoderInput, Limits, Request, Step
+
+
+@dataclass
+class Known:
+    """A sequence as its engine knows it; items by absolute ``(offset, end, key)``."""
+
+    request: Request
+    arrival: int
+    known: int  # tokens
+    left: int  # to be chosen for the answer at hand
+    items: list[tuple[int, int, bytes]]
+    inputs: list[tuple[int, int, list[EncoderInput], int]] = field(default_factory=list)
+    given: int = 0  # positions before it are prompt or appended input
+    computed: int = 0
+    awaits: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        return not self.awaits and (self.computed < self.given or self.left > 0)
+
+    @property
+    def can_go_on(self) -> bool:
+        return not self.awaits and (self.has_work or bool(self.inputs))
+
+    def take_up(self) -> None:
+        """Place the next input; all before it is computed and answered."""
+        assert not self.awaits
+        assert self.left == 0
+        assert self.computed >= self.given
+        num_tokens, max_tokens, items, self.arrival = self.inputs.pop(0)
+        for item in items:
+            offset = self.known + item.placeholder.offset
+            self.items.append((offset, offset + item.placeholder.length, item.key))
+        self.known += num_tokens
+        self.given, self.left = self.known, max_tokens
+
+    def needs(self, start: int, end: int) -> set[bytes]:
+        if self.request.cross_attention:
+            return {key for _, _, key in self.items} if start == 0 < end else set()
+        return {key for offset, stop, key in self.items if offset < end and stop > start}
+
+
+class NaiveWorker:
+    def __init__(self, limits: Limits, sizes: dict[bytes, int], nbytes: dict[bytes, int]) -> None:
+        self.limits, self.sizes, self.nbytes = limits, sizes, nbytes
+        self.sequences: dict[str, Known] = {}
+        self.started: set[str] = set()  # what the worker has computed something of
+        self.embeddings: set[bytes] = set()
+
+    def add(self, request: Request, arrival: int) -> None:
+        items = [
+            (i.placeholder.offset, i.placeholder.offset + i.placeholder.length, i.key)
+            for i in request.items
+        ]
+        self.sequences[request.id] = Known(
+            request, arrival, request.num_tokens, request.max_tokens, items,
+            given=request.num_tokens,
+        )  # fmt: skip
+
+    def do(self, step: Step) -> list[str]:
+        """Do the step; the sequences that got a token."""
+        for placed in step.placed:
+            known = self.sequences[placed.sequence_id]
+            assert placed.start == known.known
+            known.take_up()
+        for sequence_id in step.drop:
+            self.started.remove(sequence_id)  # told once, of what it knows
+            if sequence_id in self.sequences:  # preempted
+                known = self.sequences[sequence_id]
+                assert not known.request.session_tokens, "a session is never preempted"
+                assert not known.awaits
+                known.computed, known.given = 0, known.known
+        for key in step.evict:
+            self.embeddings.remove(key)  # told once, of what it has
+        rows = 0
+        for encode in step.encode:
+            assert encode.key not in self.embeddings, "encoded twice"
+            assert self.sequences[encode.sequence_id].items[encode.item][2] == encode.key
+            rows += self.sizes[encode.key]
+            self.embeddings.add(encode.key)
+        assert rows <= self.limits.max_step_embeds
+        assert sum(self.sizes[k] for k in self.embeddings) <= self.limits.cache_num_embeds
+        assert sum(self.nbytes[k] for k in self.embeddings) <= self.limits.cache_nbytes
+        sampled = self._prefill(step) + self._decode(step)
+        ids = [chunk.sequence_id for chunk in step.prefill] + step.decode
+        assert len(set(ids)) == len(ids)
+        tokens = sum(chunk.num_tokens for chunk in step.prefill) + len(step.decode)
+        assert tokens <= self.limits.max_step_tokens
+        assert len(step.prefill) <= self.limits.max_step_prefills
+        self._check_kv()
+        return sampled
+
+    def _prefill(self, step: Step) -> list[str]:
+        sampled = []
+        for chunk in step.prefill:
+            known = self.sequences[chunk.sequence_id]
+            end = chunk.start + chunk.num_tokens
+            assert not known.awaits
+            assert chunk.num_tokens > 0
+            assert chunk.start == known.computed
+            assert end <= known.given
+            assert (chunk.start == 0) == (chunk.sequence_id not in self.started)
+            assert known.needs(chunk.start, end) <= self.embeddings, "computed without embeddings"
+            assert chunk.samples == (end == known.known and known.left > 0)
+            self.started.add(chunk.sequence_id)
+            known.computed, known.awaits = end, chunk.samples
+            if chunk.samples:
+                sampled.append(chunk.sequence_id)
+        return sampled
+
+    def _decode(self, step: Step) -> list[str]:
+        for sequence_id in step.decode:
+            known = self.sequences[sequence_id]
+            assert sequence_id in self.started
+            assert not known.awaits
+            assert known.left > 0
+            assert known.computed == known.known - 1
+            known.computed, known.awaits = known.known, True
+        return list(step.decode)
+
+    def _check_kv(self) -> None:
+        blocks = 0
+        for sequence_id, known in self.sequences.items():
+            if sequence_id in self.started:
+                tokens = known.request.session_tokens or known.computed
+                blocks += -(-tokens // self.limits.kv_block_tokens)
+        assert blocks <= self.limits.kv_num_blocks
+
+    def token(self, scheduler: Scheduler, sequence_id: str, *, is_eos: bool) -> None:
+        """Tell of a chosen token; a complete answer ends the sequence, a session stays."""
+        known = self.sequences.get(sequence_id)
+        reason = scheduler.record(sequence_id, is_eos=is_eos)
+        if known is None:
+            assert reason is None
+            return
+        known.awaits = False
+        known.known += 1
+        known.left = 0 if is_eos else known.left - 1
+        expected = None if known.left else "stop" if is_eos else "length"
+        assert reason == expected
+        if known.left == 0 and not known.request.session_tokens:
+            del self.sequences[sequence_id]

@@ -1,0 +1,225 @@
+"""The scheduler beside a worker that checks everything, under whatever may happen."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from afferent.errors import EncoderCacheFull, PromptTooLong
+from afferent.schedule.scheduler import Scheduler
+from afferent.schedule.step import EncoderInput, Limits, Request, Step
+from afferent.types import Placeholder
+from tests.schedule.naive import NaiveWorker
+from tests.schedule.settings import STATE_MACHINE
+
+SIZES = {bytes([n]): rows for n, rows in enumerate((1, 2, 2, 3, 4, 5, 6, 6))}
+NBYTES = {key: rows * (5 if key[0] % 3 else 9) for key, rows in SIZES.items()}
+MOST_STEPS_FOR_THE_FIRST = 40
+
+limits = st.builds(
+    Limits,
+    max_num_seqs=st.sampled_from([1, 2, 3, 4, 4, 4]),
+    max_step_tokens=st.integers(4, 12),
+    max_step_prefills=st.sampled_from([1, 2, 9]),
+    max_step_embeds=st.sampled_from([6, 6, 8, 14]),
+    cache_num_embeds=st.sampled_from([12, 12, 13, 16, 24]),
+    cache_nbytes=st.sampled_from([108, 120, 999]),
+    kv_num_blocks=st.sampled_from([14, 20, 30, 45, 120]),
+    kv_block_tokens=st.integers(1, 2),
+    lookahead_tokens=st.sampled_from([0, 0, 3, 9]),
+)
+parts = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(sorted(SIZES))), max_size=4)
+kinds = st.sampled_from(["prompt", "prompt", "prompt", "cross", "cross", "session"])
+shapes = st.tuples(parts, st.integers(1, 4), st.sampled_from([1, 2, 4, 9]), kinds)
+
+
+def laid_out(gaps: list[tuple[int, bytes]], *, flat: bool = False) -> list[EncoderInput]:
+    """Items one after another with gaps between them, or all at 0."""
+    items, position = [], 0
+    for gap, key in gaps:
+        offset = 0 if flat else position + gap
+        items.append(EncoderInput(key, Placeholder(offset, SIZES[key]), NBYTES[key]))
+        position = offset + SIZES[key]
+    return items
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(limits=limits)
+    def start(self, limits: Limits) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits)
+        self.worker = NaiveWorker(limits, SIZES, NBYTES)
+        self.sampled: list[str] = []
+        self.num_arrivals = 0
+        self.first_in_line: tuple[str, int] = ("", 0)
+
+    def arrive(self) -> int:
+        self.num_arrivals += 1
+        return self.num_arrivals
+
+    @rule(shapes=st.lists(shapes, min_size=1, max_size=3))
+    def arrive_together(self, shapes: list[tuple[list[tuple[int, bytes]], int, int, str]]) -> None:
+        for shape in shapes:
+            self.add(*shape)
+
+    def add(self, gaps: list[tuple[int, bytes]], tail: int, max_tokens: int, kind: str) -> None:
+        number = self.arrive()
+        is_cross = kind == "cross"
+        items = laid_out(gaps[:3] if is_cross else gaps, flat=is_cross)
+        end = 0 if is_cross else max((i.placeholder.offset + i.placeholder.length for i in items),
+                                     default=0)  # fmt: skip
+        request = Request(
+            id=f"{kind}{number}",
+            num_tokens=end + tail,
+            max_tokens=max_tokens - (kind == "session"),
+            items=items,
+            cross_attention=is_cross,
+            session_tokens=40 if kind == "session" else 0,
+        )
+        try:
+            self.scheduler.add(request)
+        except PromptTooLong:
+            most = self.limits.kv_num_blocks * self.limits.kv_block_tokens
+            assert (request.session_tokens or request.num_tokens + max_tokens) > most
+            return
+        except EncoderCacheFull:
+            keys = {i.key for i in items}
+            rows, nbytes = sum(SIZES[k] for k in keys), sum(NBYTES[k] for k in keys)
+            assert is_cross
+            assert rows > self.limits.cache_num_embeds or nbytes > self.limits.cache_nbytes
+            return
+        self.worker.add(request, number)
+
+    @rule(
+        pick=st.integers(0, 99),
+        gaps=parts,
+        tail=st.integers(1, 2),
+        max_tokens=st.integers(0, 2),
+    )
+    def append(self, pick: int, gaps: list[tuple[int, bytes]], tail: int, max_tokens: int) -> None:
+        sessions = [s for s in self.worker.sequences if s.startswith("session")]
+        if not sessions:
+            return
+        session = sessions[pick % len(sessions)]
+        items = laid_out(gaps[:2])
+        end = items[-1].placeholder.offset + items[-1].placeholder.length if items else 0
+        number = self.arrive()
+        try:
+            self.scheduler.append(
+                session, num_tokens=end + tail, max_tokens=max_tokens, items=items
+            )
+        except PromptTooLong:
+            return
+        self.worker.sequences[session].inputs.append((end + tail, max_tokens, items, number))
+
+    @rule()
+    def step(self) -> None:
+        """A step whose tokens come back later; or the next one in a pipeline."""
+        step = self.scheduler.next_step()
+        self.sampled += self.worker.do(step)
+        self.check_embeddings()
+        self.check_first_in_line(step)
+        if step.is_empty:
+            self.check_nothing_could_run()
+
+    @rule(is_eos=st.booleans())
+    def tokens(self, is_eos: bool) -> None:
+        """All tokens come back."""
+        for n, sequence_id in enumerate(self.sampled):
+            self.worker.token(self.scheduler, sequence_id, is_eos=is_eos and n % 2 == 0)
+        self.sampled = []
+
+    @rule(is_eos=st.sampled_from([False, False, True]), num_steps=st.integers(1, 3))
+    def run(self, is_eos: bool, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.step()
+            self.tokens(is_eos)
+
+    @rule(pick=st.integers(0, 999), really=st.integers(0, 2))
+    def abort(self, pick: int, really: int) -> None:
+        if self.worker.sequences and not really:
+            self.end(list(self.worker.sequences)[pick % len(self.worker.sequences)])
+
+    @rule(key=st.sampled_from([*SIZES, *(b"%d" % n for n in range(16))]))
+    def fail_item(self, key: bytes) -> None:
+        owners = self.scheduler.cache.owners(key)
+        lost = self.scheduler.fail_item(key)
+        assert set(lost) == owners
+        for sequence_id in lost:
+            self.end(sequence_id)
+        self.worker.embeddings.discard(key)
+
+    def end(self, sequence_id: str) -> None:
+        self.scheduler.abort(sequence_id)
+        del self.worker.sequences[sequence_id]
+
+    # What must hold
+
+    @invariant()
+    def entries_have_owners_or_are_evictable(self) -> None:
+        cache = self.scheduler.cache
+        free = 0
+        for key in SIZES:
+            owners = cache.owners(key)
+            assert all(self.scheduler.is_running(owner) for owner in owners)
+            free += key in cache and not owners
+        assert cache.num_evictable == free
+        assert self.scheduler.num_running <= self.limits.max_num_seqs
+        known = self.scheduler.num_running + self.scheduler.num_waiting
+        assert known == len(self.worker.sequences)
+
+    def check_embeddings(self) -> None:
+        cached = {key for key in SIZES if key in self.scheduler.cache}
+        assert self.worker.embeddings == cached, "workers hold what the scheduler thinks they do"
+
+    def check_first_in_line(self, step: Step) -> None:
+        """Who came first of those that run and have work is served before long."""
+        served = {chunk.sequence_id for chunk in step.prefill} | set(step.decode)
+        line = [
+            (known.arrival, sequence_id)
+            for sequence_id, known in self.worker.sequences.items()
+            if self.scheduler.is_running(sequence_id)
+            and sequence_id not in served
+            and known.has_work
+        ]
+        first = min(line)[1] if line else ""
+        before, waited = self.first_in_line
+        self.first_in_line = (first, waited + 1 if first == before else 1)
+        assert not first or self.first_in_line[1] <= MOST_STEPS_FOR_THE_FIRST, "it starves"
+
+    def check_nothing_could_run(self) -> None:
+        """An empty step means: a token is awaited, or nobody who runs has anything to do."""
+        if self.sampled:
+            return
+        for sequence_id, known in self.worker.sequences.items():
+            assert not (self.scheduler.is_running(sequence_id) and known.can_go_on)
+        if self.scheduler.num_waiting:
+            sessions = [s for s in self.worker.sequences if s.startswith("session")]
+            assert any(self.scheduler.is_running(s) for s in sessions), "nothing holds them up"
+
+    def teardown(self) -> None:
+        """Sessions end, everyone else is served, and nothing is left."""
+        if not hasattr(self, "scheduler"):
+            return
+        self.tokens(is_eos=False)
+        for sequence_id in [s for s in self.worker.sequences if s.startswith("session")]:
+            self.end(sequence_id)
+        for _ in range(100 + 60 * len(self.worker.sequences)):
+            if not self.worker.sequences:
+                break
+            self.step()
+            self.tokens(is_eos=False)
+        assert not self.worker.sequences, "somebody starved"
+        while not self.scheduler.next_step().is_empty:
+            pass
+        scheduler = self.scheduler
+        assert scheduler.num_running == scheduler.num_waiting == 0
+        assert scheduler.cache.num_evictable == len(scheduler.cache)
+        assert scheduler.num_kv_blocks_free == self.limits.kv_num_blocks
+        for _ in range(30):
+            scheduler.next_step()
+        assert not scheduler._ended
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = STATE_MACHINE

@@ -1,0 +1,327 @@
+"""What the scheduler's steps say, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from afferent.errors import (
+    ConfigError,
+    EncoderCacheFull,
+    InvalidPlaceholders,
+    InvalidRequest,
+    PromptTooLong,
+)
+from afferent.schedule.scheduler import Scheduler
+from afferent.schedule.step import (
+    Chunk,
+    Encode,
+    EncoderInput,
+    FinishReason,
+    Limits,
+    Placed,
+    Request,
+    Step,
+)
+from afferent.types import Placeholder
+
+
+def item(key: bytes, offset: int, length: int, nbytes: int = 0) -> EncoderInput:
+    return EncoderInput(key, Placeholder(offset, length), nbytes)
+
+
+def scheduler_with(**limits: int) -> Scheduler:
+    return Scheduler(Limits(**{"max_num_seqs": 4, "kv_block_tokens": 1, **limits}))
+
+
+def add(scheduler: Scheduler, id: str, num_tokens: int, *items: EncoderInput, **more: Any) -> None:
+    scheduler.add(Request(**{"id": id, "num_tokens": num_tokens, "items": items, "max_tokens": 2,
+                             **more}))  # fmt: skip
+
+
+def step(**parts: Any) -> Step:
+    return Step(
+        **{
+            "drop": [],
+            "evict": [],
+            "placed": [],
+            "encode": [],
+            "prefill": [],
+            "decode": [],
+            **parts,
+        }
+    )
+
+
+NOTHING = step()
+
+
+def test_a_request_from_prompt_to_end() -> None:
+    scheduler = scheduler_with()
+    assert scheduler.next_step() == NOTHING
+    assert NOTHING.is_empty
+    add(scheduler, "a", 10, item(b"dog", 2, 4))
+    assert scheduler.next_step() == step(
+        encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 0, 10, True)]
+    )
+    assert scheduler.next_step() == NOTHING, "its token is being chosen"
+    assert scheduler.record("a", is_eos=False) is None
+    assert scheduler.next_step() == step(decode=["a"])
+    assert scheduler.record("a", is_eos=False) is FinishReason.LENGTH
+    assert scheduler.next_step() == step(drop=["a"])
+    assert scheduler.next_step() == NOTHING
+
+
+def test_chunks_end_where_embeddings_are_missing() -> None:
+    """Five tokens a step, eight rows of embeddings a step: the second dog waits a step."""
+    scheduler = scheduler_with(max_step_tokens=5, max_step_embeds=8)
+    add(scheduler, "a", 20, item(b"dog", 1, 3), item(b"cat", 4, 6))
+    assert scheduler.next_step() == step(
+        encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 0, 4, False)]
+    )
+    assert scheduler.next_step() == step(
+        encode=[Encode("a", 1, b"cat")], prefill=[Chunk("a", 4, 5, False)]
+    )
+    assert scheduler.next_step() == step(prefill=[Chunk("a", 9, 5, False)])
+
+
+def test_lookahead_encodes_before_the_chunk_that_needs_it() -> None:
+    scheduler = scheduler_with(max_step_tokens=4, lookahead_tokens=2)
+    add(scheduler, "a", 9, item(b"dog", 5, 3))
+    assert scheduler.next_step() == step(
+        encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 0, 4, False)]
+    )
+
+
+def test_decoding_is_not_held_up_by_prompts() -> None:
+    scheduler = scheduler_with(max_step_tokens=4)
+    add(scheduler, "a", 2)
+    assert scheduler.next_step().prefill == [Chunk("a", 0, 2, True)]
+    scheduler.record("a", is_eos=False)
+    add(scheduler, "b", 100)
+    assert scheduler.next_step() == step(prefill=[Chunk("b", 0, 3, False)], decode=["a"])
+
+
+def test_embeddings_of_another_request_are_used_again() -> None:
+    scheduler = scheduler_with()
+    add(scheduler, "a", 4, item(b"dog", 0, 4))
+    add(scheduler, "b", 5, item(b"dog", 1, 4))
+    assert scheduler.next_step().encode == [Encode("a", 0, b"dog")]
+    add(scheduler, "c", 5, item(b"dog", 0, 4))
+    assert scheduler.next_step().encode == []
+
+
+def test_who_came_last_is_preempted_and_begins_again_first() -> None:
+    scheduler = scheduler_with(kv_num_blocks=10)
+    for id in ("a", "b"):
+        add(scheduler, id, 5, max_tokens=4)
+    assert len(scheduler.next_step().prefill) == 2
+    add(scheduler, "c", 1)
+    scheduler.record("a", is_eos=False)
+    scheduler.record("b", is_eos=False)
+    assert scheduler.next_step() == step(drop=["b"], decode=["a"])
+    scheduler.record("a", is_eos=True)
+    resumed = scheduler.next_step()
+    assert resumed.drop == ["a"]
+    assert resumed.prefill[0] == Chunk("b", 0, 6, True), "its answer so far is prompt now"
+    assert resumed.prefill[1].sequence_id == "c"
+
+
+def add_cross(scheduler: Scheduler, id: str, *items: EncoderInput) -> None:
+    add(scheduler, id, 1, *items, max_tokens=1, cross_attention=True)
+
+
+def test_embeddings_make_way_after_a_step_of_grace() -> None:
+    """Of 12 rows the elder holds 8 and wants 4 more; the younger holds 4, and wants more."""
+    scheduler = scheduler_with(cache_num_embeds=12, max_step_embeds=4)
+    add(scheduler, "w", 4, item(b"dog", 0, 4), max_tokens=1)
+    scheduler.next_step()
+    scheduler.record("w", is_eos=True)
+    add_cross(scheduler, "a", *(item(b"a%d" % n, 0, 4) for n in range(3)))
+    add_cross(scheduler, "b", item(b"dog", 0, 4), item(b"b1", 0, 4))
+    assert scheduler.next_step().encode == [Encode("a", 0, b"a0")]
+    assert scheduler.next_step() == step(encode=[Encode("a", 1, b"a1")]), "the step of grace"
+    assert scheduler.cache.owners(b"dog") == {"b"}
+    assert scheduler.next_step() == step(
+        evict=[b"dog"], encode=[Encode("a", 2, b"a2")], prefill=[Chunk("a", 0, 1, True)]
+    )
+    scheduler.record("a", is_eos=True)
+    assert scheduler.next_step().encode == [Encode("b", 0, b"dog")], "preempted, it begins again"
+
+
+def test_embeddings_make_way_at_once_when_nothing_else_runs() -> None:
+    """A session's input wants all 12 rows; a younger sequence holds 4, and has not got the rest."""
+    scheduler = scheduler_with(cache_num_embeds=12, max_step_embeds=12)
+    add(scheduler, "w", 4, item(b"dog", 0, 4), max_tokens=1)
+    scheduler.next_step()
+    scheduler.record("w", is_eos=True)
+    add(scheduler, "s", 1, max_tokens=0, session_tokens=50)
+    scheduler.append("s", num_tokens=12, max_tokens=0, items=[item(b"big", 0, 12)])
+    add(scheduler, "c", 8, item(b"cat", 0, 8), max_tokens=1)
+    add_cross(scheduler, "b", item(b"dog", 0, 4), item(b"b1", 0, 8))
+    assert scheduler.next_step().encode == [Encode("c", 0, b"cat")]
+    assert scheduler.cache.owners(b"dog") == {"b"}
+    scheduler.record("c", is_eos=True)
+    forced = scheduler.next_step()
+    assert forced.encode == [Encode("s", 0, b"big")]
+    assert forced.prefill == [Chunk("s", 1, 12, False)]
+    assert forced.drop == ["c"], "nothing of b was computed yet"
+
+
+def test_abort_at_any_time() -> None:
+    scheduler = scheduler_with(max_num_seqs=1, max_step_tokens=3)
+    for id in ("a", "b"):
+        add(scheduler, id, 5, item(b"dog", 0, 5))
+    scheduler.abort("b")
+    assert scheduler.num_waiting == 1, "a waits as well"
+    scheduler.next_step()
+    scheduler.abort("a")
+    assert scheduler.cache.num_evictable == 1
+    assert scheduler.next_step() == step(drop=["a"])
+    scheduler.abort("a")
+    assert scheduler.next_step() == NOTHING
+    assert scheduler.record("a", is_eos=False) is None
+
+
+def test_a_bad_item_fails_all_who_hold_it() -> None:
+    scheduler = scheduler_with(max_step_tokens=9)
+    for id in ("a", "b"):
+        add(scheduler, id, 6, item(b"bad", 0, 6))
+    add(scheduler, "c", 6, item(b"good", 0, 6))
+    assert scheduler.next_step().encode == [Encode("a", 0, b"bad")]
+    # b is in the middle of the item; a and whoever comes later have nothing to do with it now.
+    assert scheduler.fail_item(b"bad") == ["b"]
+    assert b"bad" not in scheduler.cache
+    assert scheduler.next_step() == step(
+        drop=["b"], encode=[Encode("c", 0, b"good")], prefill=[Chunk("c", 0, 6, True)]
+    )
+    assert scheduler.fail_item(b"bad") == []
+
+
+def test_the_workers_are_gone() -> None:
+    scheduler = scheduler_with(max_num_seqs=1)
+    for id in ("a", "b"):
+        add(scheduler, id, 4, item(b"dog", 0, 4))
+    scheduler.next_step()
+    assert scheduler.clear() == ["a", "b"]
+    assert scheduler.next_step() == NOTHING
+    assert len(scheduler.cache) == scheduler.num_running == scheduler.num_waiting == 0
+    add(scheduler, "a", 4, item(b"dog", 0, 4))
+    assert scheduler.next_step().encode, "new workers have no embeddings"
+
+
+def test_a_session_takes_items_while_it_is_served() -> None:
+    scheduler = scheduler_with(max_step_tokens=8)
+    add(scheduler, "s", 3, max_tokens=1, session_tokens=100)
+    assert scheduler.next_step() == step(prefill=[Chunk("s", 0, 3, True)])
+    # Appended while a token is being chosen: it comes after that token.
+    scheduler.append("s", num_tokens=4, max_tokens=0, items=[item(b"hm", 1, 3)])
+    assert scheduler.next_step() == NOTHING
+    assert scheduler.record("s", is_eos=False) is FinishReason.LENGTH
+    assert scheduler.next_step() == step(
+        placed=[Placed("s", 4)], encode=[Encode("s", 0, b"hm")], prefill=[Chunk("s", 3, 5, False)]
+    )
+    assert scheduler.num_items_kept("s") == 0, "what is computed is forgotten"
+    assert scheduler.next_step() == NOTHING
+    scheduler.append("s", num_tokens=2, max_tokens=1, items=[item(b"oh", 0, 2)])
+    assert scheduler.next_step() == step(
+        placed=[Placed("s", 8)], encode=[Encode("s", 1, b"oh")], prefill=[Chunk("s", 8, 2, True)]
+    )
+    scheduler.abort("s")
+    assert scheduler.next_step() == step(drop=["s"])
+
+
+def test_a_session_that_never_stops_does_not_starve_others() -> None:
+    scheduler = scheduler_with(max_step_tokens=4)
+    add(scheduler, "s", 1, max_tokens=0, session_tokens=10_000)
+    for _ in range(50):
+        scheduler.append("s", num_tokens=8, max_tokens=0)
+    scheduler.next_step()
+    add(scheduler, "a", 8)
+    for _ in range(50):
+        scheduler.append("s", num_tokens=8, max_tokens=0)
+    for _ in range(110):
+        if any(chunk.sequence_id == "a" for chunk in scheduler.next_step().prefill):
+            break
+    else:
+        pytest.fail("a starves")
+
+
+def test_a_step_says_only_what_is_new() -> None:
+    """The message of a decode step does not grow with prompt, items or answer."""
+    scheduler = scheduler_with()
+    items = [item(bytes([n]), 4 * n, 4) for n in range(200)]
+    add(scheduler, "a", 800, *items, max_tokens=300)
+    scheduler.next_step()
+    sizes = set()
+    for _ in range(200):
+        scheduler.record("a", is_eos=False)
+        sizes.add(len(msgspec.msgpack.encode(scheduler.next_step())))
+    assert len(sizes) == 1
+    assert sizes.pop() < 16
+
+
+@pytest.mark.parametrize(
+    ("request_parts", "error", "message"),
+    [
+        ({"num_tokens": 0}, InvalidRequest, "one token"),
+        ({"max_tokens": 0}, InvalidRequest, "one token"),
+        ({"items": [item(b"a", 0, 9)]}, EncoderCacheFull, "9 embeddings .* 8 rows a step"),
+        ({"items": [item(b"a", 0, 8)]}, EncoderCacheFull, "8 embeddings .* 7 rows"),
+        ({"items": [item(b"a", 0, 1, 51)]}, EncoderCacheFull, "51 bytes"),
+        ({"items": [item(b"a", 5, 6)]}, InvalidPlaceholders, "item 0 ends at 11"),
+        ({"items": [item(b"a", 5, 2), item(b"b", 6, 2)]}, InvalidPlaceholders, "item 1 .* item 0"),
+        ({"max_tokens": 11}, PromptTooLong, "21 tokens exceed .* 20"),
+        ({"session_tokens": 11}, PromptTooLong, "its limit is 11"),
+        ({"session_tokens": 99}, PromptTooLong, "99 tokens exceed .* 20"),
+        ({"session_tokens": 20, "cross_attention": True}, InvalidRequest, "no sessions"),
+        (
+            {"items": [item(b"a", 0, 4), item(b"b", 0, 4)], "cross_attention": True},
+            EncoderCacheFull,
+            "8 embeddings .* 7 rows",
+        ),
+    ],
+)
+def test_what_could_never_be_served_is_refused(
+    request_parts: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    scheduler = scheduler_with(
+        max_step_embeds=8, cache_num_embeds=7, cache_nbytes=50, kv_num_blocks=20
+    )
+    with pytest.raises(error, match=message):
+        add(scheduler, "a", **{"num_tokens": 10, **request_parts})
+    assert scheduler.num_waiting == 0
+    add(scheduler, "a", 10)
+
+
+def test_wrong_input_leaves_a_session_as_it_was() -> None:
+    scheduler = scheduler_with(cache_num_embeds=7)
+    add(scheduler, "s", 3, max_tokens=1, session_tokens=20)
+    add(scheduler, "a", 3)
+    for id, num_tokens, items, error in (
+        ("s", 17, (), PromptTooLong),
+        ("s", 0, (), InvalidRequest),
+        ("s", 4, (item(b"x", 2, 3),), InvalidPlaceholders),
+        ("s", 9, (item(b"x", 0, 8),), EncoderCacheFull),
+        ("a", 1, (), InvalidRequest),
+        ("z", 1, (), InvalidRequest),
+    ):
+        with pytest.raises(error):
+            scheduler.append(id, num_tokens=num_tokens, max_tokens=0, items=items)
+    scheduler.append("s", num_tokens=16, max_tokens=0)
+
+
+def test_an_id_is_used_once_at_a_time() -> None:
+    scheduler = scheduler_with()
+    add(scheduler, "a", 3)
+    with pytest.raises(InvalidRequest, match="exists"):
+        add(scheduler, "a", 3)
+
+
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 0}, {"max_step_tokens": 3},
+                                    {"lookahead_tokens": -1}])  # fmt: skip
+def test_limits_that_can_not_work(limits: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        scheduler_with(**limits)
