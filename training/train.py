@@ -160,6 +160,19 @@ def speed_up_patch_embedding(model: Qwen2VLForConditionalGeneration) -> None:
     embed.forward = forward
 
 
+def learn(
+    loss: torch.Tensor,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
+    """One update, with the gradient's norm clipped to 1."""
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    schedule.step()
+
+
 def warm_up_vision(
     model: Qwen2VLForConditionalGeneration, pool: Pool, batches: Batches, args: argparse.Namespace
 ) -> None:
@@ -192,11 +205,7 @@ def warm_up_vision(
         )
         said = [head(pooled) for head in heads]
         loss = sum(nn.functional.cross_entropy(s, w) for s, w in zip(said, wanted, strict=True))
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
+        learn(loss, optimizer, schedule)
         total += loss.item()
         both = torch.stack([s.argmax(-1) == w for s, w in zip(said, wanted, strict=True)]).all(0)
         right += both.float().mean().item()
@@ -246,11 +255,7 @@ def train(args: argparse.Namespace) -> None:
     started, total = time.monotonic(), 0.0
     for step in range(1, args.steps + 1):
         loss = model(**batches.sample(args.batch), use_cache=False).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
+        learn(loss, optimizer, schedule)
         total += loss.item()
         if step % 100 == 0:
             pool.refresh()

@@ -6,20 +6,24 @@ parent (PDEATHSIG), leaves Ctrl-C to its parent, and reports on a pipe when it i
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from afferent import logs
 from afferent.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -130,6 +134,21 @@ class ChildProcess:
         """Tell the supervisor what is going on; it shows it to the operator."""
         status = Status(ready=ready, text=text)
         os.write(self._status_fd, msgspec.json.encode(status) + b"\n")
+
+
+async def run_until_terminated(
+    serving: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]
+) -> None:
+    """Run all of them until SIGTERM, or until ``serving`` fails."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in (serving, *background)]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tasks[0].cancel)
+    try:
+        await tasks[0]
+    except asyncio.CancelledError:
+        log.debug("stopped")
+    finally:
+        for task in tasks[1:]:
+            task.cancel()
 
 
 def die_with_parent(parent_pid: int) -> None:

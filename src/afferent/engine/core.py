@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import time
 from collections.abc import Coroutine
@@ -24,7 +23,7 @@ from afferent import wire
 from afferent.engine import messages as m
 from afferent.engine.protocol import EngineInfo, EngineRequest
 from afferent.errors import AfferentError, EngineUnavailable, FormatError, WorkerDied
-from afferent.process import ChildProcess
+from afferent.process import ChildProcess, run_until_terminated
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import Limits, Request
 from afferent.store.client import AsyncDaemonStore, exit_without
@@ -268,15 +267,9 @@ class _Connection:
 async def _run(child: ChildProcess, settings: Settings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name="core")
     core = EngineCore(store, max_num_seqs=settings.max_num_seqs)
-    watching = asyncio.create_task(exit_without(store))
-    serving = asyncio.ensure_future(core.serve(socket.socket(fileno=settings.listener_fd)))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+    listener = socket.socket(fileno=settings.listener_fd)
     child.report(f"up to {settings.max_num_seqs} requests at a time", ready=True)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        watching.cancel()
-        log.debug("stopped")
+    await run_until_terminated(core.serve(listener), exit_without(store))
 
 
 def main() -> None:

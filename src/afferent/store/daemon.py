@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from afferent import wire
 from afferent.errors import FormatError
-from afferent.process import ChildProcess
+from afferent.process import ChildProcess, run_until_terminated
 from afferent.store import arena
 from afferent.store import messages as m
 from afferent.store.objects import ClientId
@@ -137,16 +137,10 @@ async def _receive_hello(sock: socket.socket) -> m.Hello:
 async def _run(child: ChildProcess, settings: Settings) -> None:
     listener = socket.socket(fileno=settings.listener_fd)
     daemon = StoreDaemon(arena_fd=settings.arena_fd, segment=settings.segment)
-    serving = asyncio.ensure_future(daemon.serve(listener))
-    watching = asyncio.ensure_future(daemon.end_overdue_workers(settings.job_timeout_s))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     capacity = daemon.state.objects.capacity_nbytes
     child.report(f"an arena of {capacity / 2**20:,.0f} MiB", ready=True)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        watching.cancel()
-        log.debug("stopped")
+    watching = daemon.end_overdue_workers(settings.job_timeout_s)
+    await run_until_terminated(daemon.serve(listener), watching)
 
 
 def main() -> None:
