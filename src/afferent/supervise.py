@@ -61,7 +61,7 @@ def model_folder(name: str) -> Path:
     raise ConfigError(f"{name!r} is neither a built-in model nor a folder with a config.json")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
     """One child process, and how to start it again."""
 
@@ -291,13 +291,15 @@ class Supervisor:
     # End
 
     async def _drain(self) -> None:
-        """Let the frontend finish what it has begun, then end the others."""
+        """Let the frontend finish what it has begun, then end the others, the store last."""
         front = self._parts["frontend"]
         # While anybody holds the listening socket, the kernel lets new clients in to wait.
         os.close(front.fds[0])
         await self._terminate([front], self._config.drain_timeout_s + _TERMINATE_TIMEOUT_S)
-        rest = [part for part in self._parts.values() if part is not front]
+        store = self._parts["store"]
+        rest = [part for part in self._parts.values() if part not in (front, store)]
         await self._terminate(rest, _TERMINATE_TIMEOUT_S)
+        await self._terminate([store], _TERMINATE_TIMEOUT_S)
 
     async def _terminate(self, parts: list[_Part], timeout_s: float) -> None:
         for part in parts:

@@ -82,6 +82,9 @@ def test_json_logs_carry_the_request_id(rng: np.random.Generator) -> None:
         }
         assert pids <= {process.pid for process in server.processes()}
         assert len(pids) == 4
+        for figure in (" kB", "copied", " ms"):
+            assert figure in account
+    assert not [line for line in server.lines if "ERROR" in line or '"error"' in line]
 
 
 def test_pictures_from_a_host_of_the_operators_own(rng: np.random.Generator) -> None:

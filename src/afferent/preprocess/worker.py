@@ -63,7 +63,7 @@ def _make_features(
     spans.append(span_since(start, process_name, "decode image", copied_nbytes=len(raw), note=note))
     start = time.monotonic_ns()
     features = processor.process(image)
-    note = "without the library's own copies"
+    note = "library not counted"
     spans.append(span_since(start, process_name, "processor", note=note))
     start = time.monotonic_ns()
     used_nbytes = codec.write_into(features, store.block(order.target))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from afferent.types import Span, span_since
 
-_BAR_WIDTH = 28
+_BAR_WIDTH = 26
 _COLOURS = {"frontend": "cyan", "store": "magenta", "preprocess": "yellow", "core": "blue"}
 
 
@@ -56,9 +56,9 @@ def render(account: Account, *, outcome: str, console: Console) -> None:
     table.add_column("process", no_wrap=True)
     table.add_column("stage", no_wrap=True)
     table.add_column("when", min_width=_BAR_WIDTH, no_wrap=True)
-    table.add_column("ms", justify="right")
-    table.add_column("copied", justify="right")
-    table.add_column("", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True, min_width=7)
+    table.add_column("copied", justify="right", no_wrap=True, min_width=8)
+    table.add_column("", no_wrap=True, max_width=20)
     shown = ""
     for span in sorted(account.spans, key=lambda span: (span.start_ns, span.end_ns)):
         process = f"{span.process} {span.pid}"
