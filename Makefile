@@ -55,7 +55,7 @@ docs: setup  ## check that the documentation's links and commands exist
 
 check: lint type test  ## all of the above that a change has to pass
 
-train: setup  ## train the built-in model afresh (about an hour on two cores)
+train: setup  ## train the built-in model afresh (about two hours on two cores)
 	@$(BIN)/python training/train.py --out src/afferent/models/shapes $(ARGS)
 
 evaluate: setup  ## judge the built-in model on pictures it was never trained on

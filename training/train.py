@@ -2,7 +2,7 @@
 
     python training/train.py --out src/afferent/models/shapes
 
-About half an hour on two cores. Re-run with the same ``--work`` folder to reuse drawn pictures.
+About two hours on two cores. Re-run with the same ``--work`` folder to reuse drawn pictures.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--work", type=Path, default=Path("/tmp/afferent-training"))
     parser.add_argument("--start", type=Path, help="go on from this model, without the warm-up")
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--vision-steps", type=int, default=1600)
     parser.add_argument("--vision-batch", type=int, default=48)
     parser.add_argument("--vision-lr", type=float, default=1e-3)

@@ -58,7 +58,7 @@ def render(account: Account, *, outcome: str, console: Console) -> None:
     table.add_column("when", min_width=_BAR_WIDTH, no_wrap=True)
     table.add_column("ms", justify="right", no_wrap=True, min_width=7)
     table.add_column("copied", justify="right", no_wrap=True, min_width=8)
-    table.add_column("", no_wrap=True, max_width=20)
+    table.add_column("", no_wrap=True, max_width=24)
     shown = ""
     for span in sorted(account.spans, key=lambda span: (span.start_ns, span.end_ns)):
         process = f"{span.process} {span.pid}"
