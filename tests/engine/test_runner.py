@@ -12,7 +12,7 @@ import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from afferent.engine.runner import EncodedItem, Runner, choose
-from afferent.errors import InternalError
+from afferent.errors import InternalError, InvalidPlaceholders
 from afferent.preprocess.measure import family_of
 from afferent.preprocess.processor import HuggingFaceProcessor
 from afferent.serve.prompt import PromptBuilder
@@ -120,6 +120,19 @@ def test_embeddings_must_fill_the_placeholder(model: Model, rng: np.random.Gener
     item = EncodedItem(prompt.placeholders[0], {}, embeddings)
     with pytest.raises(InternalError):
         model.runner.prefill("one", prompt.token_ids, [item], GREEDY)
+
+
+def test_placeholders_are_checked(model: Model, rng: np.random.Generator) -> None:
+    prompt, images = model.inputs(2, rng)
+    embeddings = [model.runner.encode(model.processor.process(image)) for image in images]
+    items = [
+        EncodedItem(placeholder, {}, parts)
+        for placeholder, parts in zip(prompt.placeholders, embeddings, strict=True)
+    ]
+    with pytest.raises(InvalidPlaceholders):
+        model.runner.prefill("one", prompt.token_ids, items[::-1], GREEDY)
+    with pytest.raises(InternalError, match="outside"):
+        model.runner.prefill("one", prompt.token_ids[:-20], items, GREEDY)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 
 from afferent.engine.protocol import EngineInfo
 from afferent.errors import InternalError
+from afferent.schedule.window import WindowIndex
 from afferent.types import Placeholder, Sampling
 
 Features = Mapping[str, NDArray[Any]]
@@ -88,6 +89,10 @@ class Runner:
             items: In prompt order.
             sampling: How to choose this and the following tokens.
         """
+        index = WindowIndex((item.placeholder, item) for item in items)
+        if index.end > len(token_ids):
+            raise InternalError("an item's placeholder lies outside of the prompt")
+        items = [index[ordinal] for ordinal in index.in_window(0, len(token_ids))]
         input_ids = torch.tensor([token_ids])
         types = torch.zeros_like(input_ids, dtype=torch.int32)
         for item in items:
