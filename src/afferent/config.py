@@ -32,6 +32,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one request may ask of us. Every refusal names its limit."""
 
     max_body_nbytes: Annotated[int, _Positive, _help("longest request body")] = 64 * MiB
+    max_json_nbytes: Annotated[int, _Positive, _help("longest body, media left out")] = MiB
     max_images: Annotated[int, _Positive, _help("most images in a request")] = 128
     max_image_nbytes: Annotated[int, _Positive, _help("largest image file")] = 32 * MiB
     max_image_pixels: Annotated[int, _Positive, _help("most pixels of an image")] = 64_000_000
@@ -64,7 +65,6 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
     preprocess_timeout_s: Annotated[
         float, _Positive, _help("for one item; a worker that takes longer is killed")
     ] = 60.0
-    max_json_nbytes: Annotated[int, _Positive, _help("longest body, media left out")] = MiB
     max_num_seqs: Annotated[int, _Positive, _help("requests that the engine runs at a time")] = 16
     max_model_len: Annotated[
         int, Meta(ge=0), _help("longest prompt and answer, in tokens; 0: what the model allows")

@@ -30,7 +30,6 @@ _END_OF_HEADER: Final = frozenset({0xD9, 0xDA})
 class StoredSize:
     """``width`` and ``height`` in pixels as stored; ``orientation`` is EXIF's, 1 to 8."""
 
-    format: str
     width: int
     height: int
     orientation: int = 1
@@ -51,7 +50,7 @@ def read_header(data: bytes) -> StoredSize:
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return _read_webp(data)
         if data.startswith((b"GIF87a", b"GIF89a")):
-            return StoredSize("GIF", *struct.unpack_from("<HH", data, 6))
+            return StoredSize(*struct.unpack_from("<HH", data, 6))
     except (struct.error, IndexError) as error:
         raise InvalidMedia("the image's header is cut off") from error
     raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
@@ -64,7 +63,7 @@ def _read_jpeg(data: bytes) -> StoredSize:
             orientation = _orientation(data[start + 6 : start + length])
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", data, start + 1)
-            return StoredSize("JPEG", width, height, orientation)
+            return StoredSize(width, height, orientation)
     raise InvalidMedia("the image's JPEG header names no size")
 
 
@@ -98,7 +97,7 @@ def _read_png(data: bytes) -> StoredSize:
     if data[12:16] != b"IHDR" or length != 13:
         raise InvalidMedia("the image's PNG header is broken")
     width, height = struct.unpack_from(">II", data, 16)
-    return StoredSize("PNG", width, height, _png_orientation(data))
+    return StoredSize(width, height, _png_orientation(data))
 
 
 def _png_orientation(data: bytes) -> int:
@@ -121,19 +120,19 @@ def _read_webp(data: bytes) -> StoredSize:
         if data[23:26] != b"\x9d\x01\x2a":
             raise InvalidMedia("the image's WebP header is broken")
         width, height = struct.unpack_from("<HH", data, 26)
-        return StoredSize("WEBP", width & 0x3FFF, height & 0x3FFF)
+        return StoredSize(width & 0x3FFF, height & 0x3FFF)
     if kind == b"VP8L":
         (bits,) = struct.unpack_from("<I", data, 21)
         if data[20] != 0x2F:
             raise InvalidMedia("the image's WebP header is broken")
-        return StoredSize("WEBP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+        return StoredSize((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind == b"VP8X":
         if len(data) < 30:
             raise InvalidMedia("the image's header is cut off")
         width = int.from_bytes(data[24:27], "little") + 1
         height = int.from_bytes(data[27:30], "little") + 1
         has_exif = bool(data[20] & 0x08)
-        return StoredSize("WEBP", width, height, _webp_orientation(data) if has_exif else 1)
+        return StoredSize(width, height, _webp_orientation(data) if has_exif else 1)
     raise InvalidMedia("the image's WebP header is broken")
 
 

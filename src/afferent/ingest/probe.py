@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge
@@ -14,11 +15,10 @@ _MIN_SIDE: Final = 2
 _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 
 
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
+class ImageHeader(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """``width`` and ``height`` in pixels, as a person sees the image: ``orientation`` applied.
 
-    ``orientation`` is EXIF's, 1 to 8.
+    ``orientation`` is EXIF's, 1 to 8. It travels to the worker as the payload of the image's job.
     """
 
     width: int

@@ -6,7 +6,6 @@ import logging
 import time
 
 import msgspec
-from msgspec import Struct
 
 from afferent.errors import AfferentError, InternalError
 from afferent.ingest.probe import ImageHeader
@@ -15,20 +14,11 @@ from afferent.preprocess.processor import Processor
 from afferent.store import codec
 from afferent.store.client import DaemonStore
 from afferent.store.messages import Order
-from afferent.types import Failure, Span, encode, span_since
+from afferent.types import Failure, Span, decode, span_since
 
 log = logging.getLogger(__name__)
 
-
-class ImageJob(Struct, array_like=True, forbid_unknown_fields=True):
-    """The payload of a job: what `ImageHeader` says of the image in ``inputs[0]``."""
-
-    width: int
-    height: int
-    orientation: int
-
-    def packed(self) -> bytes:
-        return encode(self)
+_header_decoder = msgspec.msgpack.Decoder(ImageHeader)
 
 
 def work(store: DaemonStore, processor: Processor, *, process_name: str) -> None:
@@ -55,11 +45,11 @@ def _make_features(
     store: DaemonStore, processor: Processor, order: Order, spans: list[Span], process_name: str
 ) -> int:
     """One job; the bytes written."""
-    job = msgspec.msgpack.decode(order.payload, type=ImageJob)
+    header = decode(_header_decoder, order.payload)
     raw = store.block(order.inputs[0])
     start = time.monotonic_ns()
-    image = decode_image(raw, ImageHeader(job.width, job.height, job.orientation))
-    note = f"{job.width} x {job.height}"
+    image = decode_image(raw, header)
+    note = f"{header.width} x {header.height}"
     spans.append(span_since(start, process_name, "decode image", copied_nbytes=len(raw), note=note))
     start = time.monotonic_ns()
     features = processor.process(image)

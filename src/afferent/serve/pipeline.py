@@ -33,7 +33,6 @@ from afferent.ingest.probe import ImageHeader, probe_image
 from afferent.ingest.source import Media, read_media
 from afferent.metrics import Metrics
 from afferent.preprocess.family import Family, FeaturePlan
-from afferent.preprocess.worker import ImageJob
 from afferent.serve.account import Account
 from afferent.serve.prompt import Prompt, PromptBuilder
 from afferent.serve.request import (
@@ -48,7 +47,7 @@ from afferent.serve.request import (
 )
 from afferent.store import messages as m
 from afferent.store.client import AsyncDaemonStore
-from afferent.types import ContentKey, Handle, Item, Modality, ObjectKind, Sampling
+from afferent.types import ContentKey, Handle, Item, Modality, ObjectKind, Sampling, encode
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
 
@@ -295,9 +294,7 @@ class Pipeline:
         """Pin the features that exist; queue jobs for the others where there are raw media."""
         items = []
         for image, handle in zip(images, raw, strict=True):
-            header = image.header
-            payload = ImageJob(header.width, header.height, header.orientation).packed()
-            job = m.JobSpec([handle], payload) if handle is not None else None
+            job = m.JobSpec([handle], encode(image.header)) if handle is not None else None
             kind, nbytes = ObjectKind.FEATURES, image.plan.nbytes
             items.append(m.AcquireItem(image.key, kind, nbytes, job))
         return await self.store.acquire(request_id, items)

@@ -71,8 +71,11 @@ class JobQueue:
 
     def overdue(self, *, now_s: float, timeout_s: float) -> list[ClientId]:
         """Workers that have held a job for longer than they may."""
-        running = (job for job in self._by_id.values() if job.worker is not None)
-        return [job.worker for job in running if job.worker and now_s - job.taken_s > timeout_s]
+        return [
+            job.worker
+            for job in self._by_id.values()
+            if job.worker is not None and now_s - job.taken_s > timeout_s
+        ]
 
     def take(self, worker: ClientId, *, now_s: float) -> Job | None:
         """The oldest job that nobody works on, or ``None``."""
