@@ -5,139 +5,278 @@
     views = codec.lay_out(plan, block)                           # write into these
     tree = codec.view(block)                                     # read-only arrays over the block
 
-A tree is made of dictionaries with string keys, lists, tensors, and the scalars of msgpack.
+A tree is made of dictionaries with string keys, lists, tensors of numpy or torch, and the scalars
+of msgpack. What comes back is the same tree; only a numpy scalar becomes an array without
+dimensions, and an array in another byte order one in this machine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
-import msgspec
 import numpy as np
+from msgspec.msgpack import Ext
 from numpy.typing import NDArray
 
 from afferent.errors import FormatError
-from afferent.store import layout
+from afferent.store import copying, layout, torch_tensors
 from afferent.types import TensorSpec
 
 Array = NDArray[Any]
-Tree = Mapping[str, "Tree"] | list["Tree"] | Array | TensorSpec | layout.Scalar
+Tree = (
+    Mapping[str, "Tree"]
+    | list["Tree"]
+    | Array
+    | np.generic
+    | torch_tensors.TorchTensor
+    | TensorSpec
+    | layout.Scalar
+)
 """What can be planned; a `TensorSpec` stands for a tensor that is not there yet."""
 ViewTree = dict[str, "ViewTree"] | list["ViewTree"] | Array | layout.Scalar
 """What comes back."""
+Library = Literal["numpy", "torch"]
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_ONLY_STRINGS = frozenset({str})
+# Smaller tensors are copied at once: keeping them for later costs more than copying them.
+_LARGE_NBYTES = 1 << 20
+_ZEROS = bytes(layout.ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The exact layout of a tree: ``nbytes`` in all, and its header."""
+    """The exact layout of a tree: ``nbytes`` in all.
+
+    ``head`` is all that stands before the payloads, `tensors` are those in their order.
+    """
 
     nbytes: int
-    root: layout.Node
-    header: bytes
+    head: bytes
+    tensors: tuple[layout.TensorLayout, ...]
 
 
 def plan(tree: Tree) -> Plan:
     """Lay a tree out; reads no tensor's bytes.
 
     Raises:
-        FormatError: A type that the format has no place for.
+        FormatError: A type that the format has no place for, or more than it has place for.
     """
-    # Offsets are part of the header, and a number's length in msgpack depends on its size. So the
-    # header is given the room that it needs with the largest offsets, and the rest is padding.
-    sized = _Planner(start=2**62)
-    probe = msgspec.msgpack.encode(sized.node(tree, depth=0))
-    start = layout.align(layout.PRELUDE.size + len(probe))
-    planner = _Planner(start=start)
-    root = planner.node(tree, depth=0)
-    return Plan(planner.end, root, msgspec.msgpack.encode(root))
+    return _Planner().plan(tree)
 
 
-class _Planner:
-    def __init__(self, *, start: int) -> None:
-        self._next = start
-        self.end = start
+def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any:
+    """Write all of a tree but its tensors' bytes; writable tensors over the places for those.
 
-    def node(self, value: Tree, *, depth: int) -> layout.Node:
-        if depth > layout.MAX_DEPTH:
-            raise FormatError("nested too deeply")
-        match value:
-            case np.ndarray():
-                return self._tensor(value.dtype.name, value.shape)
-            case TensorSpec():
-                return self._tensor(value.dtype, value.shape)
-            case Mapping():
-                if not all(isinstance(key, str) for key in value):
-                    raise FormatError("the keys of a dictionary are strings")
-                children = [(k, self.node(v, depth=depth + 1)) for k, v in value.items()]
-                return layout.DictNode(children)
-            case list():
-                return layout.ListNode([self.node(v, depth=depth + 1) for v in value])
-            case int() if not -(2**63) <= value < 2**64:
-                raise FormatError("an integer of more than 64 bits can't be stored")
-            case bytes():
-                return layout.BytesNode(value)
-            case None | bool() | int() | float() | str():
-                return layout.ScalarNode(value)
-            case _:
-                raise FormatError(f"a {type(value).__name__} can't be stored")
+    Args:
+        plan: Of the tree.
+        block: At least ``plan.nbytes`` of writable memory.
+        tensors: The library whose tensors are wanted.
 
-    def _tensor(self, dtype: str, shape: tuple[int, ...]) -> layout.TensorNode:
-        nbytes = layout.tensor_nbytes(dtype, shape)
-        node = layout.TensorNode(dtype, list(shape), self._next, nbytes)
-        self.end = self._next + nbytes
-        self._next = layout.align(self.end)
-        return node
+    Raises:
+        FormatError: The block is too small.
+    """
+    block = _write_head(plan, block)
+    offset = len(plan.head)
+    for tensor in plan.tensors:
+        offset = _write_padding(block, offset + tensor.nbytes, plan.nbytes)
+    return view(block[: plan.nbytes], tensors=tensors)
 
 
-def lay_out(plan: Plan, block: memoryview) -> ViewTree:
-    """Write the header of ``plan`` into ``block``; writable arrays over the payloads."""
-    if len(block) < plan.nbytes:
-        raise FormatError(f"the block of {len(block)} bytes is too small for {plan.nbytes}")
-    prelude = layout.pack_prelude(header_nbytes=len(plan.header), total_nbytes=plan.nbytes)
-    block[: len(prelude)] = prelude
-    block[len(prelude) : len(prelude) + len(plan.header)] = plan.header
-    return _views(plan.root, block)
+def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
+    """Write a tree, tensors and all; the number of bytes used, from the start of the block.
 
+    Trees from 10 MB on are copied by the caller's thread and a helper; ``num_threads=1`` does
+    without.
 
-def write_into(tree: Tree, block: memoryview) -> int:
-    """Write a tree, tensors and all; the number of bytes used, from the start of the block."""
-    planned = plan(tree)
-    _copy(tree, lay_out(planned, block))
+    Raises:
+        FormatError: As `plan` and `lay_out`, or a tensor is only a `TensorSpec`.
+    """
+    planner = _Planner()
+    planned = planner.plan(tree)
+    block = _write_head(planned, block)
+    offset = len(planned.head)
+    large: list[copying.Copy] = []
+    for source, (dtype, shape, nbytes) in zip(planner.sources, planned.tensors, strict=True):
+        if source is None:
+            raise FormatError("a tensor is missing: only its shape is there")
+        target = np.ndarray(shape, dtype, block, offset)
+        if nbytes < _LARGE_NBYTES:
+            target[...] = source
+        else:
+            large.append((target, source))
+        offset = _write_padding(block, offset + nbytes, planned.nbytes)
+    copying.copy_all(large, num_threads=num_threads)
     return planned.nbytes
 
 
-def view(block: memoryview) -> ViewTree:
-    """The tree in a block; its arrays are views, read-only where the block is.
+@overload
+def view(
+    block: memoryview | bytes, *, tensors: Literal["numpy"] = "numpy", copy: bool = False
+) -> ViewTree: ...
+@overload
+def view(block: memoryview | bytes, *, tensors: Library, copy: bool = False) -> Any: ...
+def view(block: memoryview | bytes, *, tensors: Library = "numpy", copy: bool = False) -> Any:
+    """The tree in a block. Its tensors are views, and keep what ``block`` is a view of alive.
+
+    Args:
+        block: May be longer than what was written.
+        tensors: The library whose tensors are wanted; torch is imported only for its own.
+        copy: Private tensors, always writable. Without it numpy's are read-only where the block
+            is. torch knows no read-only tensors: **writing into one over a read-only map ends the
+            process** (SIGSEGV).
 
     Raises:
-        FormatError: The bytes are not a valid block.
+        FormatError: The bytes are not a valid block. All of it was checked before this returns.
     """
-    return _views(layout.read_header(block), block)
+    block = _as_bytes(block)
+    header = layout.read_header(block)
+    viewer = _Viewer(block, header, _finisher(tensors, copy=copy))
+    return viewer.tree(header.tree)
 
 
-def _views(node: layout.Node, block: memoryview) -> ViewTree:
-    match node:
-        case layout.ScalarNode() | layout.BytesNode():
-            return node.value
-        case layout.ListNode():
-            return [_views(child, block) for child in node.nodes]
-        case layout.DictNode():
-            return {key: _views(child, block) for key, child in node.nodes}
-        case layout.TensorNode():
-            payload = block[node.offset : node.offset + node.nbytes]
-            return np.frombuffer(payload, dtype=node.dtype).reshape(node.shape)
+def _finisher(tensors: Library, *, copy: bool) -> Callable[[Array], Any] | None:
+    """What is done to each array over the block before it is handed out."""
+    match tensors, copy:
+        case "numpy", False:
+            return None
+        case "numpy", True:
+            return np.ndarray.copy
+        case "torch", False:
+            return torch_tensors.as_tensor
+        case "torch", True:
+            return lambda array: torch_tensors.as_tensor(array.copy())
+        case _:
+            raise ValueError(f"no tensors of {tensors!r}")
 
 
-def _copy(source: Tree, target: ViewTree) -> None:
-    if isinstance(source, np.ndarray) and isinstance(target, np.ndarray):
-        np.copyto(target, source)  # releases the GIL; a slice assignment would hold it
-    elif isinstance(source, Mapping) and isinstance(target, dict):
-        for key, child in source.items():
-            _copy(child, target[key])
-    elif isinstance(source, list) and isinstance(target, list):
-        for child, place in zip(source, target, strict=True):
-            _copy(child, place)
-    elif isinstance(source, TensorSpec):
-        raise FormatError("a tensor is missing: only its shape is there")
+class _Planner:
+    """One walk over a tree: its header, and its tensors in the order of their payloads."""
+
+    def __init__(self) -> None:
+        self.sources: list[Array | None] = []
+        self._tensors: list[layout.TensorLayout] = []
+        self._next = self._end = 0  # counted from the first payload
+
+    def plan(self, tree: Tree) -> Plan:
+        node = self._node(tree, 0)
+        head, nbytes = layout.pack_header(node, payloads_nbytes=self._end)
+        return Plan(nbytes, head, tuple(self._tensors))
+
+    def _node(self, value: Any, depth: int) -> Any:
+        # By exact type: a subclass, such as an enumeration, would come back as something else.
+        kind = type(value)
+        if kind is np.ndarray:
+            return self._tensor(value, value.dtype, value.shape)
+        if kind is dict or kind is list:
+            return self._container(value, depth)
+        if kind is int and not -(2**63) <= value < 2**64:
+            raise FormatError("an integer of more than 64 bits can't be stored")
+        if kind in _SCALARS:
+            return value
+        if kind is TensorSpec:
+            return self._tensor(None, layout.dtype_named(value.dtype), tuple(value.shape))
+        if isinstance(value, Mapping):
+            return self._container(value, depth)
+        array = _as_array(value)
+        return self._tensor(array, array.dtype, array.shape)
+
+    def _container(self, value: Mapping[str, Any] | list[Any], depth: int) -> Any:
+        if depth >= layout.MAX_DEPTH:
+            raise FormatError("nested too deeply")
+        if isinstance(value, list):
+            return [self._node(child, depth + 1) for child in value]
+        if not _ONLY_STRINGS.issuperset(map(type, value)):
+            raise FormatError("the keys of a dictionary are strings")
+        return {key: self._node(child, depth + 1) for key, child in value.items()}
+
+    def _tensor(self, source: Array | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ext:
+        node, tensor = layout.pack_tensor(dtype, shape)
+        self.sources.append(source)
+        self._tensors.append(tensor)
+        self._end = self._next + tensor.nbytes
+        self._next = layout.align(self._end)
+        return node
+
+
+def _as_array(value: Any) -> Array:
+    """The less usual kinds of tensors."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise FormatError("a masked array can't be stored: its mask would be lost")
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if torch_tensors.is_tensor(value):
+        return torch_tensors.as_array(value)
+    raise FormatError(f"a {type(value).__name__} can't be stored")
+
+
+class _Viewer:
+    """One walk over a decoded header: checks each node, and puts tensors in their places."""
+
+    def __init__(
+        self, block: memoryview, header: layout.Header, finish: Callable[[Array], Any] | None
+    ) -> None:
+        self._block, self._finish = block, finish
+        self._next = self._end = header.start
+        self._total_nbytes = header.total_nbytes
+
+    def tree(self, node: Any) -> Any:
+        holder = [node]
+        self._fill(holder, -1)
+        if self._end != self._total_nbytes:
+            raise FormatError("the tensors do not fill the block")
+        return holder[0]
+
+    def _fill(self, container: Any, depth: int) -> None:
+        """In place: the header's containers are the result's."""
+        if depth >= layout.MAX_DEPTH:
+            raise FormatError("nested too deeply")
+        if type(container) is list:
+            children: Any = enumerate(container)
+        else:
+            if not _ONLY_STRINGS.issuperset(map(type, container)):
+                raise FormatError("the keys of a dictionary are strings")
+            children = container.items()
+        for key, child in children:
+            kind = type(child)
+            if kind is Ext:
+                container[key] = self._tensor(child)
+            elif kind is dict or kind is list:
+                self._fill(child, depth + 1)
+            elif kind not in _SCALARS:
+                raise FormatError(f"a {kind.__name__} is not part of the format")
+
+    def _tensor(self, node: Ext) -> Any:
+        dtype, shape, nbytes = layout.read_tensor(node.code, bytes(node.data))
+        offset, self._end = self._next, self._next + nbytes
+        if self._end > self._total_nbytes:
+            raise FormatError("a tensor ends outside of the block")
+        self._next = layout.align(self._end)
+        array: Array = np.ndarray(shape, dtype, self._block, offset)
+        return array if self._finish is None else self._finish(array)
+
+
+def _as_bytes(block: memoryview | bytes) -> memoryview:
+    view = memoryview(block)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _write_head(plan: Plan, block: memoryview) -> memoryview:
+    block = _as_bytes(block)
+    if len(block) < plan.nbytes:
+        raise FormatError(f"the block of {len(block)} bytes is too small for {plan.nbytes}")
+    block[: len(plan.head)] = plan.head
+    return block
+
+
+def _write_padding(block: memoryview, end: int, total_nbytes: int) -> int:
+    """Zeros up to the next payload, whose offset it returns.
+
+    So equal trees make equal blocks, and nothing of a former object is left between payloads.
+    """
+    start = min(layout.align(end), total_nbytes)
+    if start > end:
+        block[end:start] = _ZEROS[: start - end]
+    return start

@@ -5,106 +5,159 @@
     10  flags           u16       0
     12  header_nbytes   u32       length of the header that follows
     16  total_nbytes    u64       length of the whole block
-    24  header          msgpack   a node of the tree
+    24  header          msgpack   the tree, each tensor an extension that says its type and shape
     ... zero padding to a multiple of 64
-    ... payloads, each at a multiple of 64, little-endian, C order
+    ... payloads in the order of the header, each at the next multiple of 64
 
-All integers are little-endian. A header is read as hostile input: it is decoded by schema, and
-every offset, shape and length is checked against the block before anything is viewed.
+A header holds no offsets. They follow from the shapes, so payloads that overlap, are misaligned or
+stand in another order can't be written down at all. `docs/format.md` is the whole specification.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec.msgpack import Ext
 
 from afferent.errors import FormatError
-from afferent.types import NonNegative, decode
+from afferent.types import TensorSpec, decode, encode
 
 MAGIC = b"AFFERENT"
 VERSION = 1
 ALIGNMENT = 64
 PRELUDE = struct.Struct("<8sHHIQ")
-MAX_HEADER_NBYTES = 16 << 20
+# A megabyte of empty lists is some 60 MB of Python objects; what is larger belongs in a tensor.
+MAX_HEADER_NBYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_DIMS = 32
+TENSOR_CODE = 1
+"""The msgpack extension that stands for a tensor."""
 
-DTYPES = frozenset(
-    {
-        *("bool", "float16", "float32", "float64"),
-        *("int8", "int16", "int32", "int64"),
-        *("uint8", "uint16", "uint32", "uint64"),
-    }
+_NUMPY_NAMES = (
+    *("bool", "float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
 )
-"""The element types of version 1, by their numpy names."""
+ML_NAMES = (
+    *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(name) for name in _NUMPY_NAMES},
+    **{name: np.dtype(getattr(ml_dtypes, name)) for name in ML_NAMES},
+}
+"""The element types of version 1, by their names in numpy and ml_dtypes."""
+
+# Asking a dtype for its name takes microseconds, looking it up here 40 ns.
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Scalar = None | bool | int | float | str | bytes
 
-
-class ScalarNode(Struct, array_like=True, tag=0, frozen=True, forbid_unknown_fields=True):
-    value: bool | int | float | str | None
-
-
-class BytesNode(Struct, array_like=True, tag=4, frozen=True, forbid_unknown_fields=True):
-    value: bytes
+_spec_decoder = msgspec.msgpack.Decoder(TensorSpec)
+_tree_decoder = msgspec.msgpack.Decoder()
 
 
-class ListNode(Struct, array_like=True, tag=1, frozen=True, forbid_unknown_fields=True):
-    nodes: list[Node]
+class TensorLayout(NamedTuple):
+    """One tensor's payload; the native type, C order."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
 
 
-class DictNode(Struct, array_like=True, tag=2, frozen=True, forbid_unknown_fields=True):
-    """Keys are unique strings, in the order of the dictionary."""
+class Header(NamedTuple):
+    """``tree`` is made of msgpack's own types; its tensors are still `Ext`, unread."""
 
-    nodes: list[tuple[str, Node]]
-
-
-class TensorNode(Struct, array_like=True, tag=3, frozen=True, forbid_unknown_fields=True):
-    """``offset`` counts from the start of the block."""
-
-    dtype: str
-    shape: list[NonNegative]
-    offset: NonNegative
-    nbytes: NonNegative
-
-
-Node = ScalarNode | BytesNode | ListNode | DictNode | TensorNode
-
-_decoder = msgspec.msgpack.Decoder(Node)
+    tree: Any
+    start: int
+    """Offset of the first payload."""
+    total_nbytes: int
 
 
 def align(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+    return (offset + ALIGNMENT - 1) & -ALIGNMENT
 
 
-def tensor_nbytes(dtype: str, shape: list[int] | tuple[int, ...]) -> int:
-    """The payload of a tensor, in bytes.
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Raises: FormatError: Version 1 has no such element type."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise FormatError(f"a tensor of {name[:40]} can't be stored") from None
+
+
+# Trees repeat few shapes, and reading one from its bytes costs as much as the rest of a view.
+@lru_cache(maxsize=1024)
+def pack_tensor(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Ext, TensorLayout]:
+    """How the header says a tensor, and what its payload is like.
 
     Raises:
         FormatError: Version 1 has no such element type, or no room for such a shape.
     """
-    if dtype not in DTYPES:
-        raise FormatError(f"a tensor of {dtype} can't be stored")
-    itemsize = np.dtype(dtype).itemsize
-    if len(shape) > MAX_DIMS or math.prod(max(side, 1) for side in shape) * itemsize >= 2**62:
-        raise FormatError("a tensor has too many dimensions, or sides too long to count its bytes")
+    native = dtype.newbyteorder("=")
+    name = _NAMES.get(native)
+    if name is None:
+        raise FormatError(f"a tensor of {str(dtype)[:40]} can't be stored")
+    layout = TensorLayout(DTYPES[name], shape, _nbytes(native.itemsize, shape))
+    return Ext(TENSOR_CODE, encode(TensorSpec(name, shape))), layout
+
+
+@lru_cache(maxsize=1024)
+def read_tensor(code: int, data: bytes) -> TensorLayout:
+    """What an extension in a header says.
+
+    Raises:
+        FormatError: Not a tensor of version 1.
+    """
+    if code != TENSOR_CODE:
+        raise FormatError(f"extension {code} is not known here")
+    spec = decode(_spec_decoder, data)
+    if encode(spec) != data:
+        raise FormatError("a tensor is not spelled in the one way that it should be")
+    dtype = dtype_named(spec.dtype)
+    return TensorLayout(dtype, spec.shape, _nbytes(dtype.itemsize, spec.shape))
+
+
+def _nbytes(itemsize: int, shape: Sequence[int]) -> int:
+    if len(shape) > MAX_DIMS or min(shape, default=0) < 0:
+        raise FormatError("a tensor has too many dimensions, or a negative side")
+    # Sides beside a zero count too: numpy can't make a view whose strides overflow.
+    if math.prod(max(side, 1) for side in shape) * itemsize >= 2**62:
+        raise FormatError("a tensor's sides are too long to count its bytes")
     return math.prod(shape) * itemsize
 
 
-def pack_prelude(*, header_nbytes: int, total_nbytes: int) -> bytes:
-    return PRELUDE.pack(MAGIC, VERSION, 0, header_nbytes, total_nbytes)
-
-
-def read_header(block: memoryview) -> Node:
-    """The checked header of a block.
+def pack_header(tree: Any, *, payloads_nbytes: int) -> tuple[bytes, int]:
+    """Prelude, header and padding, so up to the first payload; and the length of the whole block.
 
     Raises:
-        FormatError: The bytes are not a block of version 1, or point outside of it.
+        FormatError: The header is over its limit, or a string is not Unicode.
+    """
+    try:
+        header = encode(tree)
+    except UnicodeEncodeError:
+        raise FormatError("a string that is not valid Unicode can't be stored") from None
+    if len(header) > MAX_HEADER_NBYTES:
+        raise FormatError("more than 1 MiB besides tensors; large bytes are stored as uint8")
+    start = align(PRELUDE.size + len(header))
+    total_nbytes = start + payloads_nbytes
+    prelude = PRELUDE.pack(MAGIC, VERSION, 0, len(header), total_nbytes)
+    return (prelude + header).ljust(start, b"\0"), total_nbytes
+
+
+def read_header(block: memoryview) -> Header:
+    """The header of a block; the caller checks the nodes of its tree as it walks them.
+
+    Raises:
+        FormatError: The bytes are not a block of version 1.
     """
     if len(block) < PRELUDE.size:
         raise FormatError("shorter than a block can be")
@@ -117,33 +170,17 @@ def read_header(block: memoryview) -> Node:
         raise FormatError("the header is longer than it may be")
     if total_nbytes > len(block):
         raise FormatError("the block is longer than its memory")
-    root: Node = decode(_decoder, block[PRELUDE.size : PRELUDE.size + header_nbytes])
-    end = align(PRELUDE.size + header_nbytes)
-    for node in _tensors(root, depth=0):
-        if node.nbytes != tensor_nbytes(node.dtype, node.shape):
-            raise FormatError("a tensor's length is not that of its shape")
-        if node.offset % ALIGNMENT or node.offset < end:
-            raise FormatError("a tensor's offset is misaligned, or overlaps what is before it")
-        end = node.offset + node.nbytes
-        if end > total_nbytes:
-            raise FormatError("a tensor ends outside of the block")
-    return root
+    # A private copy: the block is shared memory, and may change between two looks at it.
+    header = bytes(block[PRELUDE.size : PRELUDE.size + header_nbytes])
+    tree = decode(_tree_decoder, header)
+    if not _is_spelling_of(tree, header):
+        raise FormatError("a header is not spelled in the one way that it should be")
+    return Header(tree, align(PRELUDE.size + header_nbytes), total_nbytes)
 
 
-def _tensors(node: Node, *, depth: int) -> Iterator[TensorNode]:
-    """The tensors of a tree in the order of their payloads."""
-    if depth > MAX_DEPTH:
-        raise FormatError("nested too deeply")
-    match node:
-        case TensorNode():
-            yield node
-        case ListNode():
-            for child in node.nodes:
-                yield from _tensors(child, depth=depth + 1)
-        case DictNode():
-            if len({key for key, _ in node.nodes}) != len(node.nodes):
-                raise FormatError("a dictionary has a key twice")
-            for _, child in node.nodes:
-                yield from _tensors(child, depth=depth + 1)
-        case ScalarNode() | BytesNode():
-            pass
+def _is_spelling_of(tree: Any, header: bytes) -> bool:
+    """Encoding has one result, so this also finds what decoding hides, such as a key twice."""
+    try:
+        return encode(tree) == header
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+        return False  # decoded, but no tree: a dictionary with a list as key, for example

@@ -1,0 +1,100 @@
+"""Copying tensors into a block; from ten megabytes on, with the help of a second thread.
+
+One core does not reach the memory's speed. The helper is one thread, kept, and started by the first
+copy that is large enough. A forked child starts its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Copy = tuple[Array, Array]
+"""Target and source: same shape, same element type but for the byte order."""
+
+SPLIT_NBYTES = 10_000_000
+# Small enough to balance two threads, large enough that the GIL changes hands seldom.
+_PIECE_NBYTES = 4 << 20
+
+
+def copy_all(copies: Sequence[Copy], *, num_threads: int = 2) -> None:
+    """Do all copies. numpy releases the GIL while it copies; a memoryview would hold it."""
+    total_nbytes = sum(target.nbytes for target, _ in copies)
+    if num_threads < 2 or total_nbytes < SPLIT_NBYTES:
+        for target, source in copies:
+            np.copyto(target, source)
+    else:
+        _copy_with_helper(list(_pieces(copies)))
+
+
+def _copy_with_helper(pieces: list[Copy]) -> None:
+    """Two threads take from one list, so neither waits for the other for longer than a piece."""
+
+    def work() -> None:
+        while True:
+            try:
+                target, source = pieces.pop()
+            except IndexError:
+                return
+            np.copyto(target, source)
+
+    future = _helper.submit(work)
+    try:
+        work()
+    finally:
+        # Nothing may write into the block after this returns, whatever went wrong here.
+        pieces.clear()
+        if future is not None and not future.cancel():
+            future.result()
+
+
+def _pieces(copies: Sequence[Copy]) -> Iterator[Copy]:
+    for target, source in copies:
+        num_pieces = -(-target.nbytes // _PIECE_NBYTES)
+        if target.flags.c_contiguous and source.flags.c_contiguous:
+            target, source = target.reshape(-1), source.reshape(-1)
+        axis = next((axis for axis, side in enumerate(target.shape) if side > 1), None)
+        if axis is None or num_pieces < 2:
+            yield target, source
+            continue
+        step = -(-target.shape[axis] // num_pieces)
+        for first in range(0, target.shape[axis], step):
+            part = (*(slice(None),) * axis, slice(first, first + step))
+            yield target[part], source[part]
+
+
+class _Helper:
+    """The second thread, if this process may run on a second core."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, work: Callable[[], None]) -> Future[None] | None:
+        """``None`` where no help is to be had; the caller then does all of the work."""
+        with self._lock:
+            if self._pool is None:
+                if len(os.sched_getaffinity(0)) < 2:
+                    return None
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="afferent-copy")
+            try:
+                return self._pool.submit(work)
+            except RuntimeError:
+                return None  # the interpreter is shutting down, and starts no more work
+
+
+def _start_over() -> None:
+    """A forked child has the pool without its thread, and perhaps a lock that nobody opens."""
+    global _helper
+    _helper = _Helper()
+
+
+_helper = _Helper()
+os.register_at_fork(after_in_child=_start_over)
