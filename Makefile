@@ -8,7 +8,7 @@ MODEL ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint type imports fmt bench docs check train evaluate clean
+.PHONY: help setup serve test fuzz lint type imports fmt bench docs check train evaluate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -32,6 +32,9 @@ serve: setup  ## serve the built-in model, or MODEL=folder, with ARGS="--explain
 test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@echo "==> running the tests (some minutes)"
 	@$(BIN)/python -m pytest $(ARGS)
+
+fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
+	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
 lint: setup  ## check format and style
 	@$(BIN)/ruff format --check .

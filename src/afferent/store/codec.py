@@ -41,9 +41,10 @@ Library = Literal["numpy", "torch"]
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _ONLY_STRINGS = frozenset({str})
-# Smaller tensors are copied at once: keeping them for later costs more than copying them.
+_SMALL_NBYTES = 4 << 10
+# Only these may be worth a second thread; what is between is copied at once.
 _LARGE_NBYTES = 1 << 20
-_ZEROS = bytes(layout.ALIGNMENT)
+_BOOL = layout.DTYPES["bool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,12 @@ def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any
         FormatError: The block is too small.
     """
     block = _write_head(plan, block)
-    offset = len(plan.head)
+    end = len(plan.head)
     for tensor in plan.tensors:
-        offset = _write_padding(block, offset + tensor.nbytes, plan.nbytes)
-    return view(block[: plan.nbytes], tensors=tensors)
+        start = layout.align(end)
+        block[end:start] = bytes(start - end)
+        end = start + tensor.nbytes
+    return _view(block[: plan.nbytes], _finisher(tensors, copy=False), is_filled=False)
 
 
 def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
@@ -102,12 +105,19 @@ def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
     for source, (dtype, shape, nbytes) in zip(planner.sources, planned.tensors, strict=True):
         if source is None:
             raise FormatError("a tensor is missing: only its shape is there")
-        target = np.ndarray(shape, dtype, block, offset)
-        if nbytes < _LARGE_NBYTES:
-            target[...] = source
+        end = offset + nbytes
+        following = min(layout.align(end), planned.nbytes)
+        if nbytes < _SMALL_NBYTES and source.dtype == dtype:
+            # Twice through the cache, and still half the price of making an array to copy into.
+            block[offset:following] = source.tobytes().ljust(following - offset, b"\0")
         else:
-            large.append((target, source))
-        offset = _write_padding(block, offset + nbytes, planned.nbytes)
+            target = np.ndarray(shape, dtype, block, offset)
+            if nbytes < _LARGE_NBYTES:
+                target[...] = source
+            else:
+                large.append((target, source))
+            block[end:following] = bytes(following - end)
+        offset = following
     copying.copy_all(large, num_threads=num_threads)
     return planned.nbytes
 
@@ -131,13 +141,18 @@ def view(block: memoryview | bytes, *, tensors: Library = "numpy", copy: bool = 
     Raises:
         FormatError: The bytes are not a valid block. All of it was checked before this returns.
     """
-    block = _as_bytes(block)
+    return _view(_as_bytes(block), _finisher(tensors, copy=copy), is_filled=True)
+
+
+_Finish = Callable[[Array], Any]
+
+
+def _view(block: memoryview, finish: _Finish | None, *, is_filled: bool) -> Any:
     header = layout.read_header(block)
-    viewer = _Viewer(block, header, _finisher(tensors, copy=copy))
-    return viewer.tree(header.tree)
+    return _Viewer(block, header, finish, is_filled=is_filled).tree(header.tree)
 
 
-def _finisher(tensors: Library, *, copy: bool) -> Callable[[Array], Any] | None:
+def _finisher(tensors: Library, *, copy: bool) -> _Finish | None:
     """What is done to each array over the block before it is handed out."""
     match tensors, copy:
         case "numpy", False:
@@ -216,9 +231,14 @@ class _Viewer:
     """One walk over a decoded header: checks each node, and puts tensors in their places."""
 
     def __init__(
-        self, block: memoryview, header: layout.Header, finish: Callable[[Array], Any] | None
+        self,
+        block: memoryview,
+        header: layout.Header,
+        finish: _Finish | None,
+        *,
+        is_filled: bool,
     ) -> None:
-        self._block, self._finish = block, finish
+        self._block, self._finish, self._is_filled = block, finish, is_filled
         self._next = self._end = header.start
         self._total_nbytes = header.total_nbytes
 
@@ -255,6 +275,9 @@ class _Viewer:
             raise FormatError("a tensor ends outside of the block")
         self._next = layout.align(self._end)
         array: Array = np.ndarray(shape, dtype, self._block, offset)
+        # numpy counts truths by adding up bytes: with others than 0 and 1 it writes past buffers.
+        if dtype is _BOOL and self._is_filled and nbytes and array.view(np.uint8).max() > 1:
+            raise FormatError("a boolean is neither 0 nor 1")
         return array if self._finish is None else self._finish(array)
 
 
@@ -269,14 +292,3 @@ def _write_head(plan: Plan, block: memoryview) -> memoryview:
         raise FormatError(f"the block of {len(block)} bytes is too small for {plan.nbytes}")
     block[: len(plan.head)] = plan.head
     return block
-
-
-def _write_padding(block: memoryview, end: int, total_nbytes: int) -> int:
-    """Zeros up to the next payload, whose offset it returns.
-
-    So equal trees make equal blocks, and nothing of a former object is left between payloads.
-    """
-    start = min(layout.align(end), total_nbytes)
-    if start > end:
-        block[end:start] = _ZEROS[: start - end]
-    return start
