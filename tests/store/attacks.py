@@ -127,9 +127,8 @@ def _shapes(rng: random.Random) -> bytearray:
         end = layout.align(end) + math.prod(shape) * layout.DTYPES[name].itemsize
     header = encode({str(n): tensor(*spec) for n, spec in enumerate(layouts)})
     block = forged(header, max(0, end + rng.choice([0, 0, 0, -64, -1, 1, 64])))
-    payload = len(block) - end
-    if end and rng.random() < 0.5 and len(block) >= end:
-        block[payload:] = rng.randbytes(end)  # booleans that are none, among others
+    if end and rng.random() < 0.5:
+        block[-end:] = rng.randbytes(end)  # booleans that are none, among others
     return block
 
 

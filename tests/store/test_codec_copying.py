@@ -76,6 +76,18 @@ def test_one_core_is_enough(large: np.ndarray, monkeypatch: pytest.MonkeyPatch) 
     assert np.array_equal(target, large)
 
 
+def test_no_thread_to_be_had(large: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of threads, or while the interpreter shuts down."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(copying.ThreadPoolExecutor, "submit", refuse)
+    target = np.zeros_like(large)
+    copying.copy_all([(target, large)])
+    assert np.array_equal(target, large)
+
+
 def test_callers_in_several_threads(large: np.ndarray) -> None:
     """One helper for all; a caller that gets no help does the work itself."""
     targets = [np.zeros_like(large) for _ in range(6)]

@@ -87,7 +87,7 @@ class _Helper:
             try:
                 return self._pool.submit(work)
             except RuntimeError:
-                return None  # the interpreter is shutting down, and starts no more work
+                return None  # no more threads here, or the interpreter is shutting down
 
 
 def _start_over() -> None:
