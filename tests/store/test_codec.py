@@ -159,6 +159,11 @@ def test_a_plan_needs_shapes_only() -> None:
         codec.write_into(specs, block)
 
 
+def test_sides_that_were_computed() -> None:
+    sides: Any = (np.int64(2), True, np.uint8(3))
+    assert codec.plan(TensorSpec("int8", sides)) == codec.plan(np.zeros((2, 1, 3), np.int8))
+
+
 class Colour(StrEnum):
     RED = "red"
 
@@ -200,6 +205,7 @@ def itself() -> list[Any]:
         TensorSpec("complex64", (1,)),
         TensorSpec("float32", (-1, 2)),
         TensorSpec("float32", (2**62, 2)),
+        TensorSpec("float32", (1.5,)),
         TensorSpec("uint8", (1,) * 33),
         itself(),
     ],

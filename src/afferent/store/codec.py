@@ -12,6 +12,7 @@ dimensions, and an array in another byte order one in this machine's.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -192,7 +193,7 @@ class _Planner:
         if kind in _SCALARS:
             return value
         if kind is TensorSpec:
-            return self._tensor(None, layout.dtype_named(value.dtype), tuple(value.shape))
+            return self._tensor(None, layout.dtype_named(value.dtype), _sides(value))
         if isinstance(value, Mapping):
             return self._container(value, depth)
         array = _as_array(value)
@@ -214,6 +215,14 @@ class _Planner:
         self._end = self._next + tensor.nbytes
         self._next = layout.align(self._end)
         return node
+
+
+def _sides(spec: TensorSpec) -> tuple[int, ...]:
+    """Computed shapes often hold numpy's integers."""
+    try:
+        return tuple(int(operator.index(side)) for side in spec.shape)
+    except TypeError:
+        raise FormatError("the sides of a tensor are integers") from None
 
 
 def _as_array(value: Any) -> Array:
