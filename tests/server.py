@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ import httpx2 as httpx
 import openai
 import psutil
 
+from afferent.store.client import DaemonStore
 from afferent.testing.pictures import Picture
 
 START_TIMEOUT_S = 90.0
@@ -115,6 +117,17 @@ class Server:
         pool = self.find("afferent.preprocess.pool")
         return [process for process in pool if process.parent() in pool]
 
+    def store(self) -> DaemonStore:
+        """A connection of the test's own to the server's store."""
+        (daemon,) = self.find("afferent.store.daemon")
+        fds = Path(f"/proc/{daemon.pid}/fd").iterdir()
+        inodes = {match[1] for fd in fds if (match := re.match(r"socket:\[(\d+)\]", _target(fd)))}
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[6] in inodes and len(fields) == 8 and fields[5] == "01":
+                return DaemonStore("\0" + fields[7][1:], name="test")
+        raise AssertionError("the store does not listen")
+
     def suspend_preprocess_workers(self) -> list[psutil.Process]:
         """Stop both workers while each of them waits for a job."""
         wait_until(lambda: self.store_figure("num_workers") == 2)
@@ -123,6 +136,13 @@ class Server:
         for worker in workers:
             worker.suspend()
         return workers
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:

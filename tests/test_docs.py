@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from afferent import config
 from afferent.bench.run import BENCHMARKS
+from afferent.operate.arguments import add_store
+from afferent.store.local import LocalStore
+from afferent.types import ContentKey, MiB
 from tests.server import Server
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +39,55 @@ def test_links_and_commands(page: Path) -> None:
     known = {"--" + key.replace("_", "-") for key in config.field_names()}
     for flag in re.findall(r"afferent serve[^\n`]*?(--[a-z-]+)", text):
         assert flag in known | {"--help", "--config"}
+    verbs = store_verbs()
+    for verb, rest in re.findall(r"afferent store ([a-z]+)([^\n`]*)", text):
+        assert verb in verbs
+        assert set(re.findall(r"--[a-z-]+", rest)) <= verbs[verb]
+
+
+def test_the_guide_to_the_store_runs() -> None:
+    """All of its examples, one after another."""
+    with LocalStore(4 * MiB) as store:
+        pixels, grid = np.ones((4, 8), np.float32), np.array([[1, 2, 2]])
+        trees = {ContentKey(bytes([n]) * 32): {"pixel_values": pixels * n} for n in range(3)}
+        names = {
+            "store": store,
+            "pixels": pixels,
+            "grid": grid,
+            "trees": trees,
+            "sizes": dict.fromkeys(trees, 1000),
+            "encode": lambda tree: tree["pixel_values"] * 2,
+            "digest_of_the_encoder": b"digest",
+        }
+        found = blocks(ROOT / "docs/store.md", "python")
+        assert len(found) == 4
+        for block in found:
+            exec(block, names)  # noqa: S102
+        assert store.stat().held_nbytes == 0
+        assert store.stat().num_objects == 6
+
+
+def test_every_store_command_is_documented() -> None:
+    text = (ROOT / "docs/operating-the-store.md").read_text()
+    for verb, flags in store_verbs().items():
+        assert f"$ afferent store {verb}" in text
+        for flag in flags - {"--help"}:
+            assert flag in text, f"{flag} of {verb}"
+
+
+def store_verbs() -> dict[str, set[str]]:
+    """The flags of each command below ``afferent store``."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    add_store(commands)
+    (verbs,) = [
+        action
+        for action in commands.choices["store"]._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    return {
+        verb: {flag for flag in parser._option_string_actions if flag.startswith("--")}
+        for verb, parser in verbs.choices.items()
+    }
 
 
 def test_every_make_target_is_listed() -> None:

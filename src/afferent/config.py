@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from afferent.errors import ConfigError
-from afferent.types import GiB, KiB, MiB
+from afferent.types import GiB, KiB, MiB, ObjectKind
 
 ENV_PREFIX = "AFFERENT_"
 
@@ -33,7 +33,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     max_body_nbytes: Annotated[int, _Positive, _help("longest request body")] = 64 * MiB
     max_json_nbytes: Annotated[int, _Positive, _help("longest body, media left out")] = MiB
-    max_images: Annotated[int, _Positive, _help("most images in a request")] = 128
+    max_images: Annotated[int, Meta(ge=1, le=4096), _help("most images in a request")] = 128
     max_image_nbytes: Annotated[int, _Positive, _help("largest image file")] = 32 * MiB
     max_image_pixels: Annotated[int, _Positive, _help("most pixels of an image")] = 64_000_000
     max_image_side: Annotated[int, _Positive, _help("longest side of an image")] = 16_384
@@ -61,6 +61,19 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
     arena_nbytes: Annotated[
         int, Meta(ge=MiB), _help("shared memory for media, features and embeddings")
     ] = GiB
+    raw_share: Annotated[
+        float, Meta(gt=0.0, lt=1.0), _help("part of the arena for media as they came")
+    ] = 0.25
+    embeddings_share: Annotated[
+        float,
+        Meta(ge=0.0, lt=1.0),
+        _help("part for embeddings; features get the rest"),
+    ] = 0.0
+    alloc_workers: Annotated[
+        int,
+        Meta(ge=0, le=64),
+        _help("threads that hash a request's media before they are allocated; 0: one by one"),
+    ] = 1
     preprocess_workers: Annotated[int, _Positive, _help("processes that decode and process")] = 2
     preprocess_timeout_s: Annotated[
         float, _Positive, _help("for one item; a worker that takes longer is killed")
@@ -76,6 +89,15 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["debug", "info", "warning", "error"], _help("least severe events to log")
     ] = "warning"
     log_format: Annotated[Literal["text", "json"], _help("form of the log lines")] = "text"
+
+    @property
+    def shares(self) -> dict[ObjectKind, float]:
+        """What part of the arena each kind of object has."""
+        return {
+            ObjectKind.RAW: self.raw_share,
+            ObjectKind.FEATURES: 1.0 - self.raw_share - self.embeddings_share,
+            ObjectKind.EMBEDDINGS: self.embeddings_share,
+        }
 
 
 class Loaded(Struct, frozen=True):
@@ -120,7 +142,10 @@ def load(
                 raise ConfigError(f"there is no setting {key!r} ({origin})")
             values[key] = _convert(key, value, origin)
             sources[key] = origin
-    return Loaded(msgspec.convert(values, ServeConfig), sources)
+    config = msgspec.convert(values, ServeConfig)
+    if config.raw_share + config.embeddings_share >= 1:
+        raise ConfigError("raw_share and embeddings_share leave nothing of the arena for features")
+    return Loaded(config, sources)
 
 
 def field_names() -> tuple[str, ...]:

@@ -20,6 +20,7 @@
     ├── Unavailable                  try again: nothing was wrong with the request
     │   ├── StoreFull                no room that could be freed
     │   ├── StoreUnavailable         the store daemon is gone or does not answer
+    │   ├── StoreRestarted           the objects were lost with a former life of the store
     │   ├── WorkerDied               the process that worked on this request died
     │   ├── MakerRefused             this item killed two workers; refused for a minute
     │   ├── EngineUnavailable
@@ -39,6 +40,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+_MAX_MESSAGE = 2000
+
 
 class AfferentError(Exception):
     """The root of the tree. ``code`` is stable: programs may compare it."""
@@ -48,7 +51,7 @@ class AfferentError(Exception):
 
     @property
     def message(self) -> str:
-        return str(self.args[0]) if self.args else self.code
+        return str(self.args[0])[:_MAX_MESSAGE] if self.args else self.code
 
 
 class ConfigError(AfferentError):
@@ -132,6 +135,10 @@ class StoreFull(Unavailable):
 
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
+
+
+class StoreRestarted(Unavailable):
+    code = "store_restarted"
 
 
 class WorkerDied(Unavailable):

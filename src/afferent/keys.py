@@ -13,6 +13,7 @@ from blake3 import blake3
 from afferent.types import ContentKey
 
 _FEATURES_TAG = b"afferent/features/v1"
+_EMBEDDINGS_TAG = b"afferent/embeddings/v1"
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -39,3 +40,13 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
         media: `digest` of the encoded media.
     """
     return ContentKey(frame(_FEATURES_TAG, tenant.encode(), fingerprint, options, media))
+
+
+def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
+    """The key of the embeddings that an encoder makes of an item's features.
+
+    Args:
+        item: The key of the features.
+        weights: Digest of the encoder's weights.
+    """
+    return ContentKey(frame(_EMBEDDINGS_TAG, item, weights))

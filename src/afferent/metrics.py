@@ -60,13 +60,13 @@ class Metrics:
         )
 
     def set_store_figures(self, figures: Mapping[str, object]) -> None:
-        """The store's statistics, fetched for this scrape."""
+        """The store's statistics, fetched for this scrape; those of a kind begin with its name."""
         for name, value in figures.items():
             if isinstance(value, int):
                 self._store.labels(name).set(value)
             elif isinstance(value, Mapping):
-                for part, number in value.items():
-                    self._store.labels(f"{name}_{part}").set(number)
+                for kind, parts in value.items():
+                    self.set_store_figures({f"{kind}_{part}": v for part, v in parts.items()})
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

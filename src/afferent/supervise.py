@@ -1,7 +1,7 @@
 """The supervisor: starts every process, owns what they share, restarts what dies, drains.
 
 It owns the arena's memory and the listening sockets, so that a restarted child finds them as they
-were. When the store daemon dies, everything that maps the arena is started afresh with it.
+were. When the store daemon dies, the others live on and connect to the next one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from afferent import __version__, logs, wire
+from afferent import __version__, logs, memory, wire
 from afferent.config import ServeConfig
 from afferent.engine import core, worker
 from afferent.errors import ConfigError
@@ -31,7 +30,7 @@ from afferent.preprocess.measure import family_of
 from afferent.process import Child, LogSettings, Status, spawn
 from afferent.serve import frontend
 from afferent.store import daemon
-from afferent.store.arena import create_segment
+from afferent.store.server import Estate
 from afferent.types import GiB
 
 log = logging.getLogger(__name__)
@@ -41,6 +40,7 @@ BUILT_IN_MODELS = Path(__file__).parent / "models"
 _MAX_FAILED_STARTS = 3
 _RESTART_DELAY_S = 0.5
 _TERMINATE_TIMEOUT_S = 5.0
+_MIN_RECOVERY_S = 60.0
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
 """No progress bars between our lines, and nothing looked up on a hub."""
 
@@ -135,31 +135,31 @@ class Supervisor:
         family = family_of(folder)
         self._say("model", f"{self._model_name} from {folder}")
         start_s = time.monotonic()
-        arena_fd = create_segment(config.arena_nbytes)
+        estate = Estate.create(config.arena_nbytes)
         took_s = time.monotonic() - start_s
         self._say("arena", f"{config.arena_nbytes / 2**20:,.0f} MiB allocated in {took_s:.2f} s")
-        self._make_parts(folder, family, listener, arena_fd)
+        self._make_parts(folder, family, listener, estate)
 
     def _make_parts(
-        self, folder: Path, family: Family, listener: socket.socket, arena_fd: int
+        self, folder: Path, family: Family, listener: socket.socket, estate: Estate
     ) -> None:
         config = self._config
-        store_address, core_address = wire.new_address("store"), wire.new_address("core")
+        store_address, core_address = estate.address, wire.new_address("core")
         http_fd = listener.detach()
-        store_fd = wire.listen(store_address).detach()
         core_fd = wire.listen(core_address).detach()
         engine_threads = str(min(8, max(1, (os.cpu_count() or 2) - 1)))
         parts = [
             _Part(
                 "store",
                 daemon.__name__,
-                lambda: daemon.Settings(
-                    arena_fd=arena_fd,
-                    listener_fd=store_fd,
-                    segment=self._segment,
+                lambda: estate.settings(
+                    self._segment,
+                    shares=config.shares,
                     job_timeout_s=config.preprocess_timeout_s,
+                    # An encoder or a decoder may hold on for as long as an item may take.
+                    recovery_timeout_s=max(_MIN_RECOVERY_S, config.preprocess_timeout_s),
                 ),
-                fds=(arena_fd, store_fd),
+                fds=estate.fds,
             ),
             _Part(
                 "core",
@@ -258,26 +258,21 @@ class Supervisor:
                 return
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
         self._say(part.name, f"has ended ({how}); starting it again")
-        again = [part]
         if part.name == "store":
-            again = list(self._parts.values())
-            self._segment += 1
-            for other in again:
-                self._kill(other)
-        task = asyncio.ensure_future(self._restart(again))
+            self._segment += 1  # a new epoch: the others connect again
+        task = asyncio.ensure_future(self._restart(part))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    async def _restart(self, parts: list[_Part]) -> None:
+    async def _restart(self, part: _Part) -> None:
         await asyncio.sleep(_RESTART_DELAY_S)
-        for part in parts:
-            if self._stop.is_set() or part.child is not None:
-                continue
-            try:
-                self._start(part)
-            except OSError as error:
-                self._failure = f"{part.name} can't be started: {error.strerror}"
-                self._stop.set()
+        if self._stop.is_set() or part.child is not None:
+            return
+        try:
+            self._start(part)
+        except OSError as error:
+            self._failure = f"{part.name} can't be started: {error.strerror}"
+            self._stop.set()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -344,29 +339,13 @@ def check_memory(arena_nbytes: int) -> None:
     Raises:
         ConfigError: The arena and the processes need more than 90 % of the memory there is.
     """
-    limit = memory_limit_nbytes()
+    limit = memory.limit_nbytes()
     if arena_nbytes + _BASE_NBYTES > limit * 0.9:
         raise ConfigError(
             f"an arena of {arena_nbytes / GiB:.1f} GiB and {_BASE_NBYTES / GiB:.1f} GiB for the "
             f"processes do not fit in 90 % of the {limit / GiB:.1f} GiB of memory there is; "
             "choose a smaller --arena-nbytes"
         )
-
-
-def memory_limit_nbytes() -> int:
-    """The least of the machine's memory and the limits of this process and its cgroup."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            limits.append(int(text))
-    return min(limits)
 
 
 def _bind(host: str, port: int) -> socket.socket:

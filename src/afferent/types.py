@@ -112,8 +112,8 @@ def span_since(
 class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An error on its way to another process; see `afferent.errors.error_from`."""
 
-    code: str
-    message: str
+    code: Annotated[str, Meta(max_length=64)]
+    message: Annotated[str, Meta(max_length=2048)]
 
 
 def encode(value: object) -> bytes:

@@ -8,6 +8,7 @@ bytes; a length over the limit ends the connection before a byte of the body is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -16,14 +17,22 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
+
+import msgspec
 
 from afferent.errors import DeadlineExceeded, FormatError, Unavailable
+from afferent.types import decode
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 MAX_FRAME_NBYTES = 4 << 20
 _MAX_UNSENT_NBYTES = 32 << 20
+_RECEIVE_NBYTES = 1 << 18
+_LOOK_S = 100e-6
+_MAX_MISSES = 6
 _LENGTH = struct.Struct("<I")
 _SO_PEERPIDFD = 77  # since Linux 6.5; not named by the socket module
 
@@ -69,11 +78,12 @@ def check_peer(sock: socket.socket) -> Peer:
     """Who is on the other side.
 
     Raises:
-        ConnectionClosed: It runs under another uid; the socket is closed.
+        ConnectionClosed: It runs under another uid, or where its death could not be seen; the
+            socket is closed.
     """
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
-    if uid != os.getuid():
+    if pid == 0 or uid != os.getuid():  # 0: it lives in another pid namespace
         sock.close()
         raise ConnectionClosed("the peer runs under another uid")
     return Peer(pid=pid, uid=uid)
@@ -87,7 +97,35 @@ def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:
         return os.pidfd_open(peer.pid)
 
 
+async def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """The one short message with which a stranger begins; nothing may follow it yet.
+
+    Raises:
+        ConnectionClosed: It has left.
+        FormatError: It said something else.
+    """
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    cutter = FrameCutter(max_nbytes=4096)
+    frames: list[bytes] = []
+    while not frames:
+        data = await loop.sock_recv(sock, 4096)
+        if not data:
+            raise ConnectionClosed("the peer left before it said a word")
+        frames = list(cutter.feed(data))
+    if len(frames) > 1:
+        raise FormatError("a peer waits for the answer to its first message")
+    return decode(decoder, frames[0])
+
+
 def pack_frame(payload: bytes) -> bytes:
+    """A frame; what the other side would refuse is refused here.
+
+    Raises:
+        FormatError: The message is longer than a frame may be.
+    """
+    if len(payload) > MAX_FRAME_NBYTES:
+        raise FormatError(f"a message of {len(payload)} bytes is over the limit")
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -123,28 +161,39 @@ class SyncChannel:
 
     def __init__(self, sock: socket.socket, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
         self.sock = sock
+        self.is_torn = False
+        """Whether a frame was sent in part: nothing that follows would be understood."""
         self._cutter = FrameCutter(max_nbytes=max_nbytes)
         self._ready: list[bytes] = []
+        self._num_misses = self._num_blind = 0
 
     def send(self, payload: bytes, *, timeout_s: float | None) -> None:
-        self.sock.settimeout(timeout_s)
         try:
+            self.sock.settimeout(timeout_s)
+            self.is_torn = True  # also if a signal's handler raises in the middle
             self.sock.sendall(pack_frame(payload))
+            self.is_torn = False
         except TimeoutError as error:
             raise DeadlineExceeded("a message could not be sent in time") from error
         except OSError as error:
             raise ConnectionClosed("the connection is gone") from error
 
-    def receive(self, *, timeout_s: float | None) -> bytes:
-        """The next frame; ``None`` waits for ever."""
+    def receive(self, *, timeout_s: float | None, soon: bool = False) -> bytes:
+        """The next frame; ``None`` waits for ever.
+
+        Args:
+            soon: It is on its way, so that looking for it takes less time than being woken up.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ready:
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
-                raise DeadlineExceeded("no answer in time")
-            self.sock.settimeout(remaining)
             try:
-                data = self.sock.recv(1 << 18)
+                data = self._look() if soon else None
+                if data is None:
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        raise DeadlineExceeded("no answer in time")
+                    self.sock.settimeout(remaining)
+                    data = self.sock.recv(_RECEIVE_NBYTES)
             except TimeoutError as error:
                 raise DeadlineExceeded("no answer in time") from error
             except OSError as error:
@@ -153,6 +202,23 @@ class SyncChannel:
                 raise ConnectionClosed("the connection is gone")
             self._ready = list(self._cutter.feed(data))
         return self._ready.pop(0)
+
+    def _look(self) -> bytes | None:
+        """What arrives within a moment; not tried for a while where it did not help lately."""
+        if self._num_blind:
+            self._num_blind -= 1
+            return None
+        self.sock.setblocking(False)
+        end_s = time.monotonic() + _LOOK_S
+        while time.monotonic() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                data = self.sock.recv(_RECEIVE_NBYTES)
+                self._num_misses = 0
+                return data
+        # Others need the processor more, perhaps the one who is to answer.
+        self._num_misses = min(self._num_misses + 1, _MAX_MISSES)
+        self._num_blind = 1 << self._num_misses
+        return None
 
     def close(self) -> None:
         self.sock.close()
@@ -175,6 +241,7 @@ class AsyncChannel(asyncio.Protocol):
         self._on_frame, self._on_close = on_frame, on_close
         self._cutter = FrameCutter(max_nbytes=max_nbytes)
         self._transport: asyncio.Transport | None = None
+        self._ended = asyncio.Event()
 
     async def attach(self, sock: socket.socket) -> None:
         """Take over a connected or accepted socket; frames may arrive before this returns."""
@@ -195,6 +262,7 @@ class AsyncChannel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._ended.set()
         self._on_close()
 
     @property
@@ -213,6 +281,13 @@ class AsyncChannel(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > _MAX_UNSENT_NBYTES:
             self._transport.abort()
 
+    async def close(self) -> None:
+        """End the connection after what has been queued; returns when it has ended."""
+        if self._transport is not None:
+            self._transport.close()
+            await self._ended.wait()
+
     def abort(self) -> None:
+        """End the connection at once."""
         if self._transport is not None:
             self._transport.abort()

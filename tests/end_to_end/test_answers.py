@@ -171,4 +171,4 @@ def test_the_same_new_picture_asked_for_at_once_is_made_once(
 
 def test_nothing_stays_pinned(server: Server, rng: np.random.Generator) -> None:
     answer(server, ask([data_url(draw_picture(rng))], "What is in the picture?"))
-    wait_until(lambda: server.store_figure("pinned_nbytes") == 0)
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)

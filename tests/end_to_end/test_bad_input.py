@@ -47,7 +47,7 @@ def good(server: Server, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     request = ask([data_url(draw_picture(rng))], QUESTION)
     yield request
     assert server.post(request).status_code == 200
-    assert server.store_figure("pinned_nbytes") == 0
+    assert server.store_figure("held_nbytes") == 0
 
 
 def check(response: httpx.Response, status: int, code: str, *words: str) -> dict[str, Any]:

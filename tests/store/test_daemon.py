@@ -10,66 +10,54 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from afferent import wire
 from afferent.errors import (
-    ArenaTooSmall,
+    ConfigError,
     DeadlineExceeded,
-    NotPermitted,
     StaleHandle,
-    StoreFull,
+    StoreRestarted,
     StoreUnavailable,
 )
-from afferent.process import LogSettings, spawn
-from afferent.store import codec, daemon
 from afferent.store import messages as m
 from afferent.store.arena import ArenaMap, create_segment, reopen_read_only
-from afferent.store.client import AsyncDaemonStore, DaemonStore
-from afferent.types import Handle, ObjectKind, encode
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.client import DaemonStore
+from afferent.store.roster import Entry, Roster, create_roster
+from afferent.store.server import StoreServer
+from afferent.types import ObjectKind, decode, encode
 from tests.server import wait_until
 
 CAPACITY = 1 << 22
+SHARES = {ObjectKind.RAW: 0.5, ObjectKind.FEATURES: 0.5}
 
 
 @pytest.fixture
-def daemon_process() -> Iterator[tuple[str, int]]:
-    """A daemon in a process of its own: its address and pid. It ends with the test."""
-    name = wire.new_address("test")
-    listener, arena_fd = wire.listen(name), create_segment(CAPACITY)
-    settings = daemon.Settings(
-        arena_fd=arena_fd, listener_fd=listener.fileno(), segment=1, job_timeout_s=1.0
-    )
-    log = LogSettings(level="warning", format="text")
-    child = spawn("store", daemon.__name__, settings, log=log, fds=(arena_fd, listener.fileno()))
-    listener.close()
-    os.close(arena_fd)
-    yield name, child.pid
-    child.popen.kill()
-    child.popen.wait()
-    child.close()
+def server() -> Iterator[StoreServer]:
+    with StoreServer(CAPACITY, shares=SHARES, job_timeout_s=1.0) as made:
+        yield made
 
 
 @pytest.fixture
-def address(daemon_process: tuple[str, int]) -> str:
-    return daemon_process[0]
+def address(server: StoreServer) -> str:
+    return server.address
 
 
 @pytest.fixture
 def watcher(address: str) -> Iterator[DaemonStore]:
-    store = DaemonStore(address, name="watcher")
-    yield store
-    store.close()
+    with DaemonStore(address, name="watcher") as store:
+        yield store
 
 
 CLIENT = """
 import asyncio, os, sys
 import numpy as np
 from afferent.store import messages as m
-from afferent.store.client import AsyncDaemonStore
+from afferent.store.async_client import AsyncDaemonStore
 from afferent.types import ObjectKind
 
 async def main():
@@ -106,9 +94,9 @@ def kill(child: subprocess.Popen[str]) -> None:
 def test_a_dead_client_leaves_nothing_held(address: str, watcher: DaemonStore, body: str) -> None:
     """Killed in the middle of writing, and killed while it holds a pin."""
     child = start_client(address, body)
-    assert watcher.stat().pinned_nbytes == 1 << 20
+    assert watcher.stat().held_nbytes == 1 << 20
     kill(child)
-    wait_until(lambda: watcher.stat().pinned_nbytes == 0, timeout_s=5)
+    wait_until(lambda: watcher.stat().held_nbytes == 0, timeout_s=5)
     statistics = watcher.stat()
     assert statistics.num_objects == (1 if body else 0)
     assert statistics.num_clients == 1
@@ -126,24 +114,22 @@ def test_a_forked_child_that_keeps_the_socket_open_does_not_hide_the_death(
     """
     child = start_client(address, body)
     kill(child)
-    wait_until(lambda: watcher.stat().pinned_nbytes == 0, timeout_s=5)
+    wait_until(lambda: watcher.stat().held_nbytes == 0, timeout_s=5)
 
 
 def test_a_reader_cannot_write(address: str) -> None:
-    async def main() -> None:
-        writer = await AsyncDaemonStore.connect(address, name="writer", writable=True)
-        (handle,) = await writer.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
-        await writer.seal("r", [m.SealItem(handle, 100)])
-        reader = await AsyncDaemonStore.connect(address, name="reader")
-        await reader.get("r", [handle])
+    with (
+        DaemonStore(address, name="writer", writable=True) as writer,
+        DaemonStore(address, name="reader") as reader,
+    ):
+        (handle,) = writer.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        writer.seal("r", [m.SealItem(handle, 100)])
+        reader.get("r", [handle])
         block = reader.block(handle)
         assert block.readonly
         with pytest.raises(TypeError, match="read-only"):
             block[0] = 1
-        writer.close()
-        reader.close()
-
-    asyncio.run(main())
+        del block
 
 
 def test_a_read_only_descriptor_cannot_be_mapped_for_writing() -> None:
@@ -155,30 +141,10 @@ def test_a_read_only_descriptor_cannot_be_mapped_for_writing() -> None:
         writer.block(0, 5)[:] = b"hello"
         assert bytes(reader.block(0, 5)) == b"hello"
         for offset, nbytes in ((-1, 5), (0, -1), (4095, 2), (1 << 40, 1)):
-            with pytest.raises(ValueError, match="outside"):
+            with pytest.raises(StaleHandle, match="outside"):
                 reader.block(offset, nbytes)
     os.close(fd)
     os.close(read_only)
-
-
-def test_a_tree_crosses_without_a_copy(address: str) -> None:
-    async def main() -> None:
-        tree = {"pixel_values": np.arange(1000, dtype=np.float32).reshape(10, 100), "n": 3}
-        writer = await AsyncDaemonStore.connect(address, name="writer", writable=True)
-        nbytes = codec.plan(tree).nbytes
-        (handle,) = await writer.create("r", [m.CreateItem(ObjectKind.FEATURES, nbytes)])
-        codec.write_into(tree, writer.block(handle))
-        await writer.seal("r", [m.SealItem(handle, nbytes)])
-        reader = await AsyncDaemonStore.connect(address, name="reader")
-        await reader.get("r", [handle])
-        viewed: Any = codec.view(reader.block(handle))
-        assert np.array_equal(viewed["pixel_values"], tree["pixel_values"])
-        base = np.frombuffer(reader.block(handle), np.uint8).ctypes.data
-        assert base <= viewed["pixel_values"].ctypes.data < base + nbytes
-        writer.close()
-        reader.close()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +157,7 @@ def test_a_tree_crosses_without_a_copy(address: str) -> None:
         wire.pack_frame(encode(["hello", 1, True, "x" * 1000])),
         wire.pack_frame(encode(["hello", 99, True, "from the future"])),
         wire.pack_frame(encode(["stat", 1])),
-        wire.pack_frame(encode(m.Hello(1, True, "two at once"))) * 2,
+        wire.pack_frame(encode(m.Hello(1, True, "two at once", 1))) * 2,
         os.urandom(4000),
     ],
 )
@@ -207,79 +173,321 @@ def test_strangers_are_turned_away(address: str, watcher: DaemonStore, garbage: 
     assert watcher.stat().num_clients == 1
 
 
+def bad_client(address: str, message: bytes) -> socket.socket:
+    """A connection that has been let in, and has said something wrong."""
+    sock = wire.connect(address, timeout_s=10)
+    sock.sendall(wire.pack_frame(encode(m.Hello(m.VERSION, False, "bad", 1))))
+    _, fds, _, _ = socket.recv_fds(sock, 4096, 1)
+    os.close(fds[0])
+    sock.sendall(wire.pack_frame(message))
+    return sock
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        encode(["create", 7, "r", [["features", -5, None]]]),
+        encode(["create", 7, "r", [["features", 2**60, None]]]),
+        encode(["create", 7, "", []]),
+        encode(["get", 7, "r", [[1, 2**63, 1, 1]]]),
+        encode(["get", 7, "r", [[1, 0, 0, 0]] * 5000]),
+        encode(["acquire", 7, "r", [[b"short", "features", 1, [[], b""]]]]),
+        encode(["stat", 7, "too", "much"]),
+        encode(["explode", 7]),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(address: str, message: bytes) -> None:
+    """The connection lives on: its process would lose all that it holds."""
+    with bad_client(address, message) as sock:
+        channel = wire.SyncChannel(sock)
+        reply = decode(m.reply_decoder, channel.receive(timeout_s=10))
+        assert reply.failure is not None
+        assert (reply.seq, reply.failure.code) == (7, "format_error")
+        channel.send(encode(m.Stat(8)), timeout_s=10)
+        assert decode(m.reply_decoder, channel.receive(timeout_s=10)).failure is None
+
+
 @pytest.mark.parametrize(
     "message",
     [
         b"\xc1",
-        encode(["create", 1, "r", [["features", -5, None]]]),
-        encode(["create", 1, "r", [["features", 2**60, None]]]),
-        encode(["create", 1, "", []]),
-        encode(["get", 1, "r", [[1, 2**63, 1, 1]]]),
-        encode(["get", 1, "r", [[1, 0, 0, 0]] * 5000]),
-        encode(["acquire", 1, "r", [[b"short", "features", 1, [[], b""]]]]),
-        encode(["stat", 1, "too", "much"]),
-        encode(["explode", 1]),
+        b"",
+        encode(None),
+        encode({"create": 1}),
+        encode(["create"]),
+        encode(["create", "1", "r", []]),
+        encode([[]] * 100),
+        b"\x91" * 100_000,
     ],
 )
 def test_a_client_that_breaks_the_protocol_is_cut_off(
     address: str, watcher: DaemonStore, message: bytes
 ) -> None:
-    sock = wire.connect(address, timeout_s=10)
-    sock.sendall(wire.pack_frame(encode(m.Hello(m.VERSION, False, "bad"))))
-    _, fds, _, _ = socket.recv_fds(sock, 4096, 1)
-    os.close(fds[0])
-    sock.sendall(wire.pack_frame(message))
-    assert sock.recv(1) == b""
-    sock.close()
+    with bad_client(address, message) as sock:
+        assert sock.recv(1) == b""
     wait_until(lambda: watcher.stat().num_clients == 1, timeout_s=5)
 
 
-def test_handles_that_nobody_gave_out(address: str, watcher: DaemonStore) -> None:
-    for handle in (Handle(1, 0, 64, 1), Handle(2, 0, 64, 1), Handle(1, 2**50, 2**50, 2**50)):
-        with pytest.raises(StaleHandle):
-            watcher.get("r", [handle])
-
-
-def test_the_store_is_full(address: str) -> None:
+def test_a_daemon_that_hangs(server: StoreServer) -> None:
     async def main() -> None:
-        store = await AsyncDaemonStore.connect(address, name="writer", writable=True)
-        with pytest.raises(ArenaTooSmall):
-            await store.create("r", [m.CreateItem(ObjectKind.RAW, CAPACITY + 1)])
-        await store.create("r", [m.CreateItem(ObjectKind.RAW, CAPACITY)])
-        with pytest.raises(StoreFull):
-            await store.create("r2", [m.CreateItem(ObjectKind.RAW, 1)])
-        store.forget("r")
-        (handle,) = await store.create("r2", [m.CreateItem(ObjectKind.RAW, CAPACITY)])
-        with pytest.raises(NotPermitted):
-            await store.abort("r", [handle])
-        await store.abort("r2", [handle])
-        assert (await store.stat()).used_nbytes == 0
-        store.close()
+        store = await AsyncDaemonStore.connect(server.address, name="waiter")
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded):
+            await store._call(m.Stat(0), m.Statistics, timeout_s=0.05)
+        os.kill(server.pid, signal.SIGCONT)
+        assert (await store.stat()).num_clients == 1
+        await store.close()
 
     asyncio.run(main())
 
 
-def test_a_daemon_that_dies_or_hangs(daemon_process: tuple[str, int]) -> None:
-    address, pid = daemon_process
+def test_an_arena_larger_than_memory_is_refused() -> None:
+    """Not by the kernel, which would kill processes until there is enough."""
+    with pytest.raises(ConfigError, match="memory that are free"):
+        StoreServer(1 << 50)
+
+
+def test_shares_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="shares"):
+        StoreServer(CAPACITY, shares={ObjectKind.RAW: 0.7, ObjectKind.FEATURES: 0.7})
+
+
+def test_nobody_answers() -> None:
+    with StoreServer(CAPACITY) as server:
+        address = server.address
+    with pytest.raises(StoreUnavailable):
+        DaemonStore(address, name="late", timeout_s=2)
+
+
+def test_a_reservation_waits_its_turn(address: str, watcher: DaemonStore) -> None:
+    room = [m.ReserveItem(ObjectKind.RAW, CAPACITY // 2)]
+    with (
+        DaemonStore(address, name="first") as first,
+        DaemonStore(address, name="second") as second,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        first.reserve("r", room)
+        waiting = thread.submit(second.reserve, "r", room)
+        wait_until(lambda: watcher.stat().num_reservations_queued == 1)
+        assert not waiting.done()
+        first.close()
+        waiting.result(10)
+        assert watcher.stat().granted_nbytes == CAPACITY // 2
+
+
+def test_a_call_that_is_cancelled_leaves_nothing_granted(
+    address: str, watcher: DaemonStore
+) -> None:
+    room = [m.ReserveItem(ObjectKind.RAW, CAPACITY // 2)]
 
     async def main() -> None:
         store = await AsyncDaemonStore.connect(address, name="waiter")
-        sync = DaemonStore(address, name="sync")
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(DeadlineExceeded):
-            await store._call(m.Stat(0), m.Statistics, timeout_s=0.05)
-        waiting = asyncio.create_task(store.stat())
-        await asyncio.sleep(0)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(StoreUnavailable):
+        await store.reserve("r", room)
+        waiting = asyncio.create_task(store.reserve("s", room))
+        while (await store.stat()).num_reservations_queued == 0:
+            assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await waiting
+        await store.release("r")
+        statistics = await store.stat()
+        assert (statistics.num_reservations_queued, statistics.granted_nbytes) == (0, 0)
+        # And one that is cancelled when the grant is on its way already.
+        task = asyncio.create_task(store.reserve("s", room))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(lambda: wait_until(lambda: watcher.stat().granted_nbytes > 0))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if task.cancelled():
+            assert (await store.stat()).granted_nbytes == 0
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_who_closes_in_order_holds_nothing(address: str, watcher: DaemonStore) -> None:
+    """Though its process lives on: it says that it looks at nothing any more."""
+    store = DaemonStore(address, name="writer", writable=True)
+    (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+    store.seal("r", [m.SealItem(handle, 100)])
+    store.close()
+    wait_until(lambda: len(watcher.list_clients()) == 1, timeout_s=5)
+    assert watcher.stat().held_nbytes == 0
+
+
+def test_who_closes_with_arrays_in_use_keeps_its_pins(address: str, watcher: DaemonStore) -> None:
+    store = DaemonStore(address, name="writer", writable=True)
+    (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+    block = store.block(handle)
+    block[:] = bytes(range(100))
+    store.seal("r", [m.SealItem(handle, 100)])
+    store.close()
+    wait_until(lambda: watcher.stat().num_clients == 1, timeout_s=5)
+    (left,) = [client for client in watcher.list_clients() if not client.connected]
+    assert (left.name, left.pid, left.held_nbytes) == ("writer", os.getpid(), 128)
+    assert bytes(block) == bytes(range(100))
+
+
+FORKED = """
+import os, sys
+from afferent.errors import NotPermitted
+from afferent.store import messages as m
+from afferent.store.client import DaemonStore
+from afferent.types import ObjectKind
+
+store = DaemonStore(chr(0) + sys.argv[1], name="parent", writable=True)
+(handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+block = store.block(handle)
+pid = os.fork()
+if pid == 0:
+    try:
+        store.stat()
+    except NotPermitted:
+        block[0]  # not mapped here: nobody would keep it from changing
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+assert os.WTERMSIG(status) == 11, status
+pid = os.fork()
+if pid == 0:
+    with DaemonStore(chr(0) + sys.argv[1], name="child") as own:
+        os._exit(0 if own.stat().num_clients == 2 else 1)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+assert bytes(block) == bytes(100)
+"""
+
+
+def test_a_forked_process_has_no_map_and_makes_its_own_connection(address: str) -> None:
+    subprocess.run([sys.executable, "-c", FORKED, address[1:]], check=True, timeout=60)
+
+
+# Restarts
+
+
+def kill_daemon(server: StoreServer) -> None:
+    pid = server.pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def epoch_of(store: DaemonStore) -> int:
+    try:
+        return store.stat().segment
+    except StoreUnavailable:
+        return 0
+
+
+def wait_until_back(*stores: DaemonStore) -> None:
+    """Until they are connected to the second daemon."""
+    wait_until(lambda: all(epoch_of(store) == 2 for store in stores))
+
+
+def test_a_daemon_that_dies_is_replaced(server: StoreServer, watcher: DaemonStore) -> None:
+    with DaemonStore(server.address, name="writer", writable=True) as store:
+        (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        store.seal("r", [m.SealItem(handle, 100)])
+        kill_daemon(server)
         with pytest.raises(StoreUnavailable):
-            await asyncio.to_thread(sync.stat)
+            store.stat()
+        wait_until_back(store, watcher)
+        statistics = store.stat()
+        assert (statistics.segment, statistics.num_objects, statistics.num_clients) == (2, 0, 2)
+        for attempt in (lambda: store.get("r", [handle]), lambda: store.block(handle)):
+            with pytest.raises(StoreRestarted):
+                attempt()
+        (new,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        assert (new.offset, new.segment) == (handle.offset, 2)
+
+
+def test_calls_under_way_fail_when_the_daemon_dies(server: StoreServer) -> None:
+    item = m.AcquireItem(b"k" * 32, ObjectKind.FEATURES, 1000, "self")
+
+    async def main() -> None:
+        store = await AsyncDaemonStore.connect(server.address, name="waiter")
+        await store.acquire("r", [item])
+        await store.acquire("s", [item])
+        waiting = [
+            asyncio.create_task(store.wait("s", [item.key])),
+            asyncio.create_task(
+                store.reserve("s", [m.ReserveItem(ObjectKind.FEATURES, CAPACITY // 2)])
+            ),
+        ]
+        while (await store.stat()).num_reservations_queued == 0:
+            pass
+        kill_daemon(server)
+        for task in waiting:
+            with pytest.raises(StoreUnavailable):
+                await task
         with pytest.raises(StoreUnavailable):
             await store.stat()
         store.forget("r")
-        sync.close()
+        await asyncio.to_thread(wait_until, lambda: store.is_open)
+        (outcome,) = await store.acquire("r", [item])
+        assert outcome.state == "yours"
+        await store.close()
 
     asyncio.run(main())
-    with pytest.raises(StoreUnavailable):
-        DaemonStore(address, name="late", timeout_s=2)
+
+
+def test_the_arena_is_not_reused_while_a_client_still_looks_at_it(
+    server: StoreServer, watcher: DaemonStore
+) -> None:
+    with DaemonStore(server.address, name="reader", writable=True) as store:
+        (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        array = np.frombuffer(store.block(handle), np.uint8)
+        array[:] = 7
+        kill_daemon(server)
+        wait_until(lambda: not store.is_open and not watcher.is_open)
+        with pytest.raises(StoreUnavailable):
+            DaemonStore(server.address, name="new", timeout_s=0.5)
+        assert not watcher.is_open
+        assert (array == 7).all()
+        del array
+        wait_until_back(store, watcher)
+
+
+def test_a_dead_client_does_not_hold_a_restart_up(
+    server: StoreServer, watcher: DaemonStore
+) -> None:
+    child = start_client(server.address, "")
+    os.kill(server.pid, signal.SIGSTOP)
+    pid = server.pid
+    kill(child)  # the daemon never learns of it
+    os.kill(pid, signal.SIGKILL)
+    wait_until_back(watcher)
+    assert watcher.stat().num_clients == 1
+
+
+def test_who_does_not_let_go_in_time_is_killed_if_so_asked() -> None:
+    with (
+        StoreServer(CAPACITY, recovery_timeout_s=0.3) as server,
+        DaemonStore(server.address, name="watcher") as watcher,
+    ):
+        child = start_client(server.address, "block = store.block(handle)")
+        os.kill(child.pid, signal.SIGSTOP)
+        kill_daemon(server)
+        assert child.wait(20) == -signal.SIGKILL
+        assert child.stdout is not None
+        child.stdout.close()
+        wait_until_back(watcher)
+        assert watcher.stat().num_clients == 1
+
+
+def test_a_roster_remembers_who_is_connected() -> None:
+    fd = create_roster()
+    first = Roster(fd)
+    assert list(first) == []
+    first.add(1, os.getpid(), 10)
+    first.add(2, os.getpid(), 20)
+    first.remove(1)
+    first.add(3, 2**22 - 1, 30)  # no such process
+    second = Roster(fd)
+    living = {entry.client: entry.open_pidfd() for entry in second}
+    assert living[3] is None
+    assert living[2] is not None
+    os.close(living[2])
+    second.remove(2)
+    second.remove(3)
+    assert list(Roster(fd)) == []
+    reused = Entry(client=4, pid=os.getpid(), start_time=1, token=40)
+    assert reused.open_pidfd() is None, "another process has got the pid since"
+    os.close(fd)

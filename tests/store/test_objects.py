@@ -1,30 +1,46 @@
-"""The life of an object, rule by rule, and against a naive model."""
+"""The life of an object, rule by rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
-from afferent.store.objects import Lease, ObjectState, ObjectTable, StoredObject
+from afferent.errors import (
+    ArenaTooSmall,
+    ConfigError,
+    NotPermitted,
+    StaleHandle,
+    StoreError,
+    StoreFull,
+    StoreRestarted,
+)
+from afferent.store.ledger import Lease
+from afferent.store.objects import ObjectTable
+from afferent.store.region import Shares, divide
+from afferent.store.stored import NewObject, StoredObject
 from afferent.types import ContentKey, Handle, ObjectKind
 
+RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
+ALL_RAW: Shares = {RAW: 1.0}
 ONE: Lease = (1, "a")
 TWO: Lease = (2, "b")
+
+
+def table_of(nbytes: int, shares: Shares = ALL_RAW) -> ObjectTable:
+    return ObjectTable(nbytes, segment=1, shares=shares)
 
 
 def key(name: str) -> ContentKey:
     return ContentKey(name.encode().ljust(32, b"."))
 
 
+def new(name: str | None, nbytes: int = 64, kind: ObjectKind = RAW) -> NewObject:
+    return NewObject(kind, nbytes, key(name) if name else None)
+
+
 def make(table: ObjectTable, name: str | None, nbytes: int = 64, lease: Lease = ONE) -> Any:
-    return table.create(
-        lease, kind=ObjectKind.FEATURES, nbytes=nbytes, key=key(name) if name else None
-    )
+    return table.create(lease, new(name, nbytes))
 
 
 def sealed(table: ObjectTable, name: str, nbytes: int = 64) -> StoredObject:
@@ -35,19 +51,35 @@ def sealed(table: ObjectTable, name: str, nbytes: int = 64) -> StoredObject:
     return item
 
 
+def names(table: ObjectTable, wanted: str) -> str:
+    """Which of these are there."""
+    return "".join(name for name in wanted if table.find(key(name)))
+
+
 def test_the_least_recently_used_is_evicted_first() -> None:
-    table = ObjectTable(256, segment=1)
+    table = table_of(256)
     items = {name: sealed(table, name) for name in "abcd"}
     table.pin(TWO, items["a"])
     table.unpin(TWO, items["a"])
     make(table, "e")
-    assert table.find(key("b")) is None
-    assert table.find(key("a")) is items["a"]
+    assert names(table, "abcde") == "acde"
     table.validate()
 
 
+def test_victims_are_chosen_for_their_place() -> None:
+    """A hole of two needs two that lie together, however old those are that do not."""
+    table = table_of(256)
+    items = {name: sealed(table, name) for name in "abcd"}
+    for name in "bd":
+        table.pin(TWO, items[name])
+        table.unpin(TWO, items[name])
+    make(table, "e", 128)
+    assert names(table, "abcde") == "cde"
+    assert table.num_evicted[RAW] == 2
+
+
 def test_pinned_objects_stay() -> None:
-    table = ObjectTable(128, segment=1)
+    table = table_of(128)
     items = [sealed(table, name) for name in "ab"]
     for item in items:
         table.pin(TWO, item)
@@ -55,52 +87,96 @@ def test_pinned_objects_stay() -> None:
         make(table, "c")
     table.drop_lease(TWO)
     make(table, "c", 128)
-    assert table.num_evicted == 2
+    assert table.num_evicted[RAW] == 2
     table.validate()
 
 
-def test_larger_than_the_arena_evicts_nothing() -> None:
-    table = ObjectTable(256, segment=1)
+def test_larger_than_its_share_evicts_nothing() -> None:
+    table = table_of(512, {RAW: 0.5, FEATURES: 0.5})
     sealed(table, "a")
-    with pytest.raises(ArenaTooSmall, match="larger than the arena"):
-        make(table, "b", 512)
-    assert table.num_evicted == 0
+    with pytest.raises(ArenaTooSmall, match="share of the arena"):
+        make(table, "b", 320)
+    assert names(table, "a") == "a"
+
+
+def test_kinds_do_not_take_each_others_share() -> None:
+    table = table_of(512, {RAW: 0.5, FEATURES: 0.5})
+    make(table, None, 256)
+    with pytest.raises(StoreFull):
+        make(table, None, 64)
+    features = table.create(ONE, new("f", 256, FEATURES))
+    assert features is not None
+    assert features.handle.offset == 256
+    table.validate()
+
+
+@pytest.mark.parametrize("shares", [{RAW: -0.1}, {RAW: 0.6, FEATURES: 0.5}])
+def test_wrong_shares_are_refused(shares: Shares) -> None:
+    with pytest.raises(ConfigError):
+        divide(1024, shares)
+
+
+def test_shares_are_whole_cache_lines() -> None:
+    regions = divide(1000, {RAW: 1 / 3, FEATURES: 2 / 3})
+    places = [(r.allocator.start, r.allocator.capacity_nbytes) for r in regions.values()]
+    assert places == [(0, 320), (320, 640), (960, 0)]
+
+
+def test_no_run_is_not_the_same_as_no_room() -> None:
+    """The bytes can be had, but what is held lies between them; nothing is evicted for it."""
+    table = table_of(256)
+    items = {name: sealed(table, name) for name in "abcd"}
+    for name in "bd":
+        table.pin(TWO, items[name])
+    table.ledger.grant(ONE, {RAW: 128})
+    assert make(table, "e", 128) is None
+    assert table.ledger.grant_of(ONE, RAW) == 128
+    assert names(table, "abcd") == "abcd"
+    table.validate()
 
 
 def test_sealing_trims() -> None:
-    table = ObjectTable(256, segment=1)
+    table = table_of(256)
     item = make(table, "a", 256)
+    changes = table.num_let_go
     table.seal(ONE, item, used_nbytes=70)
     assert item.handle.nbytes == 70
-    assert table.used_nbytes == 128
+    assert table.used_nbytes == table.held_nbytes == 128
+    assert table.num_let_go > changes
     table.validate()
 
 
 def test_a_handle_of_another_life_is_stale() -> None:
-    table = ObjectTable(64, segment=7)
+    table = ObjectTable(64, segment=7, shares=ALL_RAW)
     old = sealed(table, "a").handle
     sealed(table, "b")
     with pytest.raises(StaleHandle):
         table.resolve(old)
-    new = table.find(key("b"))
-    assert new is not None
-    assert new.handle.offset == old.offset
+    found = table.find(key("b"))
+    assert found is not None
+    there = found.handle
+    assert there.offset == old.offset
     for wrong in (
-        Handle(8, new.handle.offset, 64, new.handle.generation),
-        Handle(7, new.handle.offset + 64, 64, new.handle.generation),
+        Handle(8, there.offset, 64, there.generation),
+        Handle(7, there.offset + 64, 64, there.generation),
     ):
-        with pytest.raises(StaleHandle):
+        with pytest.raises((StaleHandle, StoreRestarted)):
             table.resolve(wrong)
+    assert table.resolve_sealed([there]) == [found]
+    with pytest.raises(StaleHandle):
+        table.resolve_sealed([there, old])
 
 
 def test_a_doomed_block_waits_for_its_last_holder() -> None:
     """Nobody can find it, but its bytes are not given to anybody else."""
-    table = ObjectTable(64, segment=1)
+    table = table_of(64)
     item = sealed(table, "a")
     table.pin(ONE, item)
     table.pin(TWO, item)
     table.doom(item)
     assert table.find(key("a")) is None
+    with pytest.raises(StaleHandle):
+        table.pin(TWO, item)
     table.unpin(ONE, item)
     with pytest.raises(StoreFull):
         make(table, "a")
@@ -109,25 +185,37 @@ def test_a_doomed_block_waits_for_its_last_holder() -> None:
     table.validate()
 
 
+def test_a_doomed_object_that_nobody_holds_is_gone() -> None:
+    table = table_of(64)
+    table.doom(sealed(table, "a"))
+    assert len(table) == table.used_nbytes == 0
+    assert table.orphaned == []
+    table.validate()
+
+
 def test_a_lost_writer_keeps_its_block_until_it_is_dead() -> None:
-    table = ObjectTable(128, segment=1)
+    table = table_of(128)
     lost = make(table, "a")
-    table.doom_written_by(1)
+    assert table.written_by(1) == [lost]
+    table.doom(lost)
+    assert table.orphaned == [key("a")]
     again = make(table, "a", lease=TWO)
     assert again.handle.offset != lost.handle.offset
     table.drop_client(1)
     assert len(table) == 1
+    assert table.orphaned == [key("a")]
     table.validate()
 
 
 def test_only_the_writer_writes() -> None:
-    table = ObjectTable(256, segment=1)
+    table = table_of(256)
     item = make(table, "a")
     for forbidden in (
         lambda: table.seal(TWO, item, used_nbytes=64),
         lambda: table.seal(ONE, item, used_nbytes=65),
         lambda: table.seal(ONE, item, used_nbytes=0),
         lambda: table.abort(TWO, item),
+        lambda: table.unpin(ONE, item),
     ):
         with pytest.raises(NotPermitted):
             forbidden()
@@ -143,7 +231,7 @@ def test_only_the_writer_writes() -> None:
 
 def test_what_nobody_can_find_does_not_stay() -> None:
     """Raw media has no key: it lives as long as somebody holds it."""
-    table = ObjectTable(256, segment=1)
+    table = table_of(256)
     item = make(table, None)
     table.seal(ONE, item, used_nbytes=64)
     table.pin(TWO, item)
@@ -154,112 +242,122 @@ def test_what_nobody_can_find_does_not_stay() -> None:
     assert table.used_nbytes == 0
 
 
-LEASES = st.tuples(st.integers(1, 3), st.sampled_from("xy"))
+def test_what_is_pinned_is_not_promised_to_others() -> None:
+    table = table_of(128)
+    item = sealed(table, "a", 128)
+    table.ledger.grant(TWO, {RAW: 64})
+    with pytest.raises(StoreFull):
+        table.pin(ONE, item)
+    table.ledger.grant(ONE, {RAW: 64})
+    with pytest.raises(StoreFull):
+        table.pin(ONE, item)
+    table.ledger.drop(TWO)
+    table.pin(ONE, item)
+    assert table.ledger.grant_of(ONE, RAW) == 0
+    table.pin(TWO, item)  # it is held already, and counted once
+    assert table.held_nbytes == 128
+    table.validate()
 
 
-class Life(RuleBasedStateMachine):
-    """Random lives in a small arena; the model is who holds what, in plain sets."""
-
-    items: Bundle[StoredObject] = Bundle("items")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = ObjectTable(2048, segment=1)
-        self.pins: dict[tuple[Lease, int], int] = {}
-        self.writers: dict[int, Lease] = {}
-        self.names = 0
-
-    def holders(self, item: StoredObject) -> bool:
-        generation = item.handle.generation
-        return generation in self.writers or any(g == generation for _, g in self.pins)
-
-    def alive(self, item: StoredObject) -> bool:
-        return any(item is other for other in self.table)
-
-    @rule(target=items, lease=LEASES, nbytes=st.integers(1, 900), named=st.booleans())
-    def create(self, lease: Lease, nbytes: int, named: bool) -> Any:
-        self.names += 1
-        try:
-            item = make(self.table, f"{self.names}" if named else None, nbytes, lease)
-        except StoreFull:
-            held = sum(1 for item in self.table if self.holders(item))
-            assert held, "an arena that nobody holds anything in is never full"
-            return make_dead()
-        self.writers[item.handle.generation] = lease
-        return item
-
-    @rule(item=items, lease=LEASES, part=st.floats(0.01, 1.0))
-    def seal(self, item: StoredObject, lease: Lease, part: float) -> None:
-        generation = item.handle.generation
-        may = self.writers.get(generation) == lease and item.state is ObjectState.CREATED
-        try:
-            self.table.seal(lease, item, used_nbytes=max(1, int(item.handle.nbytes * part)))
-        except NotPermitted:
-            assert not may
-        else:
-            assert may
-            del self.writers[generation]
-            self.pins[lease, generation] = 1
-
-    @rule(item=items, lease=LEASES)
-    def pin(self, item: StoredObject, lease: Lease) -> None:
-        if not self.alive(item):
-            return
-        try:
-            self.table.pin(lease, item)
-        except StaleHandle:
-            assert item.state is not ObjectState.SEALED
-        else:
-            held = lease, item.handle.generation
-            self.pins[held] = self.pins.get(held, 0) + 1
-
-    @rule(item=items, lease=LEASES)
-    def unpin(self, item: StoredObject, lease: Lease) -> None:
-        held = lease, item.handle.generation
-        try:
-            self.table.unpin(lease, item)
-        except NotPermitted:
-            assert held not in self.pins
-        else:
-            self.pins[held] -= 1
-            if not self.pins[held]:
-                del self.pins[held]
-
-    @rule(item=consumes(items))
-    def doom(self, item: StoredObject) -> None:
-        if self.alive(item):
-            self.table.doom(item)
-            assert self.alive(item) == self.holders(item)
-
-    @rule(lease=LEASES)
-    def drop_lease(self, lease: Lease) -> None:
-        self.table.drop_lease(lease)
-        self.pins = {held: n for held, n in self.pins.items() if held[0] != lease}
-        self.writers = {g: owner for g, owner in self.writers.items() if owner != lease}
-
-    @rule(client=st.integers(1, 3))
-    def lose(self, client: int) -> None:
-        self.table.doom_written_by(client)
-
-    @rule(client=st.integers(1, 3))
-    def die(self, client: int) -> None:
-        self.table.drop_client(client)
-        self.pins = {held: n for held, n in self.pins.items() if held[0][0] != client}
-        self.writers = {g: owner for g, owner in self.writers.items() if owner[0] != client}
-
-    @invariant()
-    def agrees_with_the_model(self) -> None:
-        self.table.validate()
-        held = {g for _, g in self.pins} | set(self.writers)
-        assert held == {item.handle.generation for item in self.table if item.held}
+def test_pinning_all_is_all_or_none() -> None:
+    table = table_of(192)
+    items = [sealed(table, name) for name in "abc"]
+    table.ledger.grant(ONE, {RAW: 64})
+    table.ledger.grant(TWO, {RAW: 64})
+    with pytest.raises(StoreFull):
+        table.pin_all(ONE, items)
+    assert table.ledger.grant_of(ONE, RAW) == 64
+    assert table.held_nbytes == 0
+    table.pin_all(ONE, [items[0], items[1], items[0]])
+    assert items[0].pins == {ONE: 2}
+    table.validate()
 
 
-def make_dead() -> StoredObject:
-    """An object that was never in the table."""
-    return StoredObject(Handle(1, 0, 64, 0), ObjectKind.RAW, ObjectState.DOOMED)
+def test_creating_all_is_all_or_none() -> None:
+    table = table_of(512, {RAW: 0.5, FEATURES: 0.5})
+    table.ledger.grant(ONE, {RAW: 128})
+    for refused in (
+        [new("a", 192), new("b", 128)],
+        [new("a"), new("f", 256, FEATURES), new("g", 64, FEATURES)],
+    ):
+        with pytest.raises((StoreFull, ArenaTooSmall)):
+            table.create_all(ONE, refused)
+    with pytest.raises(StoreError, match="exists"):
+        table.create_all(ONE, [new("a"), new("b"), new("a")])
+    assert len(table) == 0
+    assert table.ledger.grant_of(ONE, RAW) == 128
+    assert table.orphaned == []
+    created = table.create_all(ONE, [new("a"), new("f", 64, FEATURES)])
+    assert created is not None
+    assert [item.kind for item in created] == [RAW, FEATURES]
+    assert table.create_all(ONE, []) == []
+    table.validate()
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
-)
+def test_what_is_created_together_lies_side_by_side() -> None:
+    table = table_of(1024)
+    blocks = [make(table, None, 64, lease) for lease in (TWO, ONE, TWO)]
+    table.drop_lease(ONE)  # a hole of 64 that would fit one of them
+    created = table.create_all(ONE, [new(name, 50) for name in "abc"])
+    assert created is not None
+    first = blocks[-1].handle.offset + 64
+    assert [item.handle.offset for item in created] == [first, first + 64, first + 128]
+    table.validate()
+    table.abort(ONE, created[1])
+    table.validate()
+
+
+def test_without_a_run_for_all_each_finds_its_own() -> None:
+    table = table_of(320)
+    blocks = [make(table, None, 64, lease) for lease in (ONE, TWO, ONE, TWO, ONE)]
+    table.drop_lease(ONE)
+    assert table.create_all(ONE, [new("a", 128), new("b")]) is None
+    assert table.held_nbytes == 128
+    created = table.create_all(ONE, [new("a"), new("b")])
+    assert created is not None
+    assert {item.handle.offset for item in created} < {item.handle.offset for item in blocks}
+    table.validate()
+
+
+def test_a_lease_is_moved_whole() -> None:
+    table = table_of(512)
+    source, target = make(table, "a"), make(table, "b")
+    table.seal(ONE, source, used_nbytes=64)
+    table.pin(TWO, source)
+    table.pin(ONE, source)
+    table.doom(source)  # it could not be pinned again
+    table.move_lease(ONE, TWO)
+    assert source.pins == {TWO: 3}
+    assert target.writer == TWO
+    table.validate()
+    table.drop_lease(ONE)
+    assert len(table) == 2
+    table.drop_lease(TWO)
+    assert len(table) == 0
+    table.move_lease(ONE, TWO)
+    table.validate()
+
+
+def test_evicting_on_request() -> None:
+    table = table_of(512)
+    for name in "abc":
+        sealed(table, name, 100)
+    table.pin(TWO, sealed(table, "d", 100))
+    assert table.evict(RAW, 100) == (1, 128)
+    assert names(table, "abcd") == "bcd"
+    assert table.evict(RAW, 129) == (2, 256)
+    assert table.evict(RAW, None) == (0, 0)
+    assert table.evict(FEATURES, None) == (0, 0)
+    assert names(table, "abcd") == "d"
+    table.validate()
+
+
+def test_objects_are_released_in_the_order_they_were_taken() -> None:
+    """So that of one request the first goes first."""
+    table = table_of(64 * 40)
+    created = table.create_all(ONE, [new(f"{n}") for n in range(40)])
+    assert created is not None
+    for item in created:
+        table.seal(ONE, item, used_nbytes=64)
+    table.drop_lease(ONE)
+    assert list(table.regions[RAW].evictable.values()) == created

@@ -1,318 +1,237 @@
-"""The daemon's decisions: single flight, dying workers, leases. No process, no socket."""
+"""What clients hold, what they wait for, and each verb on handles."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from afferent.errors import InvalidMedia
 from afferent.store import messages as m
-from afferent.store.state import StoreState
-from afferent.types import Failure, Handle, ObjectKind
+from afferent.types import Handle, ObjectKind
+from tests.store.pure_store import (
+    FEATURES,
+    FRONTEND,
+    KEY,
+    KEY_2,
+    OTHER,
+    RAW,
+    SECOND,
+    WORKER,
+    Store,
+    code,
+    states,
+)
 
-FRONTEND, OTHER, WORKER, SECOND = 1, 2, 3, 4
-KEY = b"k" * 32
-
-
-class Store:
-    """A state with some clients, and their replies by client."""
-
-    def __init__(self, capacity_nbytes: int = 1 << 20) -> None:
-        self.state = StoreState(capacity_nbytes, segment=1)
-        self.seq = 0
-        self.now_s = 0.0
-        self.inbox: dict[int, list[m.Reply]] = {client: [] for client in (1, 2, 3, 4)}
-        for client in self.inbox:
-            self.state.connect(client)
-
-    def send(self, client: int, kind: type, *arguments: Any) -> int:
-        self.seq += 1
-        request = kind(self.seq, *arguments)
-        self._deliver(self.state.handle(client, request, now_s=self.now_s))
-        self.state.objects.validate()
-        return self.seq
-
-    def call(self, client: int, kind: type, *arguments: Any, returns: Any = None) -> Any:
-        seq = self.send(client, kind, *arguments)
-        reply = self.answer(client, seq)
-        assert reply is not None
-        assert reply.failure is None, reply.failure
-        return msgspec.msgpack.decode(reply.result, type=returns or Any)
-
-    def answer(self, client: int, seq: int) -> m.Reply | None:
-        found = [reply for reply in self.inbox[client] if reply.seq == seq]
-        return found[0] if found else None
-
-    def die(self, client: int) -> None:
-        self._deliver(self.state.client_died(client, now_s=self.now_s))
-        self.state.objects.validate()
-
-    def disconnect(self, client: int) -> None:
-        self._deliver(self.state.disconnect(client, now_s=self.now_s))
-        self.state.objects.validate()
-
-    def _deliver(self, replies: list) -> None:
-        for client, reply in replies:
-            self.inbox[client].append(reply)
-
-    # Usual steps
-
-    def raw(self, client: int, request: str) -> Handle:
-        items = [m.CreateItem(ObjectKind.RAW, 100)]
-        (handle,) = self.call(client, m.Create, request, items, returns=list[Handle])
-        self.call(client, m.Seal, request, [m.SealItem(handle, 100)])
-        return handle
-
-    def acquire(self, client: int, request: str, key: bytes = KEY) -> m.Outcome:
-        handle = self.raw(client, request)
-        item = m.AcquireItem(key, ObjectKind.FEATURES, 1000, m.JobSpec([handle], b"how"))
-        (outcome,) = self.call(client, m.Acquire, request, [item], returns=list[m.Outcome])
-        self.call(client, m.Release, request, [handle])
-        return outcome
-
-    def take(self, worker: int) -> m.Order:
-        return self.call(worker, m.Take, returns=m.Order)
-
-    def finish(self, worker: int, order: m.Order, failure: Failure | None = None) -> None:
-        self.call(worker, m.Finish, order.job, 0 if failure else 900, failure, [])
-
-
-def outcome_of(reply: m.Reply | None) -> m.Outcome:
-    assert reply is not None
-    (outcome,) = msgspec.msgpack.decode(reply.result, type=list[m.Outcome])
-    return outcome
-
-
-def test_miss_then_made_then_hit() -> None:
-    store = Store()
-    assert store.acquire(FRONTEND, "r1").state == "miss"
-    wait = store.send(FRONTEND, m.Wait, "r1", [KEY])
-    assert store.answer(FRONTEND, wait) is None
-    order = store.take(WORKER)
-    assert order.payload == b"how"
-    store.finish(WORKER, order)
-    made = outcome_of(store.answer(FRONTEND, wait))
-    assert made.state == "made"
-    assert made.handle is not None
-    assert made.handle.nbytes == 900
-    hit = store.acquire(OTHER, "r2")
-    assert (hit.state, hit.handle) == ("hit", made.handle)
-    for client, request in ((FRONTEND, "r1"), (OTHER, "r2")):
-        store.call(client, m.Release, request, None)
-    statistics = store.state.statistics()
-    assert statistics.pinned_nbytes == 0
-    assert (statistics.num_misses, statistics.num_hits, statistics.num_objects) == (1, 1, 1)
-
-
-def test_single_flight() -> None:
-    """Whoever asks while it is being made gets the same object, pinned for each."""
-    store = Store()
-    assert store.acquire(FRONTEND, "r1").state == "miss"
-    order = store.take(WORKER)
-    assert store.acquire(FRONTEND, "r2").state == "busy"
-    assert store.acquire(OTHER, "r1").state == "busy"
-    waits = [
-        (client, store.send(client, m.Wait, request, [KEY]))
-        for client, request in ((FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1"))
-    ]
-    store.finish(WORKER, order)
-    outcomes = [outcome_of(store.answer(client, seq)) for client, seq in waits]
-    assert {outcome.state for outcome in outcomes} == {"made"}
-    assert len({outcome.handle for outcome in outcomes}) == 1
-    (item,) = store.state.objects
-    assert set(item.pins) == {(FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1")}
-
-
-def test_a_wait_for_several_is_answered_once_all_have_an_end() -> None:
-    store = Store()
-    keys = [b"1" * 32, b"2" * 32]
-    for key in keys:
-        store.acquire(FRONTEND, "r", key)
-    wait = store.send(FRONTEND, m.Wait, "r", keys)
-    store.finish(WORKER, store.take(WORKER))
-    assert store.answer(FRONTEND, wait) is None
-    failure = Failure(InvalidMedia.code, "bad")
-    store.finish(WORKER, store.take(WORKER), failure)
-    reply = store.answer(FRONTEND, wait)
-    assert reply is not None
-    good, bad = msgspec.msgpack.decode(reply.result, type=list[m.Outcome])
-    assert (good.state, bad.state, bad.failure) == ("made", "failed", failure)
-
-
-def test_a_bad_item_fails_all_and_is_not_kept() -> None:
-    store = Store()
-    store.acquire(FRONTEND, "r1")
-    store.acquire(OTHER, "r2")
-    waits = [
-        (FRONTEND, store.send(FRONTEND, m.Wait, "r1", [KEY])),
-        (OTHER, store.send(OTHER, m.Wait, "r2", [KEY])),
-    ]
-    store.finish(WORKER, store.take(WORKER), Failure("invalid_media", "truncated"))
-    for client, seq in waits:
-        assert outcome_of(store.answer(client, seq)).state == "failed"
-    assert store.state.statistics().num_objects == 0
-    assert store.acquire(FRONTEND, "r3").state == "miss"
-
-
-def test_a_dead_worker_fails_its_job_retryably() -> None:
-    store = Store()
-    store.acquire(FRONTEND, "r1")
-    wait = store.send(FRONTEND, m.Wait, "r1", [KEY])
-    store.take(WORKER)
-    store.die(WORKER)
-    outcome = outcome_of(store.answer(FRONTEND, wait))
-    assert outcome.failure is not None
-    assert outcome.failure.code == "worker_died"
-    assert store.state.statistics().used_nbytes == 0
-    store.call(FRONTEND, m.Release, "r1", None)
-    assert store.acquire(FRONTEND, "r2").state == "miss"
-
-
-def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
-    store = Store()
-    for worker in (WORKER, SECOND):
-        assert store.acquire(FRONTEND, "r").state == "miss"
-        store.take(worker)
-        store.die(worker)
-        store.call(FRONTEND, m.Release, "r", None)
-    refused = store.acquire(FRONTEND, "r")
-    assert refused.failure is not None
-    assert refused.failure.code == "maker_refused"
-    assert store.acquire(FRONTEND, "other", b"o" * 32).state == "miss"
-    store.now_s = 61.0
-    assert store.acquire(FRONTEND, "r").state == "miss"
-
-
-def test_a_lost_connection_is_not_yet_a_death() -> None:
-    """The process may still write: its block is not reused until its pidfd says so."""
-    store = Store()
-    store.acquire(FRONTEND, "r1")
-    lost = store.take(WORKER).target
-    store.disconnect(WORKER)
-    store.call(FRONTEND, m.Release, "r1", None)
-    assert store.acquire(FRONTEND, "r2").state == "miss"
-    again = store.take(SECOND).target
-    assert again.offset != lost.offset
-    assert store.state.statistics().num_objects == 4
-    store.die(WORKER)
-    assert store.state.statistics().num_objects == 2
-
-
-def test_a_job_that_nobody_awaits_is_dropped_if_nobody_works_on_it() -> None:
-    store = Store()
-    store.acquire(FRONTEND, "r1")
-    store.acquire(OTHER, "r2")
-    store.die(FRONTEND)
-    assert store.state.statistics().num_jobs_queued == 1
-    store.call(OTHER, m.Release, "r2", None)
-    statistics = store.state.statistics()
-    assert (statistics.num_jobs_queued, statistics.num_objects) == (0, 0)
-
-
-def test_a_job_under_way_is_finished_though_nobody_awaits_it() -> None:
-    store = Store()
-    store.acquire(FRONTEND, "r1")
-    order = store.take(WORKER)
-    store.call(FRONTEND, m.Release, "r1", None)
-    store.finish(WORKER, order)
-    assert store.acquire(OTHER, "r2").state == "hit"
-
-
-def test_workers_wait_for_jobs_in_turn() -> None:
-    store = Store()
-    takes = [(worker, store.send(worker, m.Take)) for worker in (WORKER, SECOND)]
-    store.acquire(FRONTEND, "r", b"1" * 32)
-    assert [store.answer(worker, seq) is not None for worker, seq in takes] == [True, False]
-    store.acquire(FRONTEND, "r", b"2" * 32)
-    assert all(store.answer(worker, seq) is not None for worker, seq in takes)
-
-
-def test_a_question_makes_nothing() -> None:
-    store = Store()
-    item = m.AcquireItem(KEY, ObjectKind.FEATURES, 1000, None)
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
-    assert outcome.state == "absent"
-    assert store.state.statistics().num_objects == 0
-    store.acquire(OTHER, "r")
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
-    assert outcome.state == "busy"
-
-
-def test_a_hit_needs_no_room() -> None:
-    """In an arena that is too full for the raw media, what is there is still found."""
-    store = Store(capacity_nbytes=2048)
-    store.acquire(FRONTEND, "r1")
-    store.finish(WORKER, store.take(WORKER))
-    store.call(FRONTEND, m.Release, "r1", None)
-    rest = m.CreateItem(ObjectKind.RAW, 960)
-    store.call(OTHER, m.Create, "rest", [rest])
-    item = m.AcquireItem(KEY, ObjectKind.FEATURES, 1000, None)
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r2", [item], returns=list[m.Outcome])
-    assert outcome.state == "hit"
+# Leases and waiting
 
 
 def test_what_a_lost_client_still_says_is_not_done() -> None:
     store = Store()
-    store.die(FRONTEND)
-    store.send(FRONTEND, m.Create, "r", [m.CreateItem(ObjectKind.RAW, 100)])
+    store.disconnect(FRONTEND)
+    store.send(FRONTEND, m.Create, "r", [m.CreateItem(RAW, 100)])
     assert store.inbox[FRONTEND] == []
     assert store.state.statistics().num_objects == 0
 
 
+def test_a_lost_connection_is_not_yet_a_death() -> None:
+    """What the process has pinned it may still read, what it wrote nobody will find."""
+    store = Store()
+    read = store.raw(FRONTEND, "r")
+    (mine,) = store.claim(FRONTEND, "r")
+    store.reserve(FRONTEND, "r", 100)
+    store.disconnect(FRONTEND)
+    statistics = store.state.statistics()
+    assert (statistics.num_objects, statistics.granted_nbytes) == (2, 0)
+    (again,) = store.claim(OTHER, "r")
+    assert again.handle is not None
+    assert again.handle.offset != mine.handle.offset  # type: ignore[union-attr]
+    store.release(OTHER, "r")
+    (client,) = (
+        c for c in store.call(OTHER, m.Clients, returns=list[m.ClientInfo]) if c.client == FRONTEND
+    )
+    assert (client.connected, client.num_held, client.pid) == (False, 2, 1001)
+    assert store.state.objects.resolve(read).pins
+    store.die(FRONTEND)
+    assert store.state.statistics().used_nbytes == 0
+    assert len(store.call(OTHER, m.Clients)) == 3
+
+
+def test_who_is_lost_is_not_answered() -> None:
+    store = Store(capacity_nbytes=4096)
+    store.create(OTHER, "rest", 1000)
+    store.acquire(FRONTEND, "r")
+    store.wait(FRONTEND, "r")
+    store.reserve(FRONTEND, "r", 1500)
+    replies = len(store.inbox[FRONTEND])
+    store.disconnect(FRONTEND)
+    store.die(FRONTEND)
+    assert len(store.inbox[FRONTEND]) == replies
+
+
 def test_a_wait_for_nothing_is_answered() -> None:
     store = Store()
-    assert store.call(FRONTEND, m.Wait, "nobody", []) == []
-
-
-def test_no_room_fails_the_item_and_leaves_nothing() -> None:
-    store = Store(capacity_nbytes=1024)
-    store.call(OTHER, m.Create, "rest", [m.CreateItem(ObjectKind.RAW, 512)])
-    outcome = store.acquire(FRONTEND, "r1")
-    assert outcome.failure is not None
-    assert outcome.failure.code == "store_full"
-    assert store.state.statistics().num_objects == 1
-
-
-def test_create_is_all_or_nothing() -> None:
-    store = Store(capacity_nbytes=512)
-    items = [m.CreateItem(ObjectKind.RAW, 300), m.CreateItem(ObjectKind.RAW, 300)]
-    reply = store.answer(FRONTEND, store.send(FRONTEND, m.Create, "r", items))
-    assert reply is not None
-    assert reply.failure is not None
-    assert reply.failure.code == "store_full"
-    assert store.state.statistics().num_objects == 0
-
-
-def test_get_is_all_or_nothing() -> None:
-    store = Store()
-    handle = store.raw(FRONTEND, "r")
-    stale = Handle(1, 4096, 100, 99)
-    reply = store.answer(OTHER, store.send(OTHER, m.Get, "r", [handle, stale]))
-    assert reply is not None
-    assert reply.failure is not None
-    assert reply.failure.code == "stale_handle"
-    (item,) = store.state.objects
-    assert set(item.pins) == {(FRONTEND, "r")}
-
-
-def test_only_the_worker_that_took_a_job_finishes_it() -> None:
-    store = Store()
-    store.acquire(FRONTEND, "r")
-    order = store.take(WORKER)
-    seq = store.send(SECOND, m.Finish, order.job, 900, None, [])
-    reply = store.answer(SECOND, seq)
-    assert reply is not None
-    assert reply.failure is not None
-    assert reply.failure.code == "not_permitted"
-    store.finish(WORKER, order)
+    assert store.outcomes(FRONTEND, store.send(FRONTEND, m.Wait, "nobody", [])) == []
 
 
 def test_one_waits_only_for_what_one_acquired() -> None:
     store = Store()
     store.acquire(FRONTEND, "r")
-    seq = store.send(OTHER, m.Wait, "r", [KEY])
-    reply = store.answer(OTHER, seq)
-    assert reply is not None
-    assert reply.failure is not None
-    assert reply.failure.code == "not_permitted"
+    assert store.failure(OTHER, store.wait(OTHER, "r")) == "not_permitted"
+    assert store.failure(FRONTEND, store.wait(FRONTEND, "s")) == "not_permitted"
+    assert store.failure(FRONTEND, store.wait(FRONTEND, "r", KEY, KEY_2)) == "not_permitted"
+
+
+def test_releasing_a_request_ends_its_calls() -> None:
+    store = Store(capacity_nbytes=2048)
+    store.create(OTHER, "rest", 64)
+    store.acquire(FRONTEND, "r")
+    waits = store.wait(FRONTEND, "r"), store.wait(FRONTEND, "r")
+    reserve = store.reserve(FRONTEND, "r", 1000)
+    other = store.reserve(FRONTEND, "other", 1000)
+    store.release(FRONTEND, "r")
+    for wait in waits:
+        assert code(store.outcome(FRONTEND, wait)) == "store_error"
+    assert store.failure(FRONTEND, reserve) == "store_error"
+    assert store.answer(FRONTEND, other) is None
+    statistics = store.state.statistics()
+    assert (statistics.num_jobs_queued, statistics.num_reservations_queued) == (0, 1)
+
+
+# Verbs on handles
+
+
+def test_create_is_all_or_nothing() -> None:
+    store = Store(capacity_nbytes=1024)
+    items = [m.CreateItem(RAW, 300), m.CreateItem(RAW, 300)]
+    assert store.refusal(FRONTEND, m.Create, "r", items) == "arena_too_small"
+    store.create(OTHER, "r", 128)
+    items = [m.CreateItem(FEATURES, 64), m.CreateItem(RAW, 300), m.CreateItem(RAW, 128)]
+    assert store.refusal(FRONTEND, m.Create, "r", items) == "store_full"
+    assert store.state.statistics().num_objects == 1
+
+
+def test_a_key_that_is_being_made_is_not_created_beside() -> None:
+    store = Store(capacity_nbytes=4096)
+    named = [m.CreateItem(FEATURES, 64, KEY)]
+    store.claim(FRONTEND, "r")
+    assert store.refusal(OTHER, m.Create, "r", named) == "store_error"
+    store.release(FRONTEND, "r")
+    # A job that has its bytes, but no run yet.
+    store.create(OTHER, "a", 704, kind=FEATURES)
+    middle = store.create(OTHER, "m", 640, kind=FEATURES)
+    store.create(OTHER, "b", 704, kind=FEATURES)
+    store.release(OTHER, "a")
+    store.release(OTHER, "b")
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    assert store.acquire(FRONTEND, "r").state == "miss"
+    assert store.refusal(OTHER, m.Create, "r", named) == "store_error"
+    waiting = store.send(WORKER, m.Take)
+    assert store.answer(WORKER, waiting) is None
+    assert store.call(OTHER, m.Abort, "m", middle) is None
+    store.result(WORKER, waiting, m.Order)
+
+
+def test_seal_is_all_or_nothing() -> None:
+    store = Store()
+    first, second = store.create(FRONTEND, "r", 100, 200)
+    good = m.SealItem(first, 100)
+    for bad in (
+        m.SealItem(second, 201),
+        m.SealItem(first, 50),
+        m.SealItem(Handle(1, 0, 100, 99), 100),
+        m.SealItem(second, 200, [first]),
+    ):
+        assert store.refusal(FRONTEND, m.Seal, "r", [good, bad]) in (
+            "not_permitted",
+            "stale_handle",
+        )
+        assert {item.state.value for item in store.state.objects} == {"created"}
+    assert store.refusal(OTHER, m.Seal, "r", [good]) == "not_permitted"
+    sealed = store.call(FRONTEND, m.Seal, "r", [good, m.SealItem(second, 20)], returns=list[Handle])
+    assert sealed == [first, Handle(1, second.offset, 20, second.generation)]
+
+
+def test_nothing_is_sealed_when_what_it_was_computed_from_is_gone() -> None:
+    store = Store()
+    source = store.raw(FRONTEND, "source")
+    (target,) = store.create(FRONTEND, "r", 100)
+    item = m.SealItem(target, 100, [source])
+    assert store.refusal(FRONTEND, m.Seal, "r", [item]) == "stale_handle"
+    store.call(FRONTEND, m.Get, "r", [source])
+    store.call(FRONTEND, m.Seal, "r", [item])
+
+
+def test_abort_is_all_or_nothing() -> None:
+    store = Store()
+    (mine,) = store.create(FRONTEND, "r", 100)
+    sealed = store.raw(FRONTEND, "r")
+    assert store.refusal(FRONTEND, m.Abort, "r", [mine, sealed]) == "not_permitted"
+    assert store.refusal(OTHER, m.Abort, "r", [mine]) == "not_permitted"
+    assert store.state.statistics().num_objects == 2
+    store.call(FRONTEND, m.Abort, "r", [mine, mine])
+    assert store.state.statistics().num_objects == 1
+
+
+def test_get_is_all_or_nothing() -> None:
+    store = Store()
+    handle = store.raw(FRONTEND, "r")
+    (unsealed,) = store.create(FRONTEND, "r", 100)
+    for wrong in (Handle(1, 4096, 100, 99), unsealed):
+        assert store.refusal(OTHER, m.Get, "r", [handle, wrong]) == "stale_handle"
+    item = store.state.objects.resolve(handle)
+    assert item.pins == {(FRONTEND, "r"): 1}
+    store.call(OTHER, m.Get, "r", [handle, handle])
+    assert item.pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 2}
+
+
+def test_release_is_all_or_nothing() -> None:
+    store = Store()
+    first, second = store.raw(FRONTEND, "r"), store.raw(FRONTEND, "r")
+    store.call(OTHER, m.Get, "r", [first])
+    for wrong in ([first, first], [first, second]):
+        assert store.refusal(OTHER, m.Release, "r", wrong) == "not_permitted"
+    assert store.state.objects.resolve(first).pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 1}
+    store.call(FRONTEND, m.Release, "r", [second, first])
+    assert store.refusal(OTHER, m.Get, "r", [second]) == "stale_handle"
+
+
+def test_what_is_deleted_is_made_anew() -> None:
+    store = Store()
+    first, second = store.claim(FRONTEND, "r", KEY, KEY_2)
+    assert store.call(OTHER, m.Delete, [KEY, bytes(32)]) == [False, False]
+    store.seal(FRONTEND, "r", first.handle, second.handle)
+    assert store.call(OTHER, m.Delete, [KEY, KEY]) == [True, False]
+    assert states(store.claim(OTHER, "r", KEY, KEY_2)) == ["yours", "hit"]
+    store.call(FRONTEND, m.Get, "s", [second.handle])
+    assert store.refusal(FRONTEND, m.Get, "s", [first.handle]) == "stale_handle"
+
+
+def test_what_the_store_says_of_itself() -> None:
+    store = Store()
+    mine, _ = store.claim(FRONTEND, "r", KEY, KEY_2)
+    store.seal(FRONTEND, "r", mine.handle)
+    store.call(OTHER, m.Get, "r", [mine.handle])
+    store.release(FRONTEND, "r")
+    store.reserve(FRONTEND, "r", 100)
+    store.reserve(FRONTEND, "s", 100, kind=FEATURES)
+    store.send(WORKER, m.Take)
+    small = store.raw(SECOND, "r")
+    big, little = store.call(SECOND, m.List, None, 10, returns=list[m.ObjectInfo])
+    assert (big.handle, big.key, big.state) == (mine.handle, KEY, "sealed")
+    assert (big.pins, big.writer, little.handle) == ([OTHER], None, small)
+    for kind, limit, number in ((RAW, 10, 1), (None, 1, 1), (ObjectKind.EMBEDDINGS, 1, 0)):
+        assert len(store.call(SECOND, m.List, kind, limit)) == number
+    clients = store.call(SECOND, m.Clients, returns=list[m.ClientInfo])
+    held = [(c.client, c.name, c.num_held, c.held_nbytes, c.granted_nbytes) for c in clients]
+    assert held == [
+        (1, "client 1", 0, 0, 256),
+        (2, "client 2", 1, 1024, 0),
+        (3, "client 3", 0, 0, 0),
+        (4, "client 4", 1, 128, 0),
+    ]
+    found = store.call(SECOND, m.Stat, returns=m.Statistics)
+    assert (found.used_nbytes, found.held_nbytes, found.granted_nbytes) == (1152, 1152, 256)
+    assert (found.num_clients, found.num_workers, found.num_objects) == (4, 1, 2)
+    features = found.kinds[FEATURES]
+    assert (features.num_objects, features.num_free_runs) == (1, 1)
+    assert features.largest_free_nbytes == features.capacity_nbytes - 1024
+    store.release(OTHER, "r")
+    evicted = store.call(SECOND, m.Evict, FEATURES, None, returns=m.Evicted)
+    assert (evicted.num_objects, evicted.nbytes) == (1, 1024)
+    assert store.state.statistics().num_evicted == 1

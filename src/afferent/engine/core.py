@@ -26,7 +26,7 @@ from afferent.errors import AfferentError, EngineUnavailable, FormatError, Worke
 from afferent.process import ChildProcess, run_until_terminated
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import Limits, Request
-from afferent.store.client import AsyncDaemonStore, exit_without
+from afferent.store.async_client import AsyncDaemonStore
 from afferent.types import Failure, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     core = EngineCore(store, max_num_seqs=settings.max_num_seqs)
     listener = socket.socket(fileno=settings.listener_fd)
     child.report(f"up to {settings.max_num_seqs} requests at a time", ready=True)
-    await run_until_terminated(core.serve(listener), exit_without(store))
+    await run_until_terminated(core.serve(listener))
 
 
 def main() -> None:

@@ -65,5 +65,6 @@ class Engine(Protocol):
         Raises:
             EngineUnavailable: The engine is not there, or went away; retryable.
             StaleHandle: An item's features are gone.
+            StoreRestarted: They were lost with a former life of the store.
         """
         ...

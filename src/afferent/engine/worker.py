@@ -8,6 +8,7 @@ connection to the store, reads them in place and lets go.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -70,8 +71,6 @@ class EngineWorker:
         """One sequence's part of a step; what goes wrong is that sequence's failure alone."""
         try:
             done.tokens.append((sequence_id, work()))
-        except StoreUnavailable:
-            raise
         except AfferentError as error:
             done.failures.append((sequence_id, Failure(error.code, error.message)))
             self._runner.drop(sequence_id)
@@ -115,7 +114,8 @@ class EngineWorker:
             spans.append(span_since(start_ns, "worker", "encode", note=note))
             return encoded
         finally:
-            self._store.release(request_id)
+            with contextlib.suppress(StoreUnavailable):  # a store that is gone holds nothing
+                self._store.release(request_id)
 
 
 def _tensors(tree: codec.ViewTree) -> dict[str, NDArray[Any]]:
@@ -142,8 +142,8 @@ def main() -> None:
     child.report(f"up to {runner.info.max_model_len:,} tokens a request", ready=True)
     try:
         worker.run()
-    except (wire.ConnectionClosed, StoreUnavailable):
-        log.info("the core or the store is gone")
+    except wire.ConnectionClosed:
+        log.info("the core is gone")
         raise SystemExit(1) from None
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 
 from msgspec import Struct
 
-from afferent.errors import StoreUnavailable
+from afferent.errors import Unavailable
 from afferent.preprocess.family import Family
 from afferent.preprocess.processor import HuggingFaceProcessor
 from afferent.preprocess.worker import work
@@ -81,7 +81,7 @@ class Zygote:
             os.nice(_NICENESS)
             store = DaemonStore(self._settings.store_address, name=name, writable=True)
             work(store, self._processor, process_name=name)
-        except StoreUnavailable:
+        except Unavailable:
             log.debug("the store is gone")
         except BaseException:
             log.exception("a worker failed")

@@ -235,7 +235,7 @@ class Frontend:
             except AfferentError:
                 log.warning("the store's figures are missing")
             else:
-                self._metrics.set_store_figures(msgspec.structs.asdict(statistics))
+                self._metrics.set_store_figures(msgspec.to_builtins(statistics))
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
 
     def _finish(self, account: Account, outcome: str) -> None:

@@ -17,13 +17,14 @@ from msgspec import Struct
 
 from afferent.config import ServeConfig
 from afferent.engine.client import CoreClient
+from afferent.ingest.digest import Digester
 from afferent.metrics import Metrics
 from afferent.preprocess.family import Family, fingerprint
 from afferent.process import ChildProcess
 from afferent.serve.app import AppSettings, Frontend
 from afferent.serve.pipeline import Pipeline
 from afferent.serve.prompt import PromptBuilder, sampling_defaults
-from afferent.store.client import AsyncDaemonStore, exit_without
+from afferent.store.async_client import AsyncDaemonStore
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,6 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     engine = CoreClient(settings.core_address, name=f"{child.name} {os.getpid()}")
     engine_task = asyncio.create_task(engine.run())
-    store_task = asyncio.create_task(exit_without(store))
     pipeline = Pipeline(
         store=store,
         engine=engine,
@@ -52,9 +52,11 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
         family=settings.family,
         fingerprint=fingerprint(folder),
         limits=config,
+        shares=config.shares,
         sampling=sampling_defaults(folder),
         timeout_s=config.request_timeout_s,
         metrics=metrics,
+        digester=Digester(config.alloc_workers),
     )
     app_settings = AppSettings(
         model_name=settings.model_name,
@@ -77,7 +79,6 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
         await server.serve(sockets=[socket.socket(fileno=settings.listener_fd)])
     finally:
         engine_task.cancel()
-        store_task.cancel()
         await pipeline.close()
 
 

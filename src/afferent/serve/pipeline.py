@@ -28,6 +28,7 @@ from afferent.errors import (
     TooManyItems,
     error_from,
 )
+from afferent.ingest.digest import Digester
 from afferent.ingest.fetch import Fetcher
 from afferent.ingest.probe import ImageHeader, probe_image
 from afferent.ingest.source import Media, read_media
@@ -46,7 +47,9 @@ from afferent.serve.request import (
     Usage,
 )
 from afferent.store import messages as m
-from afferent.store.client import AsyncDaemonStore
+from afferent.store.allocator import round_up
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.region import Shares
 from afferent.types import ContentKey, Handle, Item, Modality, ObjectKind, Sampling, encode
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
@@ -76,20 +79,23 @@ class Pipeline:
         family: Family,
         fingerprint: bytes,
         limits: Limits,
+        shares: Shares,
         sampling: SamplingDefaults,
         timeout_s: float,
         metrics: Metrics,
+        digester: Digester,
     ) -> None:
         self.store = store
         self.engine = engine
         self._prompts = prompts
         self._family = family
         self._fingerprint = fingerprint
-        self._limits = limits
+        self._limits, self._shares = limits, shares
         self._sampling = sampling
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._fetcher = Fetcher(limits)
+        self._digester = digester
 
     async def run(self, request: GenerateRequest, account: Account) -> AsyncGenerator[Output, None]:
         """The answer: pieces of text, then `End`. Closing the iterator early aborts the request.
@@ -217,18 +223,17 @@ class Pipeline:
         stage = "fetch" if fetched else "base64"
         account.stage(start_ns, stage, copied_nbytes=nbytes, note=_count(len(media), "image"))
         start_ns = time.monotonic_ns()
-        images = [self._identify(item) for item in media]
+        headers = [probe_image(item.data, self._limits) for item in media]
+        digests = await self._digester.digest_all([item.data for item in media])
+        images = [
+            self._identify(item, header, digest)
+            for item, header, digest in zip(media, headers, digests, strict=True)
+        ]
         account.stage(start_ns, "header, digest")
         return images
 
-    def _identify(self, media: Media) -> _Image:
-        header = probe_image(media.data, self._limits)
-        key = keys.features_key(
-            tenant="",
-            fingerprint=self._fingerprint,
-            options=b"",
-            media=keys.digest(media.data),
-        )
+    def _identify(self, media: Media, header: ImageHeader, digest: bytes) -> _Image:
+        key = keys.features_key(tenant="", fingerprint=self._fingerprint, options=b"", media=digest)
         plan = self._family.plan(header.width, header.height)
         return _Image(media.data, header, key, plan)
 
@@ -278,15 +283,19 @@ class Pipeline:
         """Refuse what could never be in the arena at once, however long one waits.
 
         Raises:
-            ArenaTooSmall: The media and their features exceed the arena's capacity.
+            ArenaTooSmall: The media or their features exceed their share of the arena.
         """
-        needed = sum(len(image.data) + image.plan.nbytes for image in images)
-        if needed > self.store.capacity_nbytes:
-            raise ArenaTooSmall(
-                f"the request's media and features take {needed} bytes; "
-                f"the arena has {self.store.capacity_nbytes}",
-                param="messages",
-            )
+        for kind, needed in (
+            (ObjectKind.RAW, sum(round_up(len(image.data)) for image in images)),
+            (ObjectKind.FEATURES, sum(round_up(image.plan.nbytes) for image in images)),
+        ):
+            share = int(self.store.capacity_nbytes * self._shares[kind])
+            if needed > share:
+                raise ArenaTooSmall(
+                    f"the request's media take {needed} bytes as {kind}; "
+                    f"their share of the arena is {share}",
+                    param="messages",
+                )
 
     async def _acquire(
         self, request_id: str, images: Sequence[_Image], raw: Sequence[Handle | None]
@@ -325,6 +334,7 @@ class Pipeline:
 
     async def close(self) -> None:
         await self._fetcher.close()
+        self._digester.close()
 
 
 def _summary(outcomes: Sequence[m.Outcome]) -> str:

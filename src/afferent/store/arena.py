@@ -7,14 +7,45 @@ before the first byte is stored, so a full machine is an error at the start and 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import fcntl
 import mmap
 import os
-from typing import Self
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
 
-from afferent.errors import ConfigError
+import numpy as np
+from numpy.typing import NDArray
 
-_ALIGNMENT = mmap.PAGESIZE
+from afferent import memory
+from afferent.errors import ConfigError, StaleHandle
+
+_PAGE = mmap.PAGESIZE
+_MAX_PART_OF_MEMORY = 0.9
+_POPULATE_STEP_NBYTES = 8 << 20
+_MADV_DONTFORK = 10
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_READ = 22  # since Linux 5.14
+_MADV_POPULATE_WRITE = 23
+
+_libc = ctypes.CDLL(None, use_errno=True)  # its calls, unlike mmap.madvise, release the GIL
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+def _disown_maps() -> None:
+    """In a forked child the maps are not there, and what is mapped in their place is its own.
+
+    So their objects, which unmap what is there when they are collected, are kept for ever.
+    """
+    for inherited in _maps:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+
+
+os.register_at_fork(after_in_child=_disown_maps)
 
 
 def create_segment(nbytes: int) -> int:
@@ -23,9 +54,17 @@ def create_segment(nbytes: int) -> int:
     Raises:
         ConfigError: The machine, or this container, has not that much memory to give.
     """
-    nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    nbytes = -(-nbytes // _PAGE) * _PAGE
+    # Asking the kernel for too much does not fail: it kills processes until there is enough.
+    available = memory.available_nbytes()
+    if nbytes > available * _MAX_PART_OF_MEMORY:
+        raise ConfigError(
+            f"the arena of {nbytes / 2**20:,.0f} MiB does not fit in {_MAX_PART_OF_MEMORY:.0%} of "
+            f"the {available / 2**20:,.0f} MiB of memory that are free; choose a smaller one"
+        )
     fd = os.memfd_create("afferent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        os.ftruncate(fd, nbytes)  # first: huge pages are given within a file's size
         os.posix_fallocate(fd, 0, nbytes)
         # Restarted writers need new maps, so writing stays allowed.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -45,31 +84,100 @@ def reopen_read_only(fd: int) -> int:
 
 
 class ArenaMap:
-    """This process's view of the arena: mapped once, kept for the life of the process."""
+    """This process's view of the arena: mapped once, kept for the life of the process.
+
+    The map is not there in a forked child: a child holds no pins, so what it saw could change
+    under it. It makes a connection, and a map, of its own.
+    """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
-        """Map all of ``fd``; the descriptor itself may be closed afterwards."""
-        self.nbytes = os.fstat(fd).st_size
+        """Map all of ``fd``; the descriptor itself may be closed afterwards.
+
+        Page tables are filled by a thread, so that starting does not wait for it.
+        """
+        status = os.fstat(fd)
+        self.nbytes, self._identity = status.st_size, (status.st_dev, status.st_ino)
         self.writable = writable
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        # Populated at once: filling in page tables one fault at a time is six times slower.
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        self._map = mmap.mmap(fd, self.nbytes, flags=flags, prot=protection)
-        self._view = memoryview(self._map)
+        self._map = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=protection)
+        _maps.add(self._map)
+        self._pid = os.getpid()
+        self._advise(0, self.nbytes, _MADV_DONTFORK)
+        self._advise(0, self.nbytes, _MADV_HUGEPAGE)  # refused where the system does not allow it
+        self._all: NDArray[np.uint8] | None = None
+        self._retired: weakref.ref[NDArray[np.uint8]] | None = None
+        self.renew()
+        self._stop = threading.Event()
+        self._populating = threading.Thread(target=self._populate, name="populate", daemon=True)
+        self._populating.start()
 
     def block(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes ``[offset, offset + nbytes)``; read-only where the map is."""
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(f"[{offset}, +{nbytes}) is outside of the arena")
-        return self._view[offset : offset + nbytes]
+        """The bytes ``[offset, offset + nbytes)``; read-only where the map is.
+
+        Raises:
+            StaleHandle: They are outside of the arena, or the map has been retired.
+        """
+        everything = self._all  # another thread may retire the map at any moment
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes or everything is None:
+            raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
+        return everything[offset : offset + nbytes].data
+
+    def is_of(self, fd: int) -> bool:
+        """Whether this is a map of the memory behind ``fd``."""
+        status = os.fstat(fd)
+        return self._identity == (status.st_dev, status.st_ino)
+
+    def wait_populated(self) -> None:
+        """Wait until every page is in this process's page tables, as a benchmark wants it."""
+        self._populating.join()
+
+    def retire(self, on_unused: Callable[[], object]) -> None:
+        """Hand out no more blocks; call ``on_unused`` once nothing uses those handed out.
+
+        It may be called by any thread, and before this returns.
+        """
+        array = self._retired() if self._retired is not None else self._all
+        if array is None:
+            on_unused()
+            return
+        # Arrays and memoryviews over the arena keep this array alive, and nothing else does.
+        weakref.finalize(array, on_unused).atexit = False
+        self._retired, self._all = weakref.ref(array), None
+
+    def renew(self) -> None:
+        """Hand out blocks again, after `retire`."""
+        self._retired, self._all = None, np.frombuffer(self._map, dtype=np.uint8)
 
     def close(self) -> None:
-        """Unmap; fails while arrays over the arena are alive."""
-        self._view.release()
-        self._map.close()
+        """Unmap. While arrays over the arena are alive it stays mapped: the last one unmaps it."""
+        if os.getpid() != self._pid:
+            return
+        self._stop.set()
+        self._populating.join()
+        self._all = None
+        with contextlib.suppress(BufferError):
+            self._map.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _populate(self) -> None:
+        advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
+        for offset in range(0, self.nbytes, _POPULATE_STEP_NBYTES):
+            nbytes = min(_POPULATE_STEP_NBYTES, self.nbytes - offset)
+            if self._stop.is_set() or self._advise(offset, nbytes, advice) == errno.EINVAL:
+                return  # an old kernel fills the tables one fault at a time
+
+    def _advise(self, offset: int, nbytes: int, advice: int) -> int:
+        """madvise(2); the error number, or 0."""
+        address = self._address + offset
+        failed = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice)
+        return ctypes.get_errno() if failed else 0
+
+    @property
+    def _address(self) -> int:
+        interface: dict[str, Any] = np.frombuffer(self._map, dtype=np.uint8).__array_interface__
+        return int(interface["data"][0])

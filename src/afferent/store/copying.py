@@ -6,6 +6,7 @@ copy that is large enough. A forked child starts its own.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ Copy = tuple[Array, Array]
 SPLIT_NBYTES = 10_000_000
 # Small enough to balance two threads, large enough that the GIL changes hands seldom.
 _PIECE_NBYTES = 4 << 20
+# From here on halves, where they are fast: the C library bypasses the caches in very large copies.
+_HALVES_NBYTES = 256 << 20
 
 
 def copy_all(copies: Sequence[Copy], *, num_threads: int = 2) -> None:
@@ -57,7 +60,7 @@ def _copy_with_helper(pieces: list[Copy]) -> None:
 
 def _pieces(copies: Sequence[Copy]) -> Iterator[Copy]:
     for target, source in copies:
-        num_pieces = -(-target.nbytes // _PIECE_NBYTES)
+        num_pieces = 2 if _bypasses_caches(target, source) else -(-target.nbytes // _PIECE_NBYTES)
         if target.flags.c_contiguous and source.flags.c_contiguous:
             target, source = target.reshape(-1), source.reshape(-1)
         axis = next((axis for axis, side in enumerate(target.shape) if side > 1), None)
@@ -68,6 +71,16 @@ def _pieces(copies: Sequence[Copy]) -> Iterator[Copy]:
         for first in range(0, target.shape[axis], step):
             part = (*(slice(None),) * axis, slice(first, first + step))
             yield target[part], source[part]
+
+
+def _bypasses_caches(target: Array, source: Array) -> bool:
+    """Whether a copy is fastest when it goes around the caches.
+
+    Such a copy loads from several pages at a time. Where the target lies a little further in its
+    page than the source in its own, each load seems to hit a store just made: four times slower.
+    """
+    ahead = (target.ctypes.data - source.ctypes.data) % mmap.PAGESIZE
+    return target.nbytes >= _HALVES_NBYTES and not 0 < ahead < 1024
 
 
 class _Helper:

@@ -13,73 +13,48 @@ allocator only when nobody can still write or read it: delete and a lost connect
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 
-from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
-from afferent.store.allocator import Allocator, round_up
+from afferent.errors import (
+    ArenaTooSmall,
+    NotPermitted,
+    StaleHandle,
+    StoreError,
+    StoreFull,
+    StoreRestarted,
+)
+from afferent.store.allocator import round_up
+from afferent.store.leases import LeaseIndex
+from afferent.store.ledger import ClientId, Lease, Ledger
+from afferent.store.region import DEFAULT_SHARES, Region, Shares, divide
+from afferent.store.rules import check
+from afferent.store.stored import NewObject, ObjectState, StoredObject
 from afferent.types import ContentKey, Handle, ObjectKind
-
-ClientId = int
-Lease = tuple[ClientId, str]
-
-
-class ObjectState(Enum):
-    CREATED = "created"
-    SEALED = "sealed"
-    DOOMED = "doomed"
-
-
-@dataclass(slots=True, eq=False)
-class StoredObject:
-    """One object and who holds it; ``nbytes`` is what was asked for, or used once sealed."""
-
-    handle: Handle
-    kind: ObjectKind
-    state: ObjectState
-    key: ContentKey | None = None
-    writer: Lease | None = None
-    pins: dict[Lease, int] = field(default_factory=dict)
-
-    @property
-    def held(self) -> bool:
-        return self.writer is not None or bool(self.pins)
 
 
 class ObjectTable:
     """All objects of one arena epoch. Every method either does all of its work or raises."""
 
-    def __init__(self, capacity_nbytes: int, *, segment: int) -> None:
-        self._allocator = Allocator(capacity_nbytes)
-        self._segment = segment
+    def __init__(
+        self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
+    ) -> None:
+        self.regions = divide(capacity_nbytes, shares)
+        self.ledger = Ledger(
+            {kind: region.allocator.capacity_nbytes for kind, region in self.regions.items()}
+        )
+        self.capacity_nbytes = capacity_nbytes
+        self.segment = segment
+        self.num_evicted = dict.fromkeys(self.regions, 0)
+        self.orphaned: list[ContentKey] = []
+        """Keys of objects that were doomed while somebody wrote them; for the caller to empty."""
+        self.num_let_go = 0
+        """Changes whenever something has been let go, and a run may have become long enough."""
         self._next_generation = 1
         self._by_generation: dict[int, StoredObject] = {}
         self._by_key: dict[ContentKey, StoredObject] = {}
-        self._leases: dict[Lease, set[int]] = {}
-        # Sealed, keyed, unpinned: what may be evicted, least recently used first.
-        self._evictable: OrderedDict[int, StoredObject] = OrderedDict()
-        self.num_evicted = 0
+        self._leases = LeaseIndex()
 
     # Questions
-
-    @property
-    def capacity_nbytes(self) -> int:
-        return self._allocator.capacity_nbytes
-
-    @property
-    def used_nbytes(self) -> int:
-        return self._allocator.capacity_nbytes - self._allocator.free_nbytes
-
-    @property
-    def pinned_nbytes(self) -> int:
-        return sum(round_up(o.handle.nbytes) for o in self if o.held)
-
-    @property
-    def largest_free_nbytes(self) -> int:
-        return self._allocator.largest_free_nbytes
 
     def __len__(self) -> int:
         return len(self._by_generation)
@@ -87,66 +62,102 @@ class ObjectTable:
     def __iter__(self) -> Iterator[StoredObject]:
         return iter(self._by_generation.values())
 
+    @property
+    def used_nbytes(self) -> int:
+        regions = self.regions.values()
+        return sum(r.allocator.capacity_nbytes - r.allocator.free_nbytes for r in regions)
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(map(self.ledger.held_nbytes, self.regions))
+
     def find(self, key: ContentKey) -> StoredObject | None:
         """The object under ``key``, created or sealed."""
         return self._by_key.get(key)
+
+    def has_none_of(self, keys: Sequence[bytes]) -> bool:
+        """Whether nothing is there under any of these keys."""
+        return self._by_key.keys().isdisjoint(keys)
 
     def resolve(self, handle: Handle) -> StoredObject:
         """The object behind a handle.
 
         Raises:
-            StaleHandle: It is gone, or of another epoch.
+            StaleHandle: It is gone.
+            StoreRestarted: It is of another epoch.
         """
+        if handle.segment != self.segment:
+            raise StoreRestarted("the object was lost with a former life of the store; try again")
         found = self._by_generation.get(handle.generation)
-        if found is None or handle.segment != self._segment or handle.offset != found.handle.offset:
+        if found is None or handle.offset != found.handle.offset:
             raise StaleHandle("the object behind this handle is gone")
         return found
 
-    # Changes
-
-    def create(
-        self, lease: Lease, *, kind: ObjectKind, nbytes: int, key: ContentKey | None = None
-    ) -> StoredObject:
-        """A new object that ``lease`` may write; evicts the least recently used to make room.
+    def resolve_sealed(self, handles: Sequence[Handle]) -> list[StoredObject]:
+        """The objects behind handles, all sealed.
 
         Raises:
-            StoreFull: What is pinned leaves no run of that length.
-            ArenaTooSmall: Nor would an empty arena.
+            StaleHandle: One of them is gone, is not sealed, or has been trimmed since.
+        """
+        found = [self.resolve(handle) for handle in handles]
+        if any(item.state is not ObjectState.SEALED for item in found):
+            raise StaleHandle("the object behind a handle is not sealed")
+        if any(h.nbytes > item.handle.nbytes for h, item in zip(handles, found, strict=True)):
+            raise StaleHandle("a handle is of the time before its object was sealed")
+        return found
+
+    def no_run(self) -> StoreFull:
+        """The error for a `create` that found no run, where nobody waits for one."""
+        return StoreFull("no room: nothing between what is in use is long enough")
+
+    def holds_anything(self, client: ClientId) -> bool:
+        """Whether a client writes an object, or has one pinned."""
+        return bool(self._leases.of_client(client))
+
+    # Changes
+
+    def create(self, lease: Lease, new: NewObject) -> StoredObject | None:
+        """A new object that ``lease`` may write; evicts others to make room.
+
+        Returns:
+            The object, or ``None`` when the bytes could be had, but no run between held blocks is
+            long enough.
+
+        Raises:
+            StoreFull: Its bytes are held by others, promised to them, or awaited by them.
+            ArenaTooSmall: It is larger than the share of its kind.
             StoreError: ``key`` is taken.
         """
-        if key is not None and key in self._by_key:
+        if new.key is not None and new.key in self._by_key:
             raise StoreError("an object with this key exists")
-        offset = self._allocate(nbytes)
-        handle = Handle(self._segment, offset, nbytes, self._next_generation)
-        self._next_generation += 1
-        created = StoredObject(handle, kind, ObjectState.CREATED, key=key, writer=lease)
-        self._by_generation[handle.generation] = created
-        if key is not None:
-            self._by_key[key] = created
-        self._hold(lease, created)
-        return created
+        nbytes = round_up(new.nbytes)
+        offset = self._allocate(lease, new.kind, nbytes)
+        return None if offset is None else self._add(lease, [new], [offset], [nbytes])[0]
 
-    def _allocate(self, nbytes: int) -> int:
-        if round_up(nbytes) > self._allocator.capacity_nbytes:
-            raise ArenaTooSmall(
-                f"an object of {nbytes} bytes is larger than the arena of "
-                f"{self._allocator.capacity_nbytes}"
-            )
-        while (offset := self._allocator.allocate(nbytes)) is None:
-            if not self._evictable:
-                raise StoreFull("no room: everything in the arena is in use")
-            _, victim = self._evictable.popitem(last=False)
-            self.num_evicted += 1
-            self._remove(victim)
-        return offset
+    def create_all(self, lease: Lease, news: Sequence[NewObject]) -> list[StoredObject] | None:
+        """`create` for each: all or none.
 
-    def hand_over(self, item: StoredObject, lease: Lease) -> None:
-        """Make ``lease`` the one that may write a created object."""
-        if item.state is not ObjectState.CREATED or item.writer is None:
-            raise NotPermitted("only an object that is being written has a writer")
-        previous, item.writer = item.writer, lease
-        self._let_go(previous, item)
-        self._hold(lease, item)
+        Returns:
+            The objects; ``None`` when there is no run for one of them.
+        """
+        together = self._create_together(lease, news)
+        if together is not None:
+            return together
+        before = self._grants_of(lease, (new.kind for new in news))
+        created: list[StoredObject] = []
+        try:
+            for new in news:
+                if (made := self.create(lease, new)) is None:
+                    return None
+                created.append(made)
+            return created
+        finally:
+            if len(created) < len(news):
+                self._undo(lease, created, before)
+
+    def move_lease(self, source: Lease, target: Lease) -> None:
+        """All that one lease holds is the other's: nothing is let go in between."""
+        self._leases.move(source, target)
 
     def seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> StoredObject:
         """End the writing: the bytes never change again, and the writer has them pinned.
@@ -156,20 +167,29 @@ class ObjectTable:
         Raises:
             NotPermitted: ``lease`` is not the writer.
         """
-        if item.state is not ObjectState.CREATED or item.writer != lease:
-            raise NotPermitted("only the writer seals an object")
-        if not 0 < used_nbytes <= item.handle.nbytes:
-            raise NotPermitted("an object can't be sealed larger than it was created")
-        kept, taken = round_up(used_nbytes), round_up(item.handle.nbytes)
-        if kept < taken:
-            self._allocator.free(item.handle.offset + kept, taken - kept)
-        item.handle = Handle(
-            item.handle.segment, item.handle.offset, used_nbytes, item.handle.generation
-        )
+        self.check_seal(lease, item, used_nbytes=used_nbytes)
+        old = item.handle
+        if used_nbytes != old.nbytes:
+            item.handle = Handle(old.segment, old.offset, used_nbytes, old.generation)
+            freed = self.regions[item.kind].allocator.shrink(old.offset, used_nbytes)
+            item.block_nbytes -= freed
+            self.ledger.let_go(item.kind, freed)
+            self.num_let_go += 1
         item.state = ObjectState.SEALED
         item.writer = None
         item.pins[lease] = 1
         return item
+
+    def check_seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> None:
+        """Whether `seal` would be permitted.
+
+        Raises:
+            NotPermitted: It would not.
+        """
+        if item.state is not ObjectState.CREATED or item.writer != lease:
+            raise NotPermitted("only the writer seals an object")
+        if not 0 < used_nbytes <= item.handle.nbytes:
+            raise NotPermitted("an object can't be sealed larger than it was created")
 
     def abort(self, lease: Lease, item: StoredObject) -> None:
         """Give up the writing.
@@ -181,23 +201,51 @@ class ObjectTable:
             raise NotPermitted("only the writer aborts an object")
         self.doom(item)
         item.writer = None
-        self._let_go(lease, item)
+        self._leases.remove(lease, item)
         self._settle(item)
 
     def doom(self, item: StoredObject) -> None:
         """Take an object's key away and remove it: at once, or when its last holder lets go."""
+        was_evictable = item.state is ObjectState.SEALED and not item.held
+        if item.state is ObjectState.CREATED and item.key is not None:
+            self.orphaned.append(item.key)
         item.state = ObjectState.DOOMED
         if item.key is not None and self._by_key.get(item.key) is item:
             del self._by_key[item.key]
-        self._settle(item)
+        if was_evictable:
+            self.regions[item.kind].keep(item)
+            self._remove(item)
 
     def pin(self, lease: Lease, item: StoredObject) -> None:
-        """Keep a sealed object where it is until ``lease`` lets go."""
+        """Keep a sealed object where it is until ``lease`` lets go.
+
+        Raises:
+            StaleHandle: It is not sealed.
+            StoreFull: It may be evicted for others, to whom its bytes are promised.
+        """
         if item.state is not ObjectState.SEALED:
             raise StaleHandle("the object is not sealed")
-        item.pins[lease] = item.pins.get(lease, 0) + 1
-        self._evictable.pop(item.handle.generation, None)
-        self._hold(lease, item)
+        if not item.held:
+            self.ledger.hold(lease, item.kind, item.block_nbytes)
+            self.regions[item.kind].keep(item)
+        count = item.pins.get(lease, 0)
+        item.pins[lease] = count + 1
+        if not count:
+            self._leases.add(lease, item)
+
+    def pin_all(self, lease: Lease, items: Sequence[StoredObject]) -> None:
+        """`pin` for each: all or none."""
+        before = self._grants_of(lease, (item.kind for item in items))
+        pinned: list[StoredObject] = []
+        try:
+            for item in items:
+                self.pin(lease, item)
+                pinned.append(item)
+        except (StaleHandle, StoreFull, ArenaTooSmall):
+            for item in pinned:
+                self.unpin(lease, item)
+            self._restore_grants(lease, before)
+            raise
 
     def unpin(self, lease: Lease, item: StoredObject) -> None:
         """Take back one `pin`."""
@@ -208,91 +256,165 @@ class ObjectTable:
             item.pins[lease] = count - 1
             return
         del item.pins[lease]
-        self._let_go(lease, item)
+        self._leases.remove(lease, item)
         self._settle(item)
 
+    def evict(self, kind: ObjectKind, nbytes: int | None) -> tuple[int, int]:
+        """Evict the least recently used of a kind until ``nbytes`` are gone, or all.
+
+        Returns:
+            How many objects, and how many bytes.
+        """
+        region = self.regions[kind]
+        count = freed = 0
+        while region.evictable and (nbytes is None or freed < nbytes):
+            oldest = next(iter(region.evictable.values()))
+            freed += oldest.block_nbytes
+            count += 1
+            self._evict(region, [oldest])
+        return count, freed
+
     def drop_lease(self, lease: Lease) -> None:
-        """Drop all that one request of one client holds."""
-        for generation in list(self._leases.get(lease, ())):
-            item = self._by_generation[generation]
+        """Drop all that one request of one client holds, and its grants."""
+        self.ledger.drop(lease)
+        for item in self._leases.items(lease):
             item.pins.pop(lease, None)
             if item.writer == lease:
                 self.abort(lease, item)
                 continue
-            self._let_go(lease, item)
+            self._leases.remove(lease, item)
             self._settle(item)
 
-    def doom_written_by(self, client: ClientId) -> None:
-        """Nobody may find, or wait for, what a lost connection was writing."""
-        for lease in [lease for lease in self._leases if lease[0] == client]:
-            for generation in list(self._leases[lease]):
-                item = self._by_generation[generation]
-                if item.writer == lease:
-                    self.doom(item)
+    def written_by(self, client: ClientId) -> list[StoredObject]:
+        """What a client is writing."""
+        return [
+            item
+            for lease in self._leases.of_client(client)
+            for item in self._leases.items(lease)
+            if item.writer == lease
+        ]
 
     def drop_client(self, client: ClientId) -> None:
         """Drop all that a dead process holds."""
-        for lease in [lease for lease in self._leases if lease[0] == client]:
+        for lease in (*self._leases.of_client(client), *self.ledger.leases_of(client)):
             self.drop_lease(lease)
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
-        self._allocator.validate()
-        taken = sum(round_up(o.handle.nbytes) for o in self)
-        if taken != self.used_nbytes:
-            raise StoreError(f"objects take {taken} bytes, the allocator says {self.used_nbytes}")
-        blocks = sorted((o.handle.offset, round_up(o.handle.nbytes)) for o in self)
-        for (start, size), (next_start, _) in pairwise(blocks):
-            if start + size > next_start:
-                raise StoreError("two objects overlap")
-        for item in self:
-            if item.state is ObjectState.CREATED and item.writer is None:
-                raise StoreError("an object that is being written has no writer")
-            if item.state is ObjectState.SEALED and item.writer is not None:
-                raise StoreError("a sealed object has a writer")
-            if item.pins and item.state is ObjectState.CREATED:
-                raise StoreError("an object is pinned before it is sealed")
-            if item.state is ObjectState.DOOMED and not item.held:
-                raise StoreError("a doomed object that nobody holds is still here")
-            evictable = item.state is ObjectState.SEALED and not item.held
-            if evictable != (item.handle.generation in self._evictable):
-                raise StoreError("the eviction list is wrong")
-            if item.key is not None:
-                found = self._by_key.get(item.key) is item
-                if found != (item.state is not ObjectState.DOOMED):
-                    raise StoreError("a key leads to the wrong object")
-            held_by = set(item.pins) | ({item.writer} if item.writer else set())
-            listed = {k for k, held in self._leases.items() if item.handle.generation in held}
-            if held_by != listed:
-                raise StoreError("leases and pins disagree")
+        """Check every rule of objects; for tests."""
+        check(self._by_generation.values(), self._by_key, self._leases, self.regions, self.ledger)
 
     # Inner steps
 
-    def _hold(self, lease: Lease, item: StoredObject) -> None:
-        self._leases.setdefault(lease, set()).add(item.handle.generation)
+    def _create_together(
+        self, lease: Lease, news: Sequence[NewObject]
+    ) -> list[StoredObject] | None:
+        """Objects that lie side by side: one search, and one hole when they are evicted.
 
-    def _let_go(self, lease: Lease, item: StoredObject) -> None:
-        if item.writer == lease or lease in item.pins:
-            return
-        held = self._leases.get(lease)
-        if held is not None:
-            held.discard(item.handle.generation)
-            if not held:
-                del self._leases[lease]
+        Returns:
+            ``None`` where they have to be created one by one.
+        """
+        kinds, keys = {new.kind for new in news}, [new.key for new in news if new.key is not None]
+        if (
+            len(kinds) != 1
+            or len(set(keys)) < len(keys)
+            or not self._by_key.keys().isdisjoint(keys)
+        ):
+            return None
+        (kind,) = kinds
+        sizes = [round_up(new.nbytes) for new in news]
+        offset = self._allocate(lease, kind, sum(sizes), is_for_many=True)
+        if offset is None:
+            return None
+        offsets = self.regions[kind].allocator.split(offset, sizes)
+        return self._add(lease, news, offsets, sizes)
+
+    def _allocate(
+        self, lease: Lease, kind: ObjectKind, nbytes: int, *, is_for_many: bool = False
+    ) -> int | None:
+        """A block that counts as held; ``None`` when there is no run for it."""
+        spent = self.ledger.hold(lease, kind, nbytes)
+        region = self.regions[kind]
+        offset = region.allocator.allocate(nbytes)
+        # A large hole costs what was used lately, where several small ones would not.
+        if offset is None and not (is_for_many and nbytes * 32 > region.allocator.capacity_nbytes):
+            offset = self._make_room(region, nbytes)
+        if offset is None:
+            self.ledger.unhold(lease, kind, nbytes, spent=spent)
+        return offset
+
+    def _make_room(self, region: Region, nbytes: int) -> int | None:
+        victims = region.choose_victims(nbytes)
+        if victims is None:
+            return None
+        self._evict(region, victims)
+        return region.allocator.allocate(nbytes)
+
+    def _add(
+        self,
+        lease: Lease,
+        news: Sequence[NewObject],
+        offsets: Iterable[int],
+        sizes: Iterable[int],
+    ) -> list[StoredObject]:
+        """Objects for blocks that have been allocated."""
+        segment, created = self.segment, []
+        generation = self._next_generation
+        for new, offset, nbytes in zip(news, offsets, sizes, strict=True):
+            key = new.key
+            handle = Handle(segment, offset, new.nbytes, generation)
+            item = StoredObject(handle, nbytes, new.kind, ObjectState.CREATED, key, lease)
+            self._by_generation[generation] = item
+            if key is not None:
+                self._by_key[key] = item
+            created.append(item)
+            generation += 1
+        self._next_generation = generation
+        self._leases.add(lease, *created)
+        return created
+
+    def _evict(self, region: Region, items: Sequence[StoredObject]) -> None:
+        """Remove evictable objects, named in order of address."""
+        for item in items:
+            self.num_evicted[item.kind] += 1
+            region.keep(item)
+            self._forget(item)
+        region.allocator.free_all(item.handle.offset for item in items)
+
+    def _undo(
+        self, lease: Lease, created: list[StoredObject], grants: dict[ObjectKind, int]
+    ) -> None:
+        """Take back a part of `create_all`; the lease has its grants again."""
+        for item in created:
+            self.abort(lease, item)
+            if item.key is not None:
+                self.orphaned.remove(item.key)
+        self._restore_grants(lease, grants)
+
+    def _grants_of(self, lease: Lease, kinds: Iterable[ObjectKind]) -> dict[ObjectKind, int]:
+        return {kind: self.ledger.grant_of(lease, kind) for kind in kinds}
+
+    def _restore_grants(self, lease: Lease, grants: dict[ObjectKind, int]) -> None:
+        for kind, nbytes in grants.items():
+            missing = nbytes - self.ledger.grant_of(lease, kind)
+            if missing:
+                self.ledger.restore(lease, kind, missing)
 
     def _settle(self, item: StoredObject) -> None:
-        """Put an object that may have lost its last holder where it belongs."""
-        if item.held or item.handle.generation not in self._by_generation:
+        """Put an object that has perhaps lost its last holder where it belongs."""
+        if item.held:
             return
+        self.num_let_go += 1
+        self.ledger.let_go(item.kind, item.block_nbytes)
         if item.state is ObjectState.SEALED and item.key is not None:
-            self._evictable[item.handle.generation] = item
-            self._evictable.move_to_end(item.handle.generation)
+            self.regions[item.kind].put_evictable(item)
         else:  # doomed, or without a key: nobody could ever find it again
             self._remove(item)
 
     def _remove(self, item: StoredObject) -> None:
+        self._forget(item)
+        self.regions[item.kind].allocator.free(item.handle.offset)
+
+    def _forget(self, item: StoredObject) -> None:
         del self._by_generation[item.handle.generation]
-        self._evictable.pop(item.handle.generation, None)
         if item.key is not None and self._by_key.get(item.key) is item:
             del self._by_key[item.key]
-        self._allocator.free(item.handle.offset, item.handle.nbytes)

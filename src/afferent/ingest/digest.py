@@ -1,0 +1,54 @@
+"""Digests of a request's media, on several threads when there is enough of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from afferent import keys
+
+_WORTH_A_THREAD_NBYTES = 256 << 10
+"""A hand-over to a thread costs what hashing some hundred kilobytes does."""
+
+
+class Digester:
+    """Hashes many items at once; hashing releases the GIL.
+
+    Args:
+        num_workers: Threads beside the caller's; 0 hashes one after another, where it is called.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._threads = (
+            ThreadPoolExecutor(num_workers, thread_name_prefix="digest") if num_workers else None
+        )
+
+    async def digest_all(self, media: Sequence[bytes]) -> list[bytes]:
+        """`afferent.keys.digest` of each; the event loop is not held up by large ones."""
+        total = sum(map(len, media))
+        if self._threads is None or total < _WORTH_A_THREAD_NBYTES:
+            return [keys.digest(data) for data in media]
+        loop = asyncio.get_running_loop()
+        stripes = stripe(media, max(1, min(self._num_workers, total // _WORTH_A_THREAD_NBYTES)))
+        done = await asyncio.gather(
+            *(loop.run_in_executor(self._threads, _digest_each, part) for part in stripes)
+        )
+        digests = [b""] * len(media)
+        for start, part in enumerate(done):
+            digests[start :: len(stripes)] = part
+        return digests
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+
+def stripe(items: Sequence[bytes], num_parts: int) -> list[Sequence[bytes]]:
+    """The items dealt out in turn: part ``i`` holds items ``i``, ``i + num_parts``, ..."""
+    return [items[start::num_parts] for start in range(min(num_parts, len(items)))]
+
+
+def _digest_each(media: Sequence[bytes]) -> list[bytes]:
+    return [keys.digest(data) for data in media]

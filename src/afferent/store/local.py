@@ -1,0 +1,105 @@
+"""The store of one process, without a daemon: the same verbs over the same state machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+from afferent.errors import DeadlineExceeded, NotPermitted, StoreRestarted, StoreUnavailable
+from afferent.store import messages as m
+from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.connection import result_of
+from afferent.store.region import DEFAULT_SHARES
+from afferent.store.state import Replies, StoreState
+from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result, Store
+from afferent.types import Handle, ObjectKind, decode, encode
+
+_CLIENT = _SEGMENT = 1
+
+
+class LocalStore(Store):
+    """For programs of one process, and for tests. Threads may wait for one another's objects."""
+
+    def __init__(
+        self, capacity_nbytes: int, *, shares: Mapping[ObjectKind, float] = DEFAULT_SHARES
+    ) -> None:
+        """Allocate the arena.
+
+        Args:
+            shares: What part of the arena each kind of object has, such as
+                ``{ObjectKind.FEATURES: 1.0}``.
+
+        Raises:
+            ConfigError: There is not that much memory, or the shares are more than the whole.
+        """
+        super().__init__()
+        fd = create_segment(capacity_nbytes)
+        self._arena = ArenaMap(fd, writable=True)
+        os.close(fd)
+        self._state = StoreState(self._arena.nbytes, segment=_SEGMENT, shares=shares)
+        self._state.connect(_CLIENT, name="local", pid=os.getpid())
+        self._changed = threading.Condition()
+        self._replies: dict[int, m.Reply | None] = {}
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self._arena.nbytes
+
+    def block(self, handle: Handle) -> memoryview:
+        self._check_process()
+        if handle.segment != _SEGMENT:
+            raise StoreRestarted("the object is not of this store")
+        return self._arena.block(handle.offset, handle.nbytes)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._arena.close()
+
+    def _call(
+        self,
+        request: m.Request,
+        result_type: type[Result],
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Result:
+        self._check_process()
+        request = decode(m.request_decoder, encode(request))  # as strict as a daemon
+        seq = request.seq
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            if self._is_closed:
+                raise StoreUnavailable("the store has been closed")
+            self._replies[seq] = None
+            try:
+                self._deliver(self._state.handle(_CLIENT, request, now_s=time.monotonic()))
+                while (reply := self._replies[seq]) is None:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if self._is_closed:
+                        raise StoreUnavailable("the store has been closed")
+                    if left is not None and left <= 0:
+                        raise DeadlineExceeded("the store did not answer in time")
+                    self._changed.wait(left)
+            finally:
+                del self._replies[seq]
+        return result_of(reply, result_type)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise NotPermitted("a forked process has not the store of its parent")
+
+    def _tell(self, request: m.Request) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._deliver(self._state.handle(_CLIENT, request, now_s=time.monotonic()))
+
+    def _deliver(self, replies: Replies) -> None:
+        for _, reply in replies:
+            if reply.seq in self._replies:  # else the caller has given up
+                self._replies[reply.seq] = reply
+        self._changed.notify_all()

@@ -1,0 +1,95 @@
+"""Who maps the arena: written by the store daemon, for the daemon that may come after it.
+
+A daemon that takes over an arena must not reuse a byte while a process of the former epoch still
+looks at it. So each client is written down, in memory that outlives the daemon, before it is given
+the arena, and struck out when it has died or said that it uses nothing any more. A process is known
+by its pid and its start time: pids are used again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from afferent.errors import StoreFull
+
+# The fields of an `Entry`. A power of two: no slot lies on two pages.
+_SLOT = struct.Struct("<QQQQ")
+_NUM_SLOTS = 4096
+
+
+def create_roster() -> int:
+    """The memory of a roster; its descriptor."""
+    fd = os.memfd_create("afferent-roster", os.MFD_CLOEXEC)
+    os.ftruncate(fd, _SLOT.size * _NUM_SLOTS)
+    return fd
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``start_time`` is in clock ticks since boot; ``token`` is the client's own."""
+
+    client: int
+    pid: int
+    start_time: int
+    token: int
+
+    def open_pidfd(self) -> int | None:
+        """A descriptor that tells of the process's death; ``None`` if it is dead already."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if start_time(self.pid) != self.start_time:  # another process has got the pid
+            os.close(fd)
+            return None
+        return fd
+
+
+class Roster:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        data = os.pread(fd, _SLOT.size * _NUM_SLOTS, 0)
+        slots = [Entry(*fields) for fields in _SLOT.iter_unpack(data)]
+        self._free = [index for index, entry in enumerate(slots) if not entry.client]
+        self._free.reverse()
+        self._slots = {entry.client: index for index, entry in enumerate(slots) if entry.client}
+        self._read = [entry for entry in slots if entry.client]
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The entries that were there when the roster was opened."""
+        return iter(self._read)
+
+    def add(self, client: int, pid: int, token: int) -> None:
+        """Write a client down, before it is given the arena.
+
+        Raises:
+            StoreFull: There are thousands already.
+        """
+        if not self._free:
+            raise StoreFull("too many processes are connected to the store")
+        index = self._free.pop()
+        self._slots[client] = index
+        # Within a page and in one call: never half there, whenever the daemon is killed.
+        slot = _SLOT.pack(client, pid, start_time(pid), token)
+        os.pwrite(self._fd, slot, index * _SLOT.size)
+
+    def remove(self, client: int) -> None:
+        """The client uses nothing of the arena any more."""
+        index = self._slots.pop(client, None)
+        if index is not None:
+            os.pwrite(self._fd, bytes(_SLOT.size), index * _SLOT.size)
+            self._free.append(index)
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if there is none."""
+    try:
+        # The name, in brackets, may hold anything; what follows it is numbers.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19])

@@ -1,0 +1,228 @@
+"""The store's verbs, for code without an event loop: one interface, whatever is behind it.
+
+What a request holds is named by the request's id, such as ``"chat-17"``: `Store.release` without
+handles drops it all, and so does the end of the process. Every call has a deadline; a call that
+missed it may still have been done, so release the request then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self, TypeVar
+
+from afferent.errors import DeadlineExceeded
+from afferent.store import messages as m
+from afferent.types import Failure, Handle, ObjectKind, Span
+
+Result = TypeVar("Result")
+
+DEFAULT_TIMEOUT_S = 10.0
+
+
+class Store(ABC):
+    """A store of objects in shared memory. `LocalStore` and `DaemonStore` are the two there are.
+
+    Any thread may call it.
+
+    Raises:
+        StoreUnavailable: From any verb: the store is gone or restarts. Nothing is held any more;
+            try again.
+        DeadlineExceeded: From any verb: no answer within ``timeout_s``.
+    """
+
+    def __init__(self) -> None:
+        self._seq = itertools.count(1)
+
+    # Objects
+
+    def acquire(self, request: str, items: Sequence[m.AcquireItem]) -> list[m.Outcome]:
+        """Pin what exists; see to it that what does not is made, once, whoever asks.
+
+        Follow with `wait` for what is ``busy`` or ``miss``; write and `seal` what is ``yours``.
+        """
+        return self._call(m.Acquire(next(self._seq), request, list(items)), list[m.Outcome])
+
+    def wait(
+        self, request: str, keys: Sequence[bytes], *, timeout_s: float = 60.0
+    ) -> list[m.Outcome]:
+        """What became of keys that were ``busy`` or ``miss``, once all of them have an end.
+
+        It returns early when the maker of one of them is gone and the request is to make it now:
+        that one is ``yours``, and others may still be ``busy``.
+        """
+        message = m.Wait(next(self._seq), request, list(keys))
+        return self._call(message, list[m.Outcome], timeout_s=timeout_s)
+
+    def create(
+        self,
+        request: str,
+        items: Sequence[m.CreateItem],
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> list[Handle]:
+        """Blocks to write, all or none. What is written by nobody else is found by nobody else:
+        without a key, only who has the handle can `get` the object.
+
+        With a grant that covers them it waits until there are runs that are long enough.
+
+        Raises:
+            StoreFull: There is no room now.
+            ArenaTooSmall: There never is.
+        """
+        message = m.Create(next(self._seq), request, list(items))
+        try:
+            return self._call(message, list[Handle], timeout_s=timeout_s)
+        except (DeadlineExceeded, KeyboardInterrupt):
+            self._tell(m.Unreserve(m.NO_REPLY, request, [], message.seq))
+            raise
+
+    def seal(self, request: str, items: Sequence[m.SealItem]) -> list[Handle]:
+        """End the writing, of all or none; the request has a pin on each.
+
+        Raises:
+            NotPermitted: One is not the request's to seal.
+            StaleHandle: What one was computed from is not pinned any more.
+        """
+        return self._call(m.Seal(next(self._seq), request, list(items)), list[Handle])
+
+    def abort(
+        self, request: str, handles: Sequence[Handle], *, failure: Failure | None = None
+    ) -> None:
+        """Give up the writing. Who waits for the objects fails with ``failure``, if there is one,
+        and may make them otherwise.
+        """
+        self._call(m.Abort(next(self._seq), request, list(handles), failure), type(None))
+
+    def get(self, request: str, handles: Sequence[Handle]) -> None:
+        """Pin sealed objects, all or none.
+
+        Raises:
+            StaleHandle: One of them is gone.
+            StoreRestarted: They were lost with a former life of the store.
+        """
+        self._call(m.Get(next(self._seq), request, list(handles)), type(None))
+
+    def release(self, request: str, handles: Sequence[Handle] | None = None) -> None:
+        """Take back one pin of each, or drop all that the request holds, grants included."""
+        listed = list(handles) if handles is not None else None
+        self._call(m.Release(next(self._seq), request, listed), type(None))
+
+    def forget(self, request: str) -> None:
+        """Drop all that the request holds, without waiting for the answer; never fails.
+
+        A store that is gone holds nothing.
+        """
+        self._tell(m.Release(m.NO_REPLY, request, None))
+
+    def delete(self, keys: Sequence[bytes]) -> list[bool]:
+        """Take sealed objects away by key; whether each was there."""
+        return self._call(m.Delete(next(self._seq), list(keys)), list[bool])
+
+    def evict(self, kind: ObjectKind, nbytes: int | None = None) -> m.Evicted:
+        """Evict the least recently used of a kind that nobody has pinned: some bytes, or all."""
+        return self._call(m.Evict(next(self._seq), kind, nbytes), m.Evicted)
+
+    # Room
+
+    def reserve(
+        self,
+        request: str,
+        items: Sequence[m.ReserveItem],
+        *,
+        queue: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Have room granted for objects that will be created or acquired: all or nothing.
+
+        Without ``queue`` it is granted at once or not at all.
+
+        Raises:
+            StoreFull: Others hold the room, or too many wait for it.
+            ArenaTooSmall: There never is that much.
+            DeadlineExceeded: It was not granted in time, and is not waited for any more.
+        """
+        message = m.Reserve(next(self._seq), request, list(items), queue)
+        try:
+            self._call(message, type(None), timeout_s=timeout_s)
+        except (DeadlineExceeded, KeyboardInterrupt):
+            self._tell(m.Unreserve(m.NO_REPLY, request, message.items, message.seq))
+            raise
+
+    def unreserve(self, request: str, items: Sequence[m.ReserveItem]) -> None:
+        """Return room that was granted, as far as it has not been used."""
+        self._call(m.Unreserve(next(self._seq), request, list(items), 0), type(None))
+
+    # Jobs
+
+    def take(self) -> m.Order:
+        """Wait for a job, for ever if need be."""
+        return self._call(m.Take(next(self._seq)), m.Order, timeout_s=None)
+
+    def finish(
+        self,
+        order: m.Order,
+        *,
+        used_nbytes: int = 0,
+        failure: Failure | None = None,
+        spans: Sequence[Span] = (),
+    ) -> None:
+        """End a job: its object is sealed, or has failed for all who wait for it."""
+        seq = next(self._seq)
+        self._call(m.Finish(seq, order.job, used_nbytes, failure, list(spans)), type(None))
+
+    # Questions
+
+    def stat(self) -> m.Statistics:
+        return self._call(m.Stat(next(self._seq)), m.Statistics)
+
+    def list_objects(
+        self, kind: ObjectKind | None = None, *, limit: int = 100
+    ) -> list[m.ObjectInfo]:
+        """The largest objects."""
+        return self._call(m.List(next(self._seq), kind, limit), list[m.ObjectInfo])
+
+    def list_clients(self) -> list[m.ClientInfo]:
+        """Who holds what."""
+        return self._call(m.Clients(next(self._seq)), list[m.ClientInfo])
+
+    # What is behind it
+
+    @abstractmethod
+    def block(self, handle: Handle) -> memoryview:
+        """The object's bytes in the arena, without a copy. Valid while this process holds it.
+
+        Raises:
+            StoreRestarted: It was lost with a former life of the store.
+            StaleHandle: No handle that the store gave out.
+        """
+
+    @property
+    @abstractmethod
+    def capacity_nbytes(self) -> int:
+        """The arena's size."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Arrays over the arena should be gone by now."""
+
+    @abstractmethod
+    def _call(
+        self,
+        request: m.Request,
+        result_type: type[Result],
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Result:
+        """Send a request and wait for its result."""
+
+    @abstractmethod
+    def _tell(self, request: m.Request) -> None:
+        """Send a request whose reply nobody waits for; never fails."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

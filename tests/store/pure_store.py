@@ -1,0 +1,143 @@
+"""A store without a process or a socket: clients say things, and their replies are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from afferent.store import messages as m
+from afferent.store.state import Replies, StoreState
+from afferent.types import Failure, Handle, ObjectKind
+
+FRONTEND, OTHER, WORKER, SECOND = 1, 2, 3, 4
+KEY, KEY_2 = b"k" * 32, b"l" * 32
+RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
+HALVES = {RAW: 0.5, FEATURES: 0.5}
+BAD = Failure("invalid_media", "truncated")
+
+
+class Store:
+    """A state with some clients, and their replies by client."""
+
+    def __init__(self, capacity_nbytes: int = 1 << 20) -> None:
+        self.state = StoreState(capacity_nbytes, segment=1, shares=HALVES)
+        self.seq = 0
+        self.now_s = 0.0
+        self.inbox: dict[int, list[m.Reply]] = {client: [] for client in (1, 2, 3, 4)}
+        for client in self.inbox:
+            self.state.connect(client, name=f"client {client}", pid=1000 + client)
+
+    def send(self, client: int, kind: Any, *arguments: Any) -> int:
+        self.seq += 1
+        request = kind(self.seq, *arguments)
+        self._deliver(self.state.handle(client, request, now_s=self.now_s))
+        return self.seq
+
+    def call(self, client: int, kind: Any, *arguments: Any, returns: Any = None) -> Any:
+        return self.result(client, self.send(client, kind, *arguments), returns)
+
+    def refusal(self, client: int, kind: Any, *arguments: Any) -> str:
+        """The code of the error that this call ends with."""
+        return self.failure(client, self.send(client, kind, *arguments))
+
+    def failure(self, client: int, seq: int) -> str:
+        reply = self.answer(client, seq)
+        assert reply is not None
+        assert reply.failure is not None
+        return reply.failure.code
+
+    def result(self, client: int, seq: int, returns: Any = None) -> Any:
+        reply = self.answer(client, seq)
+        assert reply is not None
+        assert reply.failure is None, reply.failure
+        return msgspec.msgpack.decode(reply.result, type=returns or Any)
+
+    def answer(self, client: int, seq: int) -> m.Reply | None:
+        found = [reply for reply in self.inbox[client] if reply.seq == seq]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def die(self, client: int) -> None:
+        self._deliver(self.state.client_died(client, now_s=self.now_s))
+
+    def disconnect(self, client: int) -> None:
+        self._deliver(self.state.disconnect(client, now_s=self.now_s))
+
+    def _deliver(self, replies: Replies) -> None:
+        for client, reply in replies:
+            self.inbox[client].append(reply)
+        self.state.validate()
+
+    # Usual steps
+
+    def create(
+        self, client: int, request: str, *sizes: int, kind: ObjectKind = RAW
+    ) -> list[Handle]:
+        items = [m.CreateItem(kind, nbytes) for nbytes in sizes]
+        created: list[Handle] = self.call(client, m.Create, request, items, returns=list[Handle])
+        return created
+
+    def seal(self, client: int, request: str, *handles: Handle | None) -> None:
+        items = [m.SealItem(handle, handle.nbytes) for handle in handles if handle is not None]
+        assert len(items) == len(handles)
+        self.call(client, m.Seal, request, items)
+
+    def raw(self, client: int, request: str) -> Handle:
+        (handle,) = self.create(client, request, 100)
+        self.seal(client, request, handle)
+        return handle
+
+    def acquire(self, client: int, request: str, key: bytes = KEY) -> m.Outcome:
+        """What a job is to make."""
+        handle = self.raw(client, request)
+        item = m.AcquireItem(key, FEATURES, 1000, m.JobSpec([handle], b"how"))
+        (outcome,) = self.call(client, m.Acquire, request, [item], returns=list[m.Outcome])
+        self.call(client, m.Release, request, [handle])
+        assert isinstance(outcome, m.Outcome)
+        return outcome
+
+    def claim(self, client: int, request: str, *keys: bytes, nbytes: int = 1000) -> list[m.Outcome]:
+        """What the request would make itself."""
+        items = [m.AcquireItem(key, FEATURES, nbytes, "self") for key in keys or (KEY,)]
+        outcomes: list[m.Outcome] = self.call(
+            client, m.Acquire, request, items, returns=list[m.Outcome]
+        )
+        return outcomes
+
+    def wait(self, client: int, request: str, *keys: bytes) -> int:
+        return self.send(client, m.Wait, request, list(keys or (KEY,)))
+
+    def outcomes(self, client: int, seq: int) -> list[m.Outcome]:
+        found: list[m.Outcome] = self.result(client, seq, list[m.Outcome])
+        return found
+
+    def outcome(self, client: int, seq: int) -> m.Outcome:
+        (found,) = self.outcomes(client, seq)
+        return found
+
+    def reserve(
+        self, client: int, request: str, nbytes: int, *, kind: ObjectKind = RAW, queue: bool = True
+    ) -> int:
+        return self.send(client, m.Reserve, request, [m.ReserveItem(kind, nbytes)], queue)
+
+    def release(self, client: int, request: str) -> None:
+        self.call(client, m.Release, request, None)
+
+    def take(self, worker: int) -> m.Order:
+        order = self.call(worker, m.Take, returns=m.Order)
+        assert isinstance(order, m.Order)
+        return order
+
+    def finish(self, worker: int, order: m.Order, failure: Failure | None = None) -> None:
+        self.call(worker, m.Finish, order.job, 0 if failure else 900, failure, [])
+
+
+def states(outcomes: list[m.Outcome]) -> list[str]:
+    return [outcome.state for outcome in outcomes]
+
+
+def code(outcome: m.Outcome) -> str:
+    assert outcome.state == "failed"
+    assert outcome.failure is not None
+    return outcome.failure.code

@@ -1,0 +1,360 @@
+"""Jobs: made once, handed on when a worker dies, refused when it kills two."""
+
+from __future__ import annotations
+
+import pytest
+
+from afferent.store import messages as m
+from afferent.types import Handle
+from tests.store.pure_store import (
+    BAD,
+    FEATURES,
+    FRONTEND,
+    KEY,
+    KEY_2,
+    OTHER,
+    SECOND,
+    WORKER,
+    Store,
+    code,
+    states,
+)
+
+
+def test_miss_then_made_then_hit() -> None:
+    store = Store()
+    assert store.acquire(FRONTEND, "r1").state == "miss"
+    wait = store.wait(FRONTEND, "r1")
+    assert store.answer(FRONTEND, wait) is None
+    order = store.take(WORKER)
+    assert order.payload == b"how"
+    store.finish(WORKER, order)
+    made = store.outcome(FRONTEND, wait)
+    assert made.state == "made"
+    assert made.handle is not None
+    assert made.handle.nbytes == 900
+    hit = store.acquire(OTHER, "r2")
+    assert (hit.state, hit.handle) == ("hit", made.handle)
+    for client, request in ((FRONTEND, "r1"), (OTHER, "r2")):
+        store.release(client, request)
+    statistics = store.state.statistics()
+    assert statistics.held_nbytes == 0
+    assert (statistics.num_misses, statistics.num_hits, statistics.num_objects) == (1, 1, 1)
+
+
+def test_single_flight() -> None:
+    """Whoever asks while it is being made gets the same object, pinned for each."""
+    store = Store()
+    assert store.acquire(FRONTEND, "r1").state == "miss"
+    order = store.take(WORKER)
+    assert store.acquire(FRONTEND, "r2").state == "busy"
+    assert store.acquire(OTHER, "r1").state == "busy"
+    asked = ((FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1"))
+    waits = [(client, store.wait(client, request)) for client, request in asked]
+    store.finish(WORKER, order)
+    outcomes = [store.outcome(client, seq) for client, seq in waits]
+    assert {outcome.state for outcome in outcomes} == {"made"}
+    assert len({outcome.handle for outcome in outcomes}) == 1
+    (item,) = store.state.objects
+    assert set(item.pins) == {(FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1")}
+
+
+def test_a_wait_for_several_is_answered_once_all_have_an_end() -> None:
+    store = Store()
+    for key in (KEY, KEY_2):
+        store.acquire(FRONTEND, "r", key)
+    wait = store.wait(FRONTEND, "r", KEY, KEY_2)
+    store.finish(WORKER, store.take(WORKER))
+    assert store.answer(FRONTEND, wait) is None
+    store.finish(WORKER, store.take(WORKER), BAD)
+    good, bad = store.outcomes(FRONTEND, wait)
+    assert (good.state, bad.state, bad.failure) == ("made", "failed", BAD)
+
+
+def test_several_calls_wait_for_the_same() -> None:
+    store = Store()
+    for key in (KEY, KEY_2):
+        store.acquire(FRONTEND, "r", key)
+    one, both = store.wait(FRONTEND, "r", KEY), store.wait(FRONTEND, "r", KEY, KEY_2, KEY)
+    store.finish(WORKER, store.take(WORKER))
+    assert store.outcome(FRONTEND, one).state == "made"
+    store.finish(WORKER, store.take(WORKER))
+    assert states(store.outcomes(FRONTEND, both)) == ["made"] * 3
+    assert len(store.state.making.waiters) == 0
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r")
+    store.finish(WORKER, store.take(WORKER))
+    assert store.outcome(FRONTEND, store.wait(FRONTEND, "r")).state == "made"
+    assert store.failure(FRONTEND, store.wait(FRONTEND, "r")) == "not_permitted"
+
+
+def test_who_asks_again_is_told_what_became_of_it() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r")
+    store.finish(WORKER, store.take(WORKER))
+    assert store.claim(FRONTEND, "r")[0].state == "made"
+    (item,) = store.state.objects
+    assert item.pins == {(FRONTEND, "r"): 1}
+    assert store.claim(FRONTEND, "r")[0].state == "hit"
+    assert item.pins == {(FRONTEND, "r"): 2}
+
+
+def test_a_bad_item_fails_all_and_is_not_kept() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r1")
+    store.acquire(OTHER, "r2")
+    waits = [(FRONTEND, store.wait(FRONTEND, "r1")), (OTHER, store.wait(OTHER, "r2"))]
+    store.finish(WORKER, store.take(WORKER), BAD)
+    for client, seq in waits:
+        assert store.outcome(client, seq).failure == BAD
+    assert store.state.statistics().num_objects == 0
+    assert store.acquire(FRONTEND, "r3").state == "miss"
+
+
+def test_a_dead_workers_job_is_handed_to_another() -> None:
+    """With its inputs, which nobody else holds any more."""
+    store = Store()
+    store.acquire(FRONTEND, "r1", KEY)
+    store.acquire(FRONTEND, "r1", KEY_2)
+    wait = store.wait(FRONTEND, "r1")
+    order = store.take(WORKER)
+    store.die(WORKER)
+    assert store.answer(FRONTEND, wait) is None
+    again = store.take(SECOND)  # before the one that was queued behind it
+    assert (again.job, again.target, again.inputs) == (order.job, order.target, order.inputs)
+    store.finish(SECOND, again)
+    assert store.outcome(FRONTEND, wait).state == "made"
+
+
+def test_a_worker_that_waits_gets_the_job_of_a_dead_one() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r1")
+    store.take(WORKER)
+    waiting = store.send(SECOND, m.Take)
+    store.die(WORKER)
+    assert store.result(SECOND, waiting, m.Order).payload == b"how"
+
+
+def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
+    store = Store()
+    assert store.acquire(FRONTEND, "r").state == "miss"
+    wait = store.wait(FRONTEND, "r")
+    store.take(WORKER)
+    store.die(WORKER)
+    store.now_s = 30.0
+    store.take(SECOND)
+    assert store.answer(FRONTEND, wait) is None
+    store.die(SECOND)
+    assert code(store.outcome(FRONTEND, wait)) == "worker_died"
+    assert store.state.statistics().num_objects == 0
+    assert code(store.acquire(FRONTEND, "r")) == "maker_refused"
+    assert code(store.claim(FRONTEND, "r")[0]) == "maker_refused"
+    assert store.acquire(FRONTEND, "other", KEY_2).state == "miss"
+    store.now_s = 90.0
+    assert code(store.acquire(FRONTEND, "r")) == "maker_refused"
+    store.now_s = 90.5
+    assert store.acquire(FRONTEND, "r").state == "miss"
+
+
+@pytest.mark.parametrize("event", ["made", "time"])
+def test_a_strike_is_not_remembered_for_ever(event: str) -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r")
+    store.take(WORKER)
+    store.die(WORKER)
+    if event == "made":
+        store.finish(SECOND, store.take(SECOND))
+        store.release(FRONTEND, "r")
+        store.call(FRONTEND, m.Delete, [KEY])
+        store.acquire(FRONTEND, "r")
+    store.now_s = 61.0 if event == "time" else 1.0
+    store.take(SECOND)
+    wait = store.wait(FRONTEND, "r")
+    store.die(SECOND)
+    assert store.answer(FRONTEND, wait) is None
+    assert store.state.statistics().num_jobs_queued == 1
+
+
+def test_a_lost_worker_keeps_its_job_until_it_is_dead() -> None:
+    """The process may still write: nobody else gets its block before its pidfd says so."""
+    store = Store()
+    store.acquire(FRONTEND, "r1")
+    order = store.take(WORKER)
+    store.disconnect(WORKER)
+    waiting = store.send(SECOND, m.Take)
+    assert store.answer(SECOND, waiting) is None
+    assert store.acquire(FRONTEND, "r2").state == "busy"
+    store.die(WORKER)
+    assert store.result(SECOND, waiting, m.Order).target == order.target
+
+
+def test_a_lost_worker_gets_no_more_jobs() -> None:
+    store = Store()
+    store.send(WORKER, m.Take)
+    store.disconnect(WORKER)
+    assert store.state.statistics().num_workers == 0
+    store.acquire(FRONTEND, "r1")
+    assert store.state.statistics().num_jobs_queued == 1
+
+
+def test_a_job_whose_maker_died_is_dropped_if_nobody_awaits_it() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r1")
+    store.take(WORKER)
+    store.die(FRONTEND)
+    assert store.state.statistics().num_jobs_running == 1
+    store.die(WORKER)
+    statistics = store.state.statistics()
+    assert (statistics.num_jobs_queued, statistics.num_jobs_running) == (0, 0)
+    assert statistics.used_nbytes == 0
+
+
+def test_a_job_that_nobody_awaits_is_dropped_if_nobody_works_on_it() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r1")
+    store.acquire(OTHER, "r2")
+    store.die(FRONTEND)
+    assert store.state.statistics().num_jobs_queued == 1
+    store.release(OTHER, "r2")
+    statistics = store.state.statistics()
+    assert (statistics.num_jobs_queued, statistics.num_objects) == (0, 0)
+
+
+def test_a_job_under_way_is_finished_though_nobody_awaits_it() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r1")
+    order = store.take(WORKER)
+    store.release(FRONTEND, "r1")
+    store.finish(WORKER, order)
+    assert store.acquire(OTHER, "r2").state == "hit"
+
+
+def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
+    """While it is queued, while a worker has it, and when it is handed to another."""
+    store = Store()
+    (raw,) = store.claim(FRONTEND, "r", KEY_2)
+    store.seal(FRONTEND, "r", raw.handle)
+    item = m.AcquireItem(KEY, FEATURES, 1000, m.JobSpec([raw.handle], b"how"))
+    store.call(FRONTEND, m.Acquire, "r", [item])
+    store.call(FRONTEND, m.Release, "r", [raw.handle])
+    assert store.call(OTHER, m.Delete, [KEY_2]) == [True]
+    for worker in (WORKER, SECOND):
+        order = store.take(worker)
+        assert order.inputs == [raw.handle]
+        if worker == WORKER:
+            store.die(worker)
+    assert store.state.statistics().num_objects == 2
+    store.finish(SECOND, order)
+    assert store.state.statistics().num_objects == 1
+
+
+def test_workers_wait_for_jobs_in_turn() -> None:
+    store = Store()
+    takes = [(worker, store.send(worker, m.Take)) for worker in (WORKER, SECOND)]
+    store.acquire(FRONTEND, "r", KEY)
+    assert [store.answer(worker, seq) is not None for worker, seq in takes] == [True, False]
+    store.acquire(FRONTEND, "r", KEY_2)
+    assert all(store.answer(worker, seq) is not None for worker, seq in takes)
+
+
+def test_jobs_are_taken_in_turn() -> None:
+    store = Store()
+    keys = [bytes([n]) * 32 for n in range(5)]
+    for key in keys:
+        store.acquire(FRONTEND, "r", key)
+    targets = [store.take(WORKER).target for _ in keys]
+    found = [store.state.objects.resolve(target).key for target in targets]
+    assert found == keys
+    assert store.state.statistics().num_jobs_running == 5
+
+
+def test_who_works_for_too_long_is_found() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r", KEY)
+    store.acquire(FRONTEND, "r", KEY_2)
+    store.take(WORKER)
+    store.now_s = 5.0
+    store.take(SECOND)
+    jobs = store.state.making.jobs
+    assert jobs.overdue(now_s=10.0, timeout_s=10.0) == []
+    assert jobs.overdue(now_s=10.1, timeout_s=10.0) == [WORKER]
+    assert jobs.overdue(now_s=15.1, timeout_s=10.0) == [WORKER, SECOND]
+
+
+def test_only_the_worker_that_took_a_job_finishes_it_and_once() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r")
+    order = store.take(WORKER)
+    assert store.refusal(SECOND, m.Finish, order.job, 900, None, []) == "not_permitted"
+    assert store.refusal(WORKER, m.Finish, order.job, 1001, None, []) == "not_permitted"
+    store.finish(WORKER, order)
+    assert store.refusal(WORKER, m.Finish, order.job, 900, None, []) == "not_permitted"
+
+
+def test_a_hit_is_pinned_before_room_is_made_for_a_miss() -> None:
+    """In one call, whatever the order of its items."""
+    store = Store(capacity_nbytes=2048)
+    (made,) = store.claim(FRONTEND, "r", KEY, nbytes=1024)
+    store.seal(FRONTEND, "r", made.handle)
+    store.release(FRONTEND, "r")
+    missing, hit = store.claim(FRONTEND, "r", KEY_2, KEY, nbytes=1024)
+    assert (code(missing), hit.handle) == ("store_full", made.handle)
+
+
+def test_a_question_makes_nothing() -> None:
+    store = Store()
+    item = m.AcquireItem(KEY, FEATURES, 1000, None)
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    assert outcome.state == "absent"
+    assert store.state.statistics().num_objects == 0
+    store.acquire(OTHER, "r")
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    assert outcome.state == "busy"
+
+
+def test_a_hit_needs_no_room() -> None:
+    """In an arena that is too full for the raw media, what is there is still found."""
+    store = Store(capacity_nbytes=2048)
+    store.acquire(FRONTEND, "r1")
+    store.finish(WORKER, store.take(WORKER))
+    store.release(FRONTEND, "r1")
+    store.create(OTHER, "rest", 1024)
+    item = m.AcquireItem(KEY, FEATURES, 1000, None)
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r2", [item], returns=list[m.Outcome])
+    assert outcome.state == "hit"
+
+
+def test_no_room_fails_the_item_and_leaves_nothing() -> None:
+    store = Store(capacity_nbytes=2048)
+    store.create(OTHER, "rest", 512, kind=FEATURES)
+    assert code(store.acquire(FRONTEND, "r1")) == "store_full"
+    store.release(OTHER, "rest")
+    assert store.state.statistics().num_objects == 0
+
+
+def test_a_stale_input_fails_the_item_and_gives_its_grant_back() -> None:
+    store = Store()
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    spec = m.JobSpec([Handle(1, 0, 64, 99)], b"how")
+    item = m.AcquireItem(KEY, FEATURES, 1000, spec)
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    assert code(outcome) == "stale_handle"
+    assert store.state.objects.ledger.grant_of((FRONTEND, "r"), FEATURES) == 1024
+
+
+def test_the_grant_of_a_request_pays_for_its_job() -> None:
+    """For what the job makes, not for what it reads."""
+    store = Store(capacity_nbytes=4096)
+    (source,) = store.claim(OTHER, "o", KEY_2, nbytes=512)
+    store.seal(OTHER, "o", source.handle)
+    store.release(OTHER, "o")
+    store.reserve(FRONTEND, "r", 1024, kind=FEATURES)
+    store.reserve(OTHER, "o", 512, kind=FEATURES)
+    item = m.AcquireItem(KEY, FEATURES, 1024, m.JobSpec([source.handle], b""))
+    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    assert outcome.state == "miss"
+    assert store.state.statistics().granted_nbytes == 512
+    assert store.state.statistics().held_nbytes == 1536

@@ -1,0 +1,387 @@
+"""Any clients, any requests, in any order: the rules that hold whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from afferent.store import messages as m
+from afferent.store.state import Replies, StoreState
+from afferent.store.stored import ObjectState
+from afferent.types import Failure, Handle, ObjectKind
+
+CAPACITY_NBYTES = 4096
+SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
+KEYS = [bytes([n]) * 32 for n in range(3)]
+
+KINDS = st.sampled_from([ObjectKind.RAW, ObjectKind.FEATURES])
+SLOTS = st.integers(0, 3)
+REQUESTS = st.sampled_from("xy")
+SIZES = st.one_of(st.integers(1, 300), st.integers(1, 300), st.integers(300, 2100))
+KEY = st.sampled_from(KEYS)
+PICKS = st.lists(st.integers(0, 30), min_size=1, max_size=3)
+FAILURES = st.none() | st.just(Failure("invalid_media", "bad"))
+
+
+class Anything(RuleBasedStateMachine):
+    """Four places, each with a process that may go and be followed by another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = StoreState(CAPACITY_NBYTES, segment=1, shares=SHARES)
+        self.now_s = 0.0
+        self.next_client = 1
+        self.next_seq = 1
+        self.places: list[int] = []
+        self.lost: set[int] = set()
+        self.open: dict[tuple[int, int], m.Request] = {}
+        self.handles: list[Handle] = [Handle(1, 64, 10, 999), Handle(2, 0, 10, 1)]
+        self.orders: list[tuple[int, int]] = [(1, 99)]
+        self.tickets: list[int] = [0]
+        self.joined: list[tuple[int, str, bytes]] = []  # who may wait for what
+        for _ in range(4):
+            self.places.append(self.join())
+
+    def join(self) -> int:
+        client = self.next_client
+        self.next_client += 1
+        self.state.connect(client, name="c", pid=client)
+        return client
+
+    # Plumbing
+
+    def send(self, slot: int, kind: Any, *arguments: Any) -> None:
+        client, seq = self.places[slot], self.next_seq
+        self.next_seq += 1
+        request = kind(seq, *arguments)
+        self.open[client, seq] = request
+        self.deliver(self.state.handle(client, request, now_s=self.now_s))
+        waits = isinstance(request, m.Wait | m.Create | m.Reserve | m.Take)
+        assert waits or (client, seq) not in self.open, "this is answered at once"
+
+    def deliver(self, replies: Replies) -> None:
+        for client, reply in replies:
+            assert client in self.places, "only who is connected is answered"
+            request = self.open.pop((client, reply.seq))  # asked, and answered once
+            if reply.failure is None:
+                self.note(client, request, reply.result)
+
+    def note(self, client: int, request: m.Request, result: bytes) -> None:
+        def read(kind: Any) -> Any:
+            return msgspec.msgpack.decode(result, type=kind)
+
+        match request:
+            case m.Acquire() | m.Wait():
+                for outcome in read(list[m.Outcome]):
+                    if outcome.handle is not None:
+                        self.handles.append(outcome.handle)
+                        self.is_held(client, request.request, outcome)
+                if isinstance(request, m.Acquire):
+                    outcomes = read(list[m.Outcome])
+                    self.joined += [
+                        (client, request.request, item.key)
+                        for item, outcome in zip(request.items, outcomes, strict=True)
+                        if outcome.state in ("busy", "miss")
+                    ]
+            case m.Create():
+                self.handles += read(list[Handle])
+            case m.Take():
+                order = read(m.Order)
+                self.orders.append((client, order.job))
+                self.handles.append(order.target)
+            case _:
+                pass
+
+    def is_held(self, client: int, request: str, outcome: m.Outcome) -> None:
+        """Whoever is given a handle holds the object behind it."""
+        item = self.state.objects.resolve(outcome.handle)
+        if outcome.state == "yours":
+            assert item.writer == (client, request)
+        else:
+            assert item.pins.get((client, request), 0) > 0
+
+    def pick(self, which: list[int]) -> list[Handle]:
+        """Mostly of objects that are there; some of long ago."""
+        there = [item.handle for item in self.state.objects][::-1]
+        handles = [*there, *self.handles[-2:]]
+        return [handles[n % len(handles)] for n in which]
+
+    def request_of(self, handle: Handle, slot: int) -> tuple[int, str]:
+        """A request that holds the object, if one does that can say something, and knows it."""
+        for item in self.state.objects:
+            if item.handle.generation == handle.generation:
+                for lease in [*item.pins, *([item.writer] if item.writer else [])]:
+                    client, request = lease
+                    if client not in self.places or not isinstance(request, str):
+                        continue
+                    if not self.is_untold((client, request), handle):
+                        return self.places.index(client), request
+        return slot, "nobody"
+
+    def is_untold(self, lease: tuple[int, str], handle: Handle) -> bool:
+        """Whether a request has been given an object, and has not yet been told so."""
+        interests = self.state.making.waiters._interests.get(lease, {}).values()
+        given = [known.outcome.handle for known in interests if known.outcome is not None]
+        return handle.generation in [other.generation for other in given if other is not None]
+
+    # What clients say
+
+    @rule(
+        slot=SLOTS,
+        request=REQUESTS,
+        kind=KINDS,
+        keys=st.lists(KEY, max_size=3),
+        nbytes=SIZES,
+        make=st.sampled_from(["job", "self", None]),
+        sources=PICKS,
+    )
+    def acquire(
+        self,
+        slot: int,
+        request: str,
+        kind: ObjectKind,
+        keys: list[bytes],
+        nbytes: int,
+        make: str | None,
+        sources: list[int],
+    ) -> None:
+        how: Any = m.JobSpec(self.pick(sources[1:]), b"how") if make == "job" else make
+        items = [m.AcquireItem(key, kind, nbytes, how) for key in keys]
+        self.send(slot, m.Acquire, request, items)
+
+    @rule(slot=SLOTS, request=REQUESTS, keys=st.lists(KEY, max_size=3))
+    def wait(self, slot: int, request: str, keys: list[bytes]) -> None:
+        self.send(slot, m.Wait, request, keys)
+
+    @precondition(lambda self: self.joined)
+    @rule(which=st.integers(0, 5), count=st.integers(1, 3))
+    def wait_for_what_was_joined(self, which: int, count: int) -> None:
+        client, request, _ = self.joined[-1 - which % len(self.joined)]
+        keys = [key for *who, key in self.joined if who == [client, request]]
+        self.send(self.places.index(client), m.Wait, request, list(dict.fromkeys(keys))[-count:])
+
+    @rule(
+        slot=SLOTS,
+        request=REQUESTS,
+        kind=KINDS,
+        sizes=st.lists(SIZES, max_size=3),
+        key=st.none() | KEY,
+    )
+    def create(
+        self, slot: int, request: str, kind: ObjectKind, sizes: list[int], key: bytes | None
+    ) -> None:
+        items = [
+            m.CreateItem(kind, nbytes, key if n == 0 else None) for n, nbytes in enumerate(sizes)
+        ]
+        self.send(slot, m.Create, request, items)
+
+    @rule(
+        slot=SLOTS,
+        which=PICKS,
+        part=st.floats(0.1, 1.1),
+        sources=st.lists(st.integers(0, 9), max_size=1),
+    )
+    def seal(self, slot: int, which: list[int], part: float, sources: list[int]) -> None:
+        """What the first handle's writer could seal, or anything at all."""
+        handles = self.pick(which)
+        items = [
+            m.SealItem(h, max(1, int(h.nbytes * part)), self.pick(sources) if sources else [])
+            for h in handles
+        ]
+        slot, request = self.request_of(handles[0], slot)
+        self.send(slot, m.Seal, request, items)
+
+    @rule(slot=SLOTS, which=PICKS, failure=FAILURES)
+    def abort(self, slot: int, which: list[int], failure: Failure | None) -> None:
+        handles = self.pick(which)
+        slot, request = self.request_of(handles[0], slot)
+        self.send(slot, m.Abort, request, handles, failure)
+
+    @rule(slot=SLOTS, request=REQUESTS, which=PICKS)
+    def get(self, slot: int, request: str, which: list[int]) -> None:
+        self.send(slot, m.Get, request, self.pick(which))
+
+    @rule(slot=SLOTS, request=REQUESTS, which=st.none() | PICKS)
+    def release(self, slot: int, request: str, which: list[int] | None) -> None:
+        self.send(slot, m.Release, request, None if which is None else self.pick(which))
+        if which is None:
+            lease = (self.places[slot], request)
+            assert all(
+                item.writer != lease and lease not in item.pins for item in self.state.objects
+            )
+
+    @rule(slot=SLOTS, request=REQUESTS, key=KEY, nbytes=SIZES, is_read=st.booleans())
+    def acquire_by_a_job(
+        self, slot: int, request: str, key: bytes, nbytes: int, is_read: bool
+    ) -> None:
+        sealed = [item.handle for item in self.state.objects if item.state is ObjectState.SEALED]
+        spec = m.JobSpec(sealed[-1:] if is_read else [], b"how")
+        item = m.AcquireItem(key, ObjectKind.FEATURES, nbytes, spec)
+        self.send(slot, m.Acquire, request, [item])
+
+    @rule(slot=SLOTS, request=REQUESTS, key=KEY, nbytes=SIZES, make_job=st.booleans())
+    def acquire_under_a_grant(
+        self, slot: int, request: str, key: bytes, nbytes: int, make_job: bool
+    ) -> None:
+        self.send(slot, m.Reserve, request, [m.ReserveItem(ObjectKind.FEATURES, nbytes)], False)
+        how: Any = m.JobSpec([], b"how") if make_job else "self"
+        item = m.AcquireItem(key, ObjectKind.FEATURES, nbytes, how)
+        self.send(slot, m.Acquire, request, [item])
+
+    @rule(slot=SLOTS, request=REQUESTS, sizes=st.lists(SIZES, min_size=1, max_size=2))
+    def create_under_a_grant(self, slot: int, request: str, sizes: list[int]) -> None:
+        kind = ObjectKind.FEATURES
+        reserved = [m.ReserveItem(kind, nbytes) for nbytes in sizes]
+        self.send(slot, m.Reserve, request, reserved, False)
+        self.send(slot, m.Create, request, [m.CreateItem(kind, nbytes) for nbytes in sizes])
+
+    @rule(slot=SLOTS, which=PICKS)
+    def release_what_is_held(self, slot: int, which: list[int]) -> None:
+        handles = self.pick(which)[:1]
+        slot, request = self.request_of(handles[0], slot)
+        self.send(slot, m.Release, request, handles)
+
+    @rule(
+        slot=SLOTS,
+        request=REQUESTS,
+        kind=KINDS,
+        nbytes=SIZES,
+        both=st.booleans(),
+        queue=st.booleans(),
+    )
+    def reserve(
+        self, slot: int, request: str, kind: ObjectKind, nbytes: int, both: bool, queue: bool
+    ) -> None:
+        items = [m.ReserveItem(kind, nbytes)]
+        if both:
+            items.append(m.ReserveItem(ObjectKind.RAW, 100))
+        self.tickets.append(self.next_seq)
+        self.send(slot, m.Reserve, request, items, queue)
+
+    @rule(slot=SLOTS, request=REQUESTS, kind=KINDS, nbytes=SIZES, which=st.integers(0, 5))
+    def unreserve(self, slot: int, request: str, kind: ObjectKind, nbytes: int, which: int) -> None:
+        ticket = self.tickets[-1 - which % len(self.tickets)]
+        self.send(slot, m.Unreserve, request, [m.ReserveItem(kind, nbytes)], ticket)
+
+    @rule(slot=SLOTS, keys=st.lists(KEY, max_size=2))
+    def delete(self, slot: int, keys: list[bytes]) -> None:
+        self.send(slot, m.Delete, keys)
+
+    @rule(slot=SLOTS, kind=KINDS, nbytes=st.none() | SIZES)
+    def evict(self, slot: int, kind: ObjectKind, nbytes: int | None) -> None:
+        self.send(slot, m.Evict, kind, nbytes)
+
+    @rule(slot=SLOTS)
+    def ask(self, slot: int) -> None:
+        self.send(slot, m.Stat)
+        self.send(slot, m.Clients)
+        self.send(slot, m.List, None, 10)
+
+    @rule(slot=SLOTS)
+    def take(self, slot: int) -> None:
+        self.send(slot, m.Take)
+
+    @precondition(lambda self: len(self.state.making.jobs))
+    @rule(slot=SLOTS)
+    def take_a_job(self, slot: int) -> None:
+        self.send(slot, m.Take)
+
+    @precondition(lambda self: any(job.worker in self.places for job in self.state.making.jobs))
+    @rule(part=st.floats(0.1, 1.0), failure=FAILURES)
+    def finish_a_job(self, part: float, failure: Failure | None) -> None:
+        job = next(job for job in self.state.making.jobs if job.worker in self.places)
+        used = max(1, int(job.new.nbytes * part))
+        self.send(self.places.index(job.worker), m.Finish, job.id, used, failure, [])
+
+    @rule(slot=SLOTS, which=st.integers(0, 4), used=st.integers(0, 400), failure=FAILURES)
+    def finish(self, slot: int, which: int, used: int, failure: Failure | None) -> None:
+        client, job = self.orders[-1 - which % len(self.orders)]
+        if client in self.places:
+            slot = self.places.index(client)
+        self.send(slot, m.Finish, job, used, failure, [])
+
+    # What happens to clients
+
+    @precondition(lambda self: any(job.worker in self.places for job in self.state.making.jobs))
+    @rule()
+    def a_worker_dies(self) -> None:
+        """In the middle of a job."""
+        workers = [job.worker for job in self.state.making.jobs if job.worker in self.places]
+        self.die(self.places.index(workers[0]), 0.0)
+
+    @rule(slot=SLOTS, forward_s=st.sampled_from([0.0, 0.0, 61.0]))
+    def die(self, slot: int, forward_s: float) -> None:
+        self.now_s += forward_s
+        client = self.places[slot]
+        self.places[slot] = self.join()
+        self.gone(client)
+        self.deliver(self.state.client_died(client, now_s=self.now_s))
+        assert all(lease[0] != client for item in self.state.objects for lease in item.pins)
+
+    @rule(slot=SLOTS)
+    def lose(self, slot: int) -> None:
+        client = self.places[slot]
+        self.places[slot] = self.join()
+        self.gone(client)
+        self.lost.add(client)
+        self.deliver(self.state.disconnect(client, now_s=self.now_s))
+        assert self.state.handle(client, m.Stat(1), now_s=self.now_s) == []
+
+    @precondition(lambda self: self.lost)
+    @rule()
+    def lost_dies(self) -> None:
+        client = self.lost.pop()
+        self.deliver(self.state.client_died(client, now_s=self.now_s))
+
+    def gone(self, client: int) -> None:
+        self.open = {call: request for call, request in self.open.items() if call[0] != client}
+        self.joined = [joined for joined in self.joined if joined[0] != client]
+
+    # What always holds
+
+    @invariant()
+    def is_valid(self) -> None:
+        self.state.validate()
+
+    @invariant()
+    def one_maker_for_a_key(self) -> None:
+        being_made = [
+            item.key
+            for item in self.state.objects
+            if item.key is not None and item.state is not ObjectState.DOOMED
+        ]
+        assert len(being_made) == len(set(being_made))
+
+    @invariant()
+    def whoever_waits_waits_for_somebody(self) -> None:
+        """A `Wait` is open only while somebody makes one of its keys, or waits for room to."""
+        unplaced = set(self.state.making.unplaced_keys())
+        for request in self.open.values():
+            if isinstance(request, m.Wait):
+                objects, jobs = self.state.objects, self.state.making.jobs
+                assert any(
+                    objects.find(key) or jobs.find(key) or key in unplaced for key in request.keys
+                )
+
+    def teardown(self) -> None:
+        for client in [*self.places, *self.lost]:
+            self.places = [other for other in self.places if other != client]
+            self.gone(client)
+            self.deliver(self.state.client_died(client, now_s=self.now_s))
+            self.state.validate()
+        statistics = self.state.statistics()
+        assert statistics.held_nbytes == statistics.granted_nbytes == 0
+        assert statistics.num_jobs_queued == statistics.num_jobs_running == 0
+        assert statistics.num_reservations_queued == statistics.num_workers == 0
+        assert statistics.num_clients == len(self.open) == len(self.state.making.waiters) == 0
+        assert all(item.state is ObjectState.SEALED for item in self.state.objects)
+
+
+TestAnything = Anything.TestCase
+TestAnything.settings = settings(
+    max_examples=120, stateful_step_count=80, deadline=None, derandomize=True
+)

@@ -1,0 +1,516 @@
+"""One suite for every store: in this process, behind a daemon, and on an event loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from afferent.errors import (
+    AfferentError,
+    ArenaTooSmall,
+    ConfigError,
+    DeadlineExceeded,
+    FormatError,
+    NotPermitted,
+    StaleHandle,
+    StoreError,
+    StoreFull,
+    StoreRestarted,
+    StoreUnavailable,
+)
+from afferent.store import codec
+from afferent.store import messages as m
+from afferent.store.local import LocalStore
+from afferent.types import Failure, Handle, KiB, MiB, ObjectKind
+from tests.store.stores import CAPACITY, STORES
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with STORES[request.param]() as made:
+        yield made
+
+
+def put(store: Any, request: str, data: bytes, *, key: bytes | None = None) -> Handle:
+    (handle,) = store.create(request, [m.CreateItem(FEATURES, len(data), key)])
+    write(store, handle, data)
+    (sealed,) = store.seal(request, [m.SealItem(handle, len(data))])
+    return sealed
+
+
+def write(store: Any, handle: Handle, data: bytes) -> None:
+    np.frombuffer(store.block(handle), np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+
+
+def acquire(store: Any, request: str, key: bytes = KEY, *, make: Any = "self") -> m.Outcome:
+    (outcome,) = store.acquire(request, [m.AcquireItem(key, FEATURES, 1000, make)])
+    return outcome
+
+
+def held_nbytes(store: Any) -> int:
+    return store.stat().held_nbytes
+
+
+# Objects
+
+
+def test_what_is_put_is_found(store: Any) -> None:
+    handle = put(store, "writer", b"hello", key=KEY)
+    assert handle.nbytes == 5
+    outcome = acquire(store, "reader")
+    assert (outcome.state, outcome.handle) == ("hit", handle)
+    assert bytes(store.block(handle)) == b"hello"
+    for request in ("writer", "reader"):
+        store.release(request)
+    assert held_nbytes(store) == 0
+    assert acquire(store, "later").state == "hit"
+
+
+def test_without_a_key_only_the_handle_finds_it(store: Any) -> None:
+    handle = put(store, "writer", b"raw")
+    store.get("reader", [handle])
+    store.release("writer")
+    assert bytes(store.block(handle)) == b"raw"
+    store.release("reader", [handle])
+    assert store.stat().num_objects == 0
+    with pytest.raises(StaleHandle):
+        store.get("reader", [handle])
+
+
+def test_a_tree_crosses_without_a_copy(store: Any) -> None:
+    tree = {"pixel_values": np.arange(1000, dtype=np.float32).reshape(10, 100), "n": 3}
+    nbytes = codec.plan(tree).nbytes
+    (handle,) = store.create("writer", [m.CreateItem(FEATURES, nbytes)])
+    codec.write_into(tree, store.block(handle))
+    store.seal("writer", [m.SealItem(handle, nbytes)])
+    viewed: Any = codec.view(store.block(handle))
+    assert np.array_equal(viewed["pixel_values"], tree["pixel_values"])
+    start = np.frombuffer(store.block(handle), np.uint8).ctypes.data
+    assert start <= viewed["pixel_values"].ctypes.data < start + nbytes
+
+
+def test_sealing_gives_the_tail_back(store: Any) -> None:
+    (handle,) = store.create("r", [m.CreateItem(FEATURES, 100 * KiB)])
+    before = store.stat().used_nbytes
+    store.seal("r", [m.SealItem(handle, 10 * KiB)])
+    assert before - store.stat().used_nbytes == 90 * KiB
+
+
+def test_only_the_writer_seals_and_aborts(store: Any) -> None:
+    (handle,) = store.create("writer", [m.CreateItem(FEATURES, 100)])
+    for attempt in (
+        lambda: store.seal("thief", [m.SealItem(handle, 100)]),
+        lambda: store.seal("writer", [m.SealItem(handle, 101)]),
+        lambda: store.abort("thief", [handle]),
+    ):
+        with pytest.raises(NotPermitted):
+            attempt()
+    store.abort("writer", [handle])
+    assert store.stat().num_objects == 0
+
+
+def test_sealing_is_all_or_none(store: Any) -> None:
+    items = [m.CreateItem(FEATURES, 100), m.CreateItem(FEATURES, 100)]
+    good, bad = store.create("writer", items)
+    with pytest.raises(NotPermitted):
+        store.seal("writer", [m.SealItem(good, 100), m.SealItem(bad, 200)])
+    with pytest.raises(StaleHandle):
+        store.get("reader", [good])
+
+
+def test_what_was_computed_from_a_pin_that_was_lost_is_not_published(store: Any) -> None:
+    source = put(store, "encoder", b"features", key=KEY)
+    (target,) = store.create("encoder", [m.CreateItem(ObjectKind.EMBEDDINGS, 100, OTHER_KEY)])
+    store.release("encoder", [source])
+    with pytest.raises(StaleHandle):
+        store.seal("encoder", [m.SealItem(target, 100, [source])])
+    store.get("encoder", [source])
+    store.seal("encoder", [m.SealItem(target, 100, [source])])
+
+
+def test_delete_takes_the_key_and_leaves_the_pins(store: Any) -> None:
+    handle = put(store, "r", b"data", key=KEY)
+    assert store.delete([KEY, OTHER_KEY]) == [True, False]
+    assert acquire(store, "s", make=None).state == "absent"
+    assert bytes(store.block(handle)) == b"data"
+    store.release("r")
+    assert store.stat().num_objects == 0
+
+
+def test_evict(store: Any) -> None:
+    for number in range(4):
+        put(store, "r", bytes(1000), key=bytes([number]) * 32)
+    kept = put(store, "pinned", bytes(1000), key=KEY)
+    store.release("r")
+    assert store.evict(FEATURES, 1500) == m.Evicted(2, 2048)
+    assert [o.state for o in store.acquire("q", [_ask(bytes([i]) * 32) for i in range(4)])] == [
+        "absent",
+        "absent",
+        "hit",
+        "hit",
+    ]
+    store.release("q")
+    assert store.evict(FEATURES).num_objects == 2
+    assert [info.handle for info in store.list_objects()] == [kept]
+
+
+def _ask(key: bytes) -> m.AcquireItem:
+    return m.AcquireItem(key, FEATURES, 1, None)
+
+
+# Single flight
+
+
+def test_one_makes_it_and_all_are_told(store: Any) -> None:
+    mine = acquire(store, "first")
+    assert mine.state == "yours"
+    assert mine.handle is not None
+    assert acquire(store, "second").state == "busy"
+    with ThreadPoolExecutor(1) as thread:
+        if isinstance(store, LocalStore):  # one connection, one call at a time
+            waiting = thread.submit(store.wait, "second", [KEY])
+        write(store, mine.handle, b"made")
+        (sealed,) = store.seal("first", [m.SealItem(mine.handle, 4)])
+        (made,) = waiting.result() if isinstance(store, LocalStore) else store.wait("second", [KEY])
+    assert (made.state, made.handle) == ("made", sealed)
+    store.release("first")
+    assert bytes(store.block(sealed)) == b"made"
+    assert held_nbytes(store) > 0
+
+
+def test_who_gives_up_hands_it_on(store: Any) -> None:
+    mine = acquire(store, "first")
+    assert acquire(store, "second").state == "busy"
+    store.abort("first", [mine.handle])
+    (outcome,) = store.wait("second", [KEY])
+    assert outcome.state == "yours"
+    write(store, outcome.handle, b"made")
+    store.seal("second", [m.SealItem(outcome.handle, 4)])
+    assert acquire(store, "third").state == "hit"
+
+
+def test_who_fails_fails_all_who_wait(store: Any) -> None:
+    mine = acquire(store, "first")
+    acquire(store, "second")
+    store.abort("first", [mine.handle], failure=Failure("invalid_media", "truncated"))
+    (outcome,) = store.wait("second", [KEY])
+    assert outcome.failure == Failure("invalid_media", "truncated")
+    assert acquire(store, "third").state == "yours"
+
+
+def test_waiting_has_a_deadline(store: Any) -> None:
+    acquire(store, "first")
+    acquire(store, "second")
+    with pytest.raises(DeadlineExceeded):
+        store.wait("second", [KEY], timeout_s=0.01)
+    with pytest.raises(NotPermitted):
+        store.wait("second", [OTHER_KEY])
+    assert store.stat().num_objects == 1
+
+
+def test_a_worker_takes_jobs(store: Any) -> None:
+    if not hasattr(store, "take"):
+        pytest.skip("workers have no event loop")
+    raw = put(store, "r", b"raw")
+    outcome = acquire(store, "r", make=m.JobSpec([raw], b"how"))
+    assert outcome.state == "miss"
+    order = store.take()
+    assert (order.inputs, order.payload) == ([raw], b"how")
+    write(store, order.target, b"features")
+    store.finish(order, used_nbytes=8)
+    (made,) = store.wait("r", [KEY])
+    assert made.state == "made"
+    assert bytes(store.block(made.handle)) == b"features"
+
+
+# Room
+
+
+def test_what_does_not_fit(store: Any) -> None:
+    share = CAPACITY // 2
+    with pytest.raises(ArenaTooSmall):
+        store.create("r", [m.CreateItem(FEATURES, share + 1)])
+    with pytest.raises(ArenaTooSmall):  # nor would the two of them, ever
+        store.create("r", [m.CreateItem(FEATURES, share - 64), m.CreateItem(FEATURES, 65)])
+    store.create("q", [m.CreateItem(FEATURES, 64)])
+    with pytest.raises(StoreFull):
+        store.create("r", [m.CreateItem(FEATURES, share // 2)] * 2)
+    assert store.stat().num_objects == 1
+    store.release("q")
+    store.create("r", [m.CreateItem(FEATURES, share)])
+    with pytest.raises(StoreFull):
+        store.create("s", [m.CreateItem(FEATURES, 1)])
+    store.create("s", [m.CreateItem(RAW, CAPACITY // 4)])  # another kind, another share
+
+
+def test_room_is_granted_all_or_nothing(store: Any) -> None:
+    items = [m.ReserveItem(FEATURES, MiB), m.ReserveItem(RAW, MiB)]
+    store.reserve("first", items)
+    with pytest.raises(StoreFull):
+        store.reserve("second", items, queue=False)
+    with pytest.raises(ArenaTooSmall):
+        store.reserve("third", [*items, *items])
+    with pytest.raises(StoreFull):  # what was promised is not given to others
+        store.create("second", [m.CreateItem(FEATURES, MiB + 1)])
+    store.create("first", [m.CreateItem(FEATURES, MiB)])
+    statistics = store.stat()
+    assert (statistics.granted_nbytes, statistics.held_nbytes) == (MiB, MiB)
+    store.unreserve("first", [m.ReserveItem(RAW, MiB)])
+    store.reserve("second", items)
+    store.release("first")
+    store.release("second")
+    assert store.stat().granted_nbytes == 0
+
+
+def test_a_reservation_that_was_not_granted_in_time_is_not_waited_for(store: Any) -> None:
+    items = [m.ReserveItem(RAW, MiB)]
+    store.reserve("first", items)
+    with pytest.raises(DeadlineExceeded):
+        store.reserve("second", items, timeout_s=0.01)
+    statistics = store.stat()
+    assert (statistics.num_reservations_queued, statistics.granted_nbytes) == (0, MiB)
+    store.release("first")
+    assert store.stat().granted_nbytes == 0
+
+
+def test_a_reservation_waits_its_turn(store: Any) -> None:
+    items = [m.ReserveItem(RAW, MiB)]
+    store.reserve("first", items)
+    if not isinstance(store, LocalStore):
+        pytest.skip("this needs two connections: see test_daemon.py")
+    granted = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(store.reserve, "second", items)
+        waiting.add_done_callback(lambda _: granted.set())
+        while store.stat().num_reservations_queued == 0:
+            assert not granted.is_set()
+        store.release("first")
+        waiting.result()
+    assert store.stat().granted_nbytes == MiB
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        Handle(1, 0, 64, 1),
+        Handle(1, 0, 64, 2**62),
+        Handle(7, 0, 64, 1),
+        Handle(1, 2**50, 2**50, 1),
+        Handle(1, CAPACITY - 1, 2, 1),
+    ],
+)
+def test_handles_that_nobody_gave_out(store: Any, handle: Handle) -> None:
+    with pytest.raises((StaleHandle, StoreRestarted)):
+        store.get("r", [handle])
+    with pytest.raises((StaleHandle, StoreRestarted)):
+        store.seal("r", [m.SealItem(handle, 1)])
+    if handle.offset + handle.nbytes > CAPACITY or handle.segment != 1:
+        with pytest.raises((StaleHandle, StoreRestarted)):
+            store.block(handle)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda store: store.create("r", [m.CreateItem(FEATURES, 0)]),
+        lambda store: store.create("", [m.CreateItem(FEATURES, 1)]),
+        lambda store: store.create("x" * 65, [m.CreateItem(FEATURES, 1)]),
+        lambda store: store.acquire("r", [m.AcquireItem(b"short", FEATURES, 1, None)]),
+        lambda store: store.delete([KEY] * 5000),
+        lambda store: store.get("r", [Handle(1, 0, 1, 2**63)]),
+    ],
+)
+def test_a_call_that_makes_no_sense_costs_nothing_else(store: Any, mistake: Any) -> None:
+    handle = put(store, "r", b"data", key=KEY)
+    with pytest.raises(FormatError):
+        mistake(store)
+    assert bytes(store.block(handle)) == b"data"
+    assert held_nbytes(store) > 0, "nor is the connection lost, with all that is held"
+
+
+def test_a_handle_from_before_the_sealing_shows_nothing_of_the_neighbour(store: Any) -> None:
+    (long,) = store.create("r", [m.CreateItem(FEATURES, 1000)])
+    (short,) = store.seal("r", [m.SealItem(long, 64)])
+    with pytest.raises(StaleHandle):
+        store.get("r", [long])
+    store.get("r", [short])
+
+
+def test_a_create_that_was_not_done_in_time_is_not_done_later(store: Any) -> None:
+    """It waits under its grant for a run: here, for what lies in the middle."""
+    first, middle, last = store.create("r", [m.CreateItem(RAW, 320 * KiB)] * 3)
+    store.abort("r", [first, last])
+    room = m.ReserveItem(RAW, 400 * KiB)
+    store.reserve("s", [room])
+    with pytest.raises(DeadlineExceeded):
+        store.create("s", [m.CreateItem(RAW, room.nbytes)], timeout_s=0.05)
+    store.abort("r", [middle])
+    statistics = store.stat()
+    assert statistics.num_objects == 0
+    assert statistics.granted_nbytes > 0
+
+
+def test_a_search_waits_for_nobody(store: Any) -> None:
+    mine = acquire(store, "first")
+    assert acquire(store, "second", make="find").state == "absent"
+    store.seal("first", [m.SealItem(mine.handle, 1)])
+    store.release("first")
+    assert held_nbytes(store) == 0, "the second has nothing that it was not told of"
+    assert acquire(store, "second", make="find").state == "hit"
+
+
+def test_a_key_is_created_once(store: Any) -> None:
+    put(store, "r", b"data", key=KEY)
+    with pytest.raises(StoreError):
+        store.create("r", [m.CreateItem(FEATURES, 1, KEY)])
+
+
+def test_releasing_more_than_one_holds(store: Any) -> None:
+    handle = put(store, "r", b"data", key=KEY)
+    with pytest.raises(NotPermitted):
+        store.release("r", [handle, handle])
+    with pytest.raises(NotPermitted):
+        store.release("other", [handle])
+    store.release("r", [handle])
+    store.release("nobody")
+
+
+def test_a_closed_store_says_so(store: Any) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(StoreUnavailable):
+        store.stat()
+
+
+# Questions
+
+
+def test_the_store_describes_itself(store: Any) -> None:
+    handle = put(store, "r", bytes(1000), key=KEY)
+    acquire(store, "s")
+    statistics = store.stat()
+    features = statistics.kinds[FEATURES]
+    assert (features.used_nbytes, features.held_nbytes, features.num_objects) == (1024, 1024, 1)
+    assert features.capacity_nbytes == CAPACITY // 2
+    assert features.largest_free_nbytes == CAPACITY // 2 - 1024
+    assert (statistics.num_hits, statistics.num_misses) == (1, 0)
+    (info,) = store.list_objects(FEATURES)
+    (client,) = store.list_clients()
+    assert (info.handle, info.key, info.state) == (handle, KEY, "sealed")
+    assert info.pins == [client.client]
+    assert (client.num_held, client.held_nbytes) == (1, 1024)
+    assert store.list_objects(RAW) == []
+
+
+def test_shares_must_fit() -> None:
+    with pytest.raises(ConfigError):
+        LocalStore(MiB, shares={RAW: 0.6, FEATURES: 0.6})
+    with LocalStore(MiB, shares={FEATURES: 1.0}) as store:
+        put(store, "r", bytes(MiB))
+        with pytest.raises(ArenaTooSmall):
+            store.create("r", [m.CreateItem(RAW, 1)])
+
+
+def test_a_store_needs_no_torch() -> None:
+    code = """
+import sys
+from afferent.store.local import LocalStore
+from afferent.store.client import DaemonStore
+from afferent.store.server import StoreServer
+with StoreServer(1 << 20) as server, DaemonStore(server.address, name="test") as store:
+    assert store.stat().num_clients == 1
+with LocalStore(1 << 20) as store:
+    assert store.stat().num_clients == 1
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["local", "async"])
+def test_a_forked_process_is_told(kind: str) -> None:
+    """See test_daemon.py for the third."""
+    code = f"""
+import os, asyncio, warnings
+warnings.simplefilter("ignore")
+from afferent.errors import NotPermitted
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.local import LocalStore
+from afferent.store.server import StoreServer
+from afferent.store import messages as m
+from afferent.types import ObjectKind
+
+def in_a_child(attempt):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+        except NotPermitted:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+item = m.CreateItem(ObjectKind.RAW, 100)
+if {kind!r} == "local":
+    store = LocalStore(1 << 20)
+    (handle,) = store.create("r", [item])
+    in_a_child(store.stat)
+    in_a_child(lambda: store.block(handle))
+else:
+    async def main(address):
+        store = await AsyncDaemonStore.connect(address, name="parent", writable=True)
+        (handle,) = await store.create("r", [item])
+        in_a_child(lambda: store.block(handle))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                store.close().send(None)  # does nothing to the parent
+            except StopIteration:
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert (await store.stat()).held_nbytes == 128
+        await store.close()
+    with StoreServer(1 << 20) as server:
+        asyncio.run(main(server.address))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_error_of_a_store_is_typed(store: Any) -> None:
+    """Whatever is asked in whatever order, only errors of the tree come back."""
+    rng = np.random.default_rng(7)
+    handles: list[Handle] = []
+    for _ in range(300):
+        handle = handles[rng.integers(len(handles))] if handles else Handle(1, 0, 1, 1)
+        request, key = f"r{rng.integers(3)}", bytes([rng.integers(4)]) * 32
+        attempts = [
+            lambda k=key, r=request: store.create(r, [m.CreateItem(FEATURES, 100, k)]),
+            lambda h=handle, r=request: store.seal(r, [m.SealItem(h, 50)]),
+            lambda h=handle, r=request: store.get(r, [h, h]),
+            lambda h=handle, r=request: store.abort(r, [h]),
+            lambda h=handle, r=request: store.release(r, [h]),
+            lambda r=request: store.release(r),
+            lambda k=key: store.delete([k]),
+            lambda k=key, r=request: store.acquire(r, [m.AcquireItem(k, RAW, 64, "self")]),
+        ]
+        try:
+            result = attempts[rng.integers(len(attempts))]()
+        except AfferentError:
+            continue
+        handles += [entry for entry in result or [] if isinstance(entry, Handle)]
+    for number in range(3):
+        store.release(f"r{number}")
+    statistics = store.stat()
+    assert (statistics.held_nbytes, statistics.granted_nbytes) == (0, 0)
