@@ -8,7 +8,7 @@ MODEL ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test fuzz lint type imports fmt bench docs check train evaluate clean
+.PHONY: help setup serve test fuzz storm lint type imports fmt bench docs check train evaluate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -35,6 +35,9 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
+
+storm: setup  ## kill 300 clients of a store and 20 daemons under load, and see what is left
+	@$(BIN)/python -m pytest tests/store/test_storm.py --storm --timeout 1800 -q -s $(ARGS)
 
 lint: setup  ## check format and style
 	@$(BIN)/ruff format --check .

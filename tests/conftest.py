@@ -11,6 +11,12 @@ import pytest
 from tests.server import Server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--storm", action="store_true", help="kill many more clients and daemons of the store"
+    )
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The built-in model, served by real processes, for the whole run."""

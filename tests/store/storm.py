@@ -1,0 +1,254 @@
+"""A store under load, whose clients are killed; what is left of them; what they saw."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from afferent.store import messages as m
+from afferent.store.allocator import round_up
+from afferent.store.client import DaemonStore
+from afferent.store.server import StoreServer
+from tests.server import wait_until
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A client to be killed. ``pidfd`` tells of its death, when its pid may be used again."""
+
+    role: str
+    pid: int
+    pidfd: int
+
+    @property
+    def is_alive(self) -> bool:
+        return not select.select([self.pidfd], [], [], 0)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a client has logged."""
+
+    pid: int
+    event: str
+    value: str
+
+
+class Storm:
+    """Clients of a server, started and killed at random."""
+
+    def __init__(self, server: StoreServer, folder: Path, *, seed: int) -> None:
+        print(f"seed {seed}")
+        self.rng = random.Random(seed)
+        self.clients: list[Victim] = []
+        self.killed: list[Victim] = []
+        self._server = server
+        self._log_path = folder / f"storm-{seed}"
+        self._log_path.touch()
+        self._log, self._lines = self._log_path.open(), list[Line]()
+        command = [sys.executable, "-m", "tests.store.storm_worker"]
+        arguments = [server.address[1:], str(self._log_path), str(os.getpid())]
+        # They log that they lose their connections; what matters is in the file.
+        self._nursery = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    def start(self, roles: Iterable[str]) -> None:
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        for role in roles:
+            self._nursery.stdin.write(f"{role} {self.rng.randrange(1 << 30)}\n".encode())
+            self._nursery.stdin.flush()
+            pid = int(self._nursery.stdout.readline())
+            self.clients.append(Victim(role, pid, os.pidfd_open(pid)))
+
+    def kill_one(self, role: str | None = None) -> Victim:
+        """SIGKILL to somebody of this role, or of any; now and then to one that was stopped."""
+        victim = self.rng.choice([it for it in self.clients if role in (it.role, None)])
+        assert victim.is_alive, self.complaints() or f"a {victim.role} has ended by itself"
+        self.clients.remove(victim)
+        self.killed.append(victim)
+        if self.rng.random() < 0.2:
+            signal.pidfd_send_signal(victim.pidfd, signal.SIGSTOP)
+        signal.pidfd_send_signal(victim.pidfd, signal.SIGKILL)
+        return victim
+
+    def freeze(self, *, stop: bool) -> None:
+        """Stop all clients where they are, or let them go on."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+
+    def lines(self) -> Sequence[Line]:
+        """All that has been logged so far."""
+        for line in () if self._log.closed else self._log:
+            pid, event, value = line.rstrip("\n").split(" ", 2)
+            self._lines.append(Line(int(pid), event, value))
+        return self._lines
+
+    def complaints(self) -> list[str]:
+        """What clients saw that nobody must see."""
+        return [line.value for line in self.lines() if line.event == "failed"]
+
+    def processes(self) -> list[psutil.Process]:
+        """All that is left of the clients and of their children."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                is_ours = self._server.address[1:] in process.cmdline()
+                if is_ours and process.pid != self._nursery.pid:
+                    found.append(process)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Kill all that are left. Children of clients, which nobody kills, soon end."""
+        if kind is not None:
+            print("\n".join(self.complaints()))
+        self.freeze(stop=False)
+        for victim in list(self.clients):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(victim.pidfd, signal.SIGKILL)
+        self._nursery.kill()
+        self._nursery.communicate()
+        for victim in (*self.clients, *self.killed):
+            os.close(victim.pidfd)
+        wait_until(lambda: not self.processes())
+        self.lines()
+        self._log.close()
+
+
+def wait_released(watcher: DaemonStore, victim: Victim) -> float:
+    """How long after this call the store knows nothing more of a process; in seconds.
+
+    Polled often, and each question costs the store some of its time: the figure is an upper bound.
+    """
+    start_s = time.perf_counter()
+    while any(client.pid == victim.pid for client in watcher.list_clients()):
+        assert time.perf_counter() - start_s < 20.0, f"a dead {victim.role} holds on"
+        time.sleep(0.001)
+    return time.perf_counter() - start_s
+
+
+def check_adds_up(watcher: DaemonStore) -> None:
+    """While no client does anything: the figures are those of the objects that are there."""
+    wait_until(lambda: _adds_up(watcher), timeout_s=10)
+
+
+def _adds_up(watcher: DaemonStore) -> bool:
+    before = watcher.stat()
+    objects = watcher.list_objects(limit=m.MAX_ITEMS)
+    granted = sum(client.granted_nbytes for client in watcher.list_clients())
+    if watcher.stat() != before:  # what was on its way when they stopped has come only now
+        return False
+    for kind, figures in before.kinds.items():
+        of_kind = [item for item in objects if item.kind == kind]
+        held = [item for item in of_kind if item.pins or item.writer is not None]
+        assert figures.num_objects == len(of_kind)
+        assert figures.used_nbytes == _blocks_nbytes(of_kind)
+        assert figures.held_nbytes == _blocks_nbytes(held)
+        assert figures.held_nbytes + figures.granted_nbytes <= figures.capacity_nbytes
+    # A grant may have been handed on to a job that waits for room, which is the store's own.
+    assert granted <= before.granted_nbytes
+    return True
+
+
+def _blocks_nbytes(items: Sequence[m.ObjectInfo]) -> int:
+    return sum(round_up(item.handle.nbytes) for item in items)
+
+
+def check_nothing_held(watcher: DaemonStore) -> None:
+    """When all clients are dead: nothing is held, and all of the arena can be had again."""
+    wait_until(lambda: len(watcher.list_clients()) == 1, timeout_s=10)
+    found = watcher.stat()
+    assert (found.held_nbytes, found.granted_nbytes, found.num_reservations_queued) == (0, 0, 0)
+    assert (found.num_jobs_queued, found.num_jobs_running, found.num_workers) == (0, 0, 0)
+    check_adds_up(watcher)
+    for kind in found.kinds:
+        watcher.evict(kind)
+    for figures in watcher.stat().kinds.values():
+        assert (figures.used_nbytes, figures.num_objects) == (0, 0)
+        assert figures.largest_free_nbytes == figures.capacity_nbytes, "it is not one run again"
+
+
+class Remains:
+    """What a store consists of outside of this process, to be looked for once it is closed."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self._address, self._pid = server.address, server.pid
+        self._inode = os.fstat(server.arena_fd).st_ino
+
+    def check_gone(self) -> None:
+        assert not psutil.pid_exists(self._pid)
+        assert self._address[1:] not in Path("/proc/net/unix").read_text()
+        assert not list(Path("/dev/shm").glob("*afferent*"))
+        # The kernel frees the memory when nobody has a descriptor or a map of it.
+        assert not [pid for pid in psutil.pids() if _uses(pid, self._inode)]
+
+
+def _uses(pid: int, inode: int) -> bool:
+    """Whether a process maps the arena with this inode, or has a descriptor of it."""
+    try:
+        fds = list(Path(f"/proc/{pid}/fd").iterdir())
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has ended, or it is not ours
+        return False
+    if any(f" {inode} " in line and "afferent-arena" in line for line in maps.splitlines()):
+        return True
+    for fd in fds:
+        with suppress(OSError):
+            if "afferent-arena" in str(fd.readlink()) and fd.stat().st_ino == inode:
+                return True
+    return False
+
+
+def shared_nbytes() -> int:
+    """Shared memory in use on this machine."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["Shmem"].split()[0]) << 10
+
+
+def spread(title: str, seconds: Sequence[float]) -> str:
+    """Figures of a list of times."""
+    ordered = sorted(seconds)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    within = sum(second <= 0.1 for second in ordered)
+    return (
+        f"{title}: median {statistics.median(ordered) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, "
+        f"longest {ordered[-1] * 1e3:.1f} ms; {within} of {len(ordered)} within 100 ms"
+    )
+
+
+def count_reads(lines: Iterable[Line]) -> int:
+    """How many objects were read and found right; of each client all but the last few."""
+    return sum(int(line.value) for line in lines if line.event == "read")
+
+
+def count_by(lines: Iterable[Line], event: str) -> Counter[str]:
+    return Counter(line.value for line in lines if line.event == event)

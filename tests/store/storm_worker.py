@@ -1,0 +1,311 @@
+"""Processes that put load on a store until they are killed.
+
+python -m tests.store.storm_worker ADDRESS LOG PID      (started by `tests.store.storm`)
+
+It reads lines ``ROLE SEED`` and forks a client for each, so that starting one takes milliseconds.
+What clients see goes to the log, which survives them: lines ``PID EVENT VALUE``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afferent.errors import StaleHandle, StoreFull, StoreUnavailable
+from afferent.process import die_with_parent
+from afferent.store import messages as m
+from afferent.store.client import DaemonStore
+from afferent.types import ContentKey, Failure, Handle, ObjectKind
+from tests.store import storm_loop
+from tests.store.storm_content import (
+    ITEMS,
+    RETRYABLE,
+    Log,
+    acquire_items,
+    check_content,
+    content_of,
+    nbytes_of,
+    some_keys,
+)
+
+_WAIT_S = 5.0
+_CHILD_LIFE_S = 1.5
+
+
+class Client:
+    """One process's load; `ROLES` says which of these methods it does again and again."""
+
+    def __init__(self, role: str, seed: int, address: str, log: Log) -> None:
+        self.role, self.address, self.log = role, address, log
+        self.rng = random.Random(seed)
+        self.store = DaemonStore(address, name=role, writable=role not in ("reader", "holder"))
+        self._num_requests = 0
+        self._request = ""
+
+    def run(self, step: Callable[[Client], None], *, until_s: float = float("inf")) -> None:
+        """Do ``step`` until killed; only what may be tried again is forgiven."""
+        try:
+            while time.monotonic() < until_s:
+                self._num_requests += 1
+                self._request = f"{self.role} {self._num_requests}"
+                try:
+                    step(self)
+                except RETRYABLE as error:
+                    self.log("retry", error.code)
+                    time.sleep(0.01)
+                except (StoreFull, StaleHandle) as error:
+                    self.log("refused", error.code)
+                self.store.forget(self._request)
+                time.sleep(self.rng.uniform(0.002, 0.008))
+        except BaseException:
+            self.log("failed", f"{self.role}: {traceback.format_exc()!r}")
+            os._exit(1)
+
+    # Roles
+
+    def write(self) -> None:
+        """Make missing objects, in several steps; read those that are there."""
+        choice = self.rng.random()
+        if choice < 0.3:
+            self._write_without_key()
+        elif choice < 0.4:
+            listed = self.store.list_objects(limit=50)  # what others look at, too
+            self.store.delete([item.key for item in listed[:10] if item.key])
+        else:
+            self._acquire("self", ObjectKind.FEATURES, some_keys(self.rng, self.rng.randint(1, 4)))
+
+    def read(self) -> None:
+        """Look at what is there, by key or by a handle that somebody else was given."""
+        if self.rng.random() < 0.3:
+            self._look(self._get_some(3))
+        else:
+            self._acquire(None, ObjectKind.FEATURES, some_keys(self.rng, 8))
+
+    def hold(self) -> None:
+        """Look at the same objects for a second: longer than the daemon takes to come back."""
+        self._look(self._get_some(20), num_times=20, pause_s=0.05)
+
+    def ask(self) -> None:
+        """Have workers make objects, some from raw data that has to be there first."""
+        handles = [self._write_raw()] if self.rng.random() < 0.5 else []
+        keys = some_keys(self.rng, self.rng.randint(1, 6))
+        self._acquire("job", ObjectKind.EMBEDDINGS, keys, inputs=handles)
+
+    def work(self, chance_to_fail: float = 0.0) -> None:
+        """Take a job, read what it is made from, and write."""
+        order = self.store.take()
+        for handle in order.inputs:
+            self._verify(handle)
+        if self.rng.random() < chance_to_fail:
+            self.store.finish(order, failure=Failure("invalid_media", "a bad picture"))
+            return
+        self.log("begun", order.payload.hex())
+        used = self._fill(order.target, order.payload)
+        self.store.finish(order, used_nbytes=used)
+        self.log("made", order.payload.hex())
+
+    def fork(self) -> None:
+        """Hold a pin and half of an object, with a child that outlives us."""
+        handle = self._write_raw()
+        key = some_keys(self.rng, 1)[0]
+        news = [m.CreateItem(ObjectKind.RAW, nbytes_of(key))]
+        (half,) = self.store.create(self._request, news)
+        self.store.block(half)[:32] = key
+        if os.fork() == 0:
+            self._be_a_child()
+        deadline = time.monotonic() + _CHILD_LIFE_S + 0.5  # one child at a time
+        while time.monotonic() < deadline:
+            self._verify(handle)
+            time.sleep(0.02)
+
+    def _be_a_child(self) -> None:
+        """Keep the parent's socket open; or close it, and be a client too."""
+        end_s = time.monotonic() + _CHILD_LIFE_S
+        if self.rng.random() < 0.5:
+            time.sleep(_CHILD_LIFE_S)
+            os._exit(0)
+        self.store.forget(self._request)
+        self.store.close()
+        with suppress(StoreUnavailable):
+            own = Client("child", self.rng.randrange(1 << 30), self.address, self.log)
+            own.run(self.rng.choice([Client.read, Client.write]), until_s=end_s)
+            own.store.close()
+        os._exit(0)
+
+    # Eight processes that want the same items
+
+    def want_items(self) -> None:
+        """Have workers make all items, at once."""
+        self._want(ITEMS, "job")
+        self.log("done")
+        signal.pause()
+
+    def claim_items(self) -> None:
+        """Get all items, and make those that nobody makes; some at a time, each in its order."""
+        items = self.rng.sample(ITEMS, len(ITEMS))
+        for start in range(0, len(items), 10):
+            self._want(items[start : start + 10], "self")
+        self.log("done")
+        signal.pause()
+
+    def _want(self, keys: Sequence[ContentKey], make: str) -> None:
+        """Get keys, and keep them; what can't be had is logged with the reason."""
+        outcomes = self.store.acquire("all", acquire_items(keys, ObjectKind.FEATURES, make))
+        while keys:
+            found = list(zip(keys, outcomes, strict=True))
+            for key, outcome in found:
+                if outcome.state == "yours":
+                    self.log("claimed", key.hex())
+            for key, outcome in found:
+                self._receive(key, outcome)
+            keys = [key for key, outcome in found if outcome.state in ("busy", "miss")]
+            outcomes = self.store.wait("all", keys, timeout_s=60.0) if keys else []
+
+    def _receive(self, key: ContentKey, outcome: m.Outcome) -> None:
+        """Make it if it is ours to make, and look at it."""
+        if outcome.failure is not None:
+            self.log("lost", f"{key.hex()} {outcome.failure.code}")
+        elif outcome.handle is not None:
+            handle = outcome.handle
+            if outcome.state == "yours":
+                self.log("begun", key.hex())
+                used = self._fill(handle, key)
+                (handle,) = self.store.seal("all", [m.SealItem(handle, used)])
+                self.log("made", key.hex())
+            self._verify(handle, key)
+            self.log("got", key.hex())
+
+    # Inner steps
+
+    def _acquire(
+        self,
+        make: str | None,
+        kind: ObjectKind,
+        keys: list[ContentKey],
+        inputs: Sequence[Handle] = (),
+    ) -> None:
+        """Acquire, make what is ours to make, wait for the rest, and look at all of it."""
+        outcomes = self.store.acquire(self._request, acquire_items(keys, kind, make, inputs))
+        while keys:
+            found = list(zip(keys, outcomes, strict=True))
+            for key, outcome in found:
+                if outcome.state == "yours" and outcome.handle is not None:
+                    self._make(outcome.handle, key)
+            ready = [it.handle for _, it in found if it.state in ("hit", "made") and it.handle]
+            self._look(ready)
+            for _, outcome in found:
+                if outcome.failure is not None:
+                    self.log("refused", outcome.failure.code)
+            keys = [key for key, outcome in found if outcome.state in ("busy", "miss")]
+            outcomes = self.store.wait(self._request, keys, timeout_s=_WAIT_S) if keys else []
+
+    def _make(self, handle: Handle, key: ContentKey) -> None:
+        used = self._fill(handle, key)
+        if self.rng.random() < 0.1:
+            self.store.abort(self._request, [handle])
+            return
+        (sealed,) = self.store.seal(self._request, [m.SealItem(handle, used)])
+        self._verify(sealed, key)
+
+    def _write_without_key(self) -> None:
+        """Some of it under a grant, of which not all is used."""
+        if self.rng.random() < 0.5:
+            room = [m.ReserveItem(ObjectKind.RAW, 1 << 20)]
+            self.store.reserve(self._request, room, timeout_s=_WAIT_S)
+        self._look([self._write_raw()])
+
+    def _write_raw(self) -> Handle:
+        key = some_keys(self.rng, 1)[0]
+        nbytes = nbytes_of(key) + self.rng.randrange(5000)  # sealing trims it
+        (handle,) = self.store.create(self._request, [m.CreateItem(ObjectKind.RAW, nbytes)])
+        used = self._fill(handle, key)
+        (sealed,) = self.store.seal(self._request, [m.SealItem(handle, used)])
+        return sealed
+
+    def _fill(self, handle: Handle, key: bytes) -> int:
+        """Write in several steps, so that death comes in the middle."""
+        target, content = np.frombuffer(self.store.block(handle), np.uint8), content_of(key)
+        for part in np.array_split(np.arange(len(content)), self.rng.randint(1, 5)):
+            target[part[0] : part[-1] + 1] = content[part[0] : part[-1] + 1]
+            time.sleep(self.rng.uniform(0.0, 0.002))
+        return len(content)
+
+    def _get_some(self, count: int) -> list[Handle]:
+        """Pin what others have made."""
+        listed = self.store.list_objects(limit=50)
+        sealed = [item.handle for item in listed if item.state == "sealed"]
+        handles = self.rng.sample(sealed, min(len(sealed), count))
+        self.store.get(self._request, handles)
+        return handles
+
+    def _look(
+        self, handles: Sequence[Handle], *, num_times: int = 2, pause_s: float | None = None
+    ) -> None:
+        """Verify what is pinned, hold it for a while, and verify it again.
+
+        Whatever becomes of the daemon meanwhile: what we look at must not change.
+        """
+        arrays = [np.frombuffer(self.store.block(handle), np.uint8) for handle in handles]
+        pause_s = pause_s or self.rng.choice([0.0, 0.0, 0.01, 0.1])
+        for _ in range(num_times):
+            for array in arrays:
+                self._check(array)
+            time.sleep(pause_s)
+
+    def _verify(self, handle: Handle, key: bytes | None = None) -> None:
+        self._check(np.frombuffer(self.store.block(handle), np.uint8), key)
+
+    def _check(self, array: NDArray[np.uint8], key: bytes | None = None) -> None:
+        check_content(array, key)
+        self.log.count_read()
+
+
+ROLES: dict[str, Callable[[Client], None]] = {
+    "writer": Client.write,
+    "reader": Client.read,
+    "holder": Client.hold,
+    "requester": Client.ask,
+    "worker": lambda client: client.work(chance_to_fail=0.05),
+    "maker": Client.work,
+    "forker": Client.fork,
+    "wants": Client.want_items,
+    "claims": Client.claim_items,
+}
+
+
+def _serve(role: str, seed: int, address: str, log: Log) -> None:
+    if role == "loop":
+        storm_loop.run(seed, address, log)
+    Client(role, seed, address, log).run(ROLES[role])
+
+
+def main() -> None:
+    address, log_path, parent_pid = "\0" + sys.argv[1], sys.argv[2], int(sys.argv[3])
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who are killed
+    own_pid = os.getpid()
+    while line := sys.stdin.buffer.raw.readline():  # type: ignore[attr-defined]
+        role, seed = line.decode().split()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(own_pid)
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 0)
+            os.dup2(null, 1)
+            with suppress(StoreUnavailable):  # the daemon is kept from answering for too long
+                _serve(role, int(seed), address, Log(log_path))
+            os._exit(0)
+        os.write(1, b"%d\n" % pid)
+
+
+if __name__ == "__main__":
+    main()
