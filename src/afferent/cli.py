@@ -1,4 +1,4 @@
-"""The command line: ``afferent serve``, ``afferent bench``, ``afferent config``."""
+"""The command line: ``afferent serve``, ``store``, ``bench`` and ``config``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from pathlib import Path
 
 from afferent import __version__, config
 from afferent.errors import AfferentError, ConfigError
+from afferent.operate.arguments import add_store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
-    args = parser.parse_args(arguments)
+    args, rest = parser.parse_known_args(arguments)
+    if rest and args.command != "bench":  # which has a parser of its own
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         if args.command == "serve":
             return _serve(args)
         if args.command == "config":
             return _show_config(args)
-        return _bench(args)
+        if args.command == "store":
+            return _store(args)
+        return _bench(rest)
     except AfferentError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
@@ -42,13 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("model", nargs="?", metavar="MODEL", help=config.describe("model")[0])
     _add_settings(serve)
+    add_store(commands)
     show = commands.add_parser("config", help="show the settings and where each came from")
     show.add_argument("action", choices=["show"])
     _add_settings(show)
-    bench = commands.add_parser(
+    commands.add_parser(
         "bench", help="measure a part, with a control in the same run", add_help=False
     )
-    bench.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
 
 
@@ -101,10 +106,16 @@ def _show_config(args: argparse.Namespace) -> int:
     return 0
 
 
-def _bench(args: argparse.Namespace) -> int:
+def _store(args: argparse.Namespace) -> int:
+    from afferent.operate import commands
+
+    return commands.run(args)
+
+
+def _bench(rest: Sequence[str]) -> int:
     from afferent.bench import run
 
-    return run.main(args.rest)
+    return run.main(rest)
 
 
 if __name__ == "__main__":

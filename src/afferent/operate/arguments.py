@@ -1,0 +1,154 @@
+"""What ``afferent store`` takes. Imports nothing heavy: it is read for every ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+
+from afferent.config import parse_nbytes
+from afferent.errors import ConfigError
+from afferent.store.messages import MAX_ITEMS
+from afferent.store.region import DEFAULT_SHARES
+from afferent.types import GiB, ObjectKind
+
+_KINDS = [kind.value for kind in ObjectKind]
+
+
+def add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``store`` and all below it."""
+    store = commands.add_parser(
+        "store",
+        help="look into a running store, or make room in it",
+        description="Look into the store of a running server, or make room in it.",
+    )
+    verbs = store.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    _add_questions(verbs)
+    _add_changes(verbs)
+    _add_run(verbs)
+
+
+def _add_questions(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    stat = verbs.add_parser("stat", help="how full it is, how often it helps, who holds what")
+    _add_address(stat)
+    _add_json(stat)
+    listing = verbs.add_parser("ls", help="the largest objects, and who holds them")
+    _add_address(listing)
+    _add_json(listing)
+    listing.add_argument("--kind", choices=_KINDS, help="only objects of this kind")
+    listing.add_argument(
+        "--limit", type=_limit, default=20, metavar="N", help="how many (default: 20)"
+    )
+    top = verbs.add_parser(
+        "top",
+        help="what goes on in it, as it goes on",
+        description="What goes on in the store, until Ctrl-C. Without a terminal: one frame.",
+    )
+    _add_address(top)
+    top.add_argument(
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="from one frame to the next (default: 1)",
+    )
+    frames = top.add_mutually_exclusive_group()
+    frames.add_argument("--count", type=_positive, metavar="N", help="end after so many frames")
+    frames.add_argument("--once", action="store_true", help="print one frame, after one interval")
+
+
+def _add_changes(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    evict = verbs.add_parser(
+        "evict",
+        help="remove objects, by key or by kind",
+        description="Remove objects: those of the given keys, or the least recently used of a "
+        "kind. What somebody holds keeps its place until it is let go.",
+    )
+    _add_address(evict)
+    evict.add_argument(
+        "keys", nargs="*", metavar="KEY", help="a key, or its first digits, as 'ls' shows them"
+    )
+    evict.add_argument("--kind", choices=_KINDS, help="the least recently used of this kind")
+    evict.add_argument(
+        "--nbytes", type=_nbytes, metavar="BYTES", help="no more than it takes for these; else all"
+    )
+    clear = verbs.add_parser("clear", help="remove everything that nobody holds")
+    _add_address(clear)
+
+
+def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = verbs.add_parser(
+        "run",
+        help="a store without a server, for programs of your own",
+        description="Run a store for programs of your own, until Ctrl-C or SIGTERM.",
+    )
+    run.add_argument(
+        "--arena-nbytes",
+        type=_nbytes,
+        default=GiB,
+        metavar="BYTES",
+        help="shared memory (default: 1GiB)",
+    )
+    for kind, share in DEFAULT_SHARES.items():
+        run.add_argument(
+            f"--{kind}-share",
+            type=_share,
+            default=share,
+            metavar="SHARE",
+            help=f"part of it for {kind} (default: {share})",
+        )
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        metavar="NAME",
+        help="which store, where several run: its address, or the first digits of it",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+# Values. argparse turns their ValueErrors into errors of usage.
+
+
+def _nbytes(text: str) -> int:
+    try:
+        nbytes = parse_nbytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+    if not 0 < nbytes <= 1 << 48:
+        raise argparse.ArgumentTypeError(f"{text} is no size to ask for")
+    return nbytes
+
+
+def _limit(text: str) -> int:
+    limit = _positive(text)
+    if limit > MAX_ITEMS:
+        raise argparse.ArgumentTypeError(f"at most {MAX_ITEMS} objects are listed")
+    return limit
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0.01 <= (seconds := _number(text)) <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 3600 seconds")
+    return seconds
+
+
+def _share(text: str) -> float:
+    if not 0 <= (share := _number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return share
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

@@ -1,0 +1,70 @@
+"""``afferent store``: finds the daemon that is meant, and does the command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import msgspec
+from rich.console import Console
+
+from afferent.operate import daemons, eviction, live, standalone, tables
+from afferent.operate.daemons import Running
+from afferent.operate.figures import object_document, stat_document
+from afferent.operate.snapshot import Snapshot
+from afferent.store.client import DaemonStore
+from afferent.types import ObjectKind
+
+Command = Callable[[Running, DaemonStore, argparse.Namespace, Console], None]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what `arguments.add_store` has parsed; the exit status.
+
+    Raises:
+        StoreUnavailable: No daemon runs, or it goes away meanwhile.
+        ConfigError: It is not clear which daemon or which object is meant.
+    """
+    console = tables.make_console()
+    if args.verb == "run":
+        standalone.run(args, console)
+        return 0
+    commands: dict[str, Command] = {
+        "stat": _stat,
+        "ls": _list,
+        "top": live.top,
+        "evict": eviction.evict,
+        "clear": eviction.clear,
+    }
+    running = daemons.choose(daemons.find(), args.address)
+    with running.connect() as store:
+        commands[args.verb](running, store, args, console)
+    return 0
+
+
+def _stat(running: Running, store: DaemonStore, args: argparse.Namespace, console: Console) -> None:
+    snapshot = Snapshot.take(running, store)
+    if args.json:
+        _print_json(stat_document(snapshot), console)
+    else:
+        console.print(tables.stat(snapshot))
+
+
+def _list(running: Running, store: DaemonStore, args: argparse.Namespace, console: Console) -> None:
+    kind = ObjectKind(args.kind) if args.kind is not None else None
+    found = store.list_objects(kind, limit=args.limit)
+    clients = {client.client: client for client in store.list_clients()}
+    if args.json:
+        _print_json([object_document(item, clients) for item in found], console)
+        return
+    statistics = store.stat()
+    num_objects = statistics.kinds[kind].num_objects if kind else statistics.num_objects
+    if found:
+        console.print(tables.objects(found, clients))
+    only = f", {kind} only" if kind else ""
+    console.print(f"{len(found):,} of {tables.count(num_objects, 'object')}{only}")
+
+
+def _print_json(document: object, console: Console) -> None:
+    # Not wrapped at the console's width.
+    console.out(msgspec.json.format(msgspec.json.encode(document)).decode())

@@ -1,0 +1,138 @@
+"""Which store daemons run, and a connection to one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afferent.errors import ConfigError, StoreUnavailable
+from afferent.store import daemon
+from afferent.store.client import DaemonStore
+from afferent.store.roster import start_time
+from afferent.store.server import ADDRESS_PREFIX
+
+CLIENT_NAME = "afferent store"
+"""What these commands call themselves to the daemon."""
+
+_PREFIX = f"afferent-{ADDRESS_PREFIX}-"
+_ADDRESS = re.compile(rf"@{_PREFIX}[0-9a-f]{{32}}")
+_LISTENING = 0x10000
+_CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A store that listens. ``owner_pid`` started the daemon and starts the next one.
+
+    ``daemon_pid`` is missing while there is none; ``owner_pid`` if it can't be seen.
+    """
+
+    address: str
+    daemon_pid: int | None
+    owner_pid: int | None
+
+    def __str__(self) -> str:
+        pid = "restarting" if self.daemon_pid is None else f"pid {self.daemon_pid}"
+        owner = "" if self.owner_pid is None else f", started by {self.owner_pid}"
+        return f"{self.address}  {pid}{owner}"
+
+    def connect(self) -> DaemonStore:
+        """A connection that can only ask and evict.
+
+        Raises:
+            StoreUnavailable: The daemon does not answer.
+        """
+        try:
+            return DaemonStore(
+                "\0" + self.address[1:], name=CLIENT_NAME, timeout_s=_CONNECT_TIMEOUT_S
+            )
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"{error.message}: {self}. After a restart it serves nobody until every process "
+                "has let go of the arena as it was before"
+            ) from error
+
+
+def find() -> list[Running]:
+    """The stores of this user, by address.
+
+    Read from /proc: to connect to each, only to see who it is, would show in their logs.
+    """
+    sockets = dict(_listening(Path("/proc/net/unix").read_text()))
+    owners: dict[int, list[int]] = {}
+    for pid in _own_processes():
+        for inode in sockets.keys() & _sockets_of(pid):
+            owners.setdefault(inode, []).append(pid)
+    found = [_running(sockets[inode], pids) for inode, pids in owners.items()]
+    return sorted(found, key=lambda running: running.address)
+
+
+def choose(running: Sequence[Running], name: str | None) -> Running:
+    """The one that ``name`` begins, or the only one.
+
+    Raises:
+        StoreUnavailable: None runs.
+        ConfigError: ``name`` is that of none or of several, or is needed.
+    """
+    if not running:
+        raise StoreUnavailable(
+            "you run no store; 'afferent serve' and 'afferent store run' start one"
+        )
+    digits = (name or "").removeprefix("@").removeprefix(_PREFIX)
+    matching = [one for one in running if one.address.startswith(f"@{_PREFIX}{digits}")]
+    if len(matching) == 1:
+        return matching[0]
+    if name is None:
+        problem = "several stores run; choose one with --address"
+    elif matching:
+        problem = f"several stores have an address that begins with {name!r}"
+    else:
+        problem = f"no store has the address {name!r}; these run"
+    raise ConfigError("\n  ".join([problem + ":", *map(str, matching or running)]))
+
+
+def _listening(table: str) -> Iterator[tuple[int, str]]:
+    """The inode and the address of each store's socket in the text of /proc/net/unix."""
+    for line in table.splitlines()[1:]:
+        fields = line.split(maxsplit=7)  # number, references, protocol, flags, type, state, inode
+        if len(fields) == 8 and _ADDRESS.fullmatch(fields[7]) and int(fields[3], 16) & _LISTENING:
+            yield int(fields[6]), fields[7]
+
+
+def _own_processes() -> Iterator[int]:
+    uid = os.getuid()
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if entry.name.isdecimal() and entry.stat().st_uid == uid:
+                    yield int(entry.name)
+
+
+def _sockets_of(pid: int) -> set[int]:
+    """The inodes of the sockets that a process has open."""
+    found = set()
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                target = str(Path(entry.path).readlink())
+                if target.startswith("socket:["):
+                    found.add(int(target[8:-1]))
+    return found
+
+
+def _running(address: str, pids: Sequence[int]) -> Running:
+    """The daemon has the socket open, and so has the process that will start the next."""
+    daemon_pid = next((pid for pid in pids if _is_daemon(pid)), None)
+    others = [pid for pid in pids if pid != daemon_pid]
+    # A process that the owner has forked may have inherited the socket: the owner is the oldest.
+    return Running(address, daemon_pid, min(others, key=start_time, default=None))
+
+
+def _is_daemon(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return daemon.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False

@@ -1,0 +1,60 @@
+"""``afferent store run``: a store without a server."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+
+from rich.console import Console
+
+from afferent import logs
+from afferent.errors import StoreUnavailable
+from afferent.operate import tables
+from afferent.store.server import StoreServer
+from afferent.types import ObjectKind
+
+_LOOK_AGAIN_S = 1.0
+
+
+def run(args: argparse.Namespace, console: Console) -> None:
+    """Keep a daemon running until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: There is not that much memory, or the shares are more than the whole.
+        StoreUnavailable: The daemon does not start; its log says why.
+    """
+    shares = {kind: getattr(args, f"{kind}_share") for kind in ObjectKind}
+    logs.configure("store run", level="warning", format="text")
+    stop = threading.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: stop.set())
+    with StoreServer(args.arena_nbytes, shares=shares) as server:
+        _announce(server, args.arena_nbytes, shares, console)
+        while not stop.wait(_LOOK_AGAIN_S):
+            if server.has_ended:
+                raise StoreUnavailable("the store daemon does not start again; its log says why")
+    console.print("The store has ended.")
+
+
+def _announce(
+    server: StoreServer, arena_nbytes: int, shares: dict[ObjectKind, float], console: Console
+) -> None:
+    parts = ", ".join(f"{tables.percent(share)} {kind.value}" for kind, share in shares.items())
+    name = server.address[1:]
+    lines = (
+        f"A store of {tables.size(arena_nbytes)} ({parts}), pid {server.pid}",
+        f"at @{name}",
+        "",
+        "In your program:",
+        "",
+        "    from afferent.store.client import DaemonStore",
+        "",
+        f'    ADDRESS = "\\0{name}"',
+        '    store = DaemonStore(ADDRESS, name="mine", writable=True)',
+        "",
+        f"To look into it: afferent store stat --address {name.rpartition('-')[2][:8]}",
+        "Ctrl-C ends it.",
+    )
+    console.out("\n".join(lines))
+    console.file.flush()  # whoever reads this through a pipe waits for the address

@@ -1,0 +1,630 @@
+"""``afferent store``: the real commands on real daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afferent import cli
+from afferent.errors import ConfigError, StoreUnavailable
+from afferent.operate import daemons, tables
+from afferent.operate.daemons import Running
+from afferent.operate.eviction import resolve
+from afferent.operate.figures import Rates
+from afferent.operate.snapshot import Snapshot
+from afferent.store import messages as m
+from afferent.store.client import DaemonStore
+from afferent.store.server import StoreServer
+from afferent.types import MiB, ObjectKind
+from tests.server import wait_until
+
+AFFERENT = [sys.executable, "-m", "afferent.cli"]
+CAPACITY = 16 * MiB
+RAW, FEATURES, EMBEDDINGS = ObjectKind.RAW, ObjectKind.FEATURES, ObjectKind.EMBEDDINGS
+
+
+def key(index: int) -> bytes:
+    """``a00...``, ``a11...``: keys that share their first digit only."""
+    return bytes([0xA0 + index, *([index] * 31)])
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    with StoreServer(CAPACITY) as running:
+        yield running
+
+
+@pytest.fixture
+def writer(server: StoreServer) -> Iterator[DaemonStore]:
+    with DaemonStore(server.address, name="writer", writable=True) as store:
+        yield store
+
+
+HOLDER = """
+import sys
+from afferent.store import messages as m
+from afferent.store.client import DaemonStore
+from afferent.types import ObjectKind
+with DaemonStore(chr(0) + sys.argv[1], name="holder") as store:
+    item = m.AcquireItem(bytes.fromhex(sys.argv[2]), ObjectKind.FEATURES, 1, None)
+    print(store.acquire("r", [item])[0].state, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(server: StoreServer, content: None) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which has the second of the features pinned."""
+    command = [sys.executable, "-c", HOLDER, server.address[1:], key(2).hex()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "hit\n"
+        yield child
+        child.kill()
+
+
+@pytest.fixture
+def content(writer: DaemonStore) -> None:
+    """Features 1, 2, 3 of 1, 2 and 3 MiB, of which the writer holds the third; embeddings 4 that
+    it still writes; and a MiB of raw media that is promised to it.
+    """
+    for index in (1, 2, 3):
+        put(writer, index, nbytes=index * MiB)
+    for index in (1, 2):
+        writer.release(f"r{index}")
+    writer.create("r4", [m.CreateItem(EMBEDDINGS, MiB, key(4))])
+    writer.reserve("r5", [m.ReserveItem(RAW, MiB)])
+
+
+def put(store: DaemonStore, index: int, *, nbytes: int, kind: ObjectKind = FEATURES) -> None:
+    request = f"r{index}"
+    (outcome,) = store.acquire(request, [m.AcquireItem(key(index), kind, nbytes, "self")])
+    assert outcome.handle is not None
+    store.seal(request, [m.SealItem(outcome.handle, nbytes)])
+
+
+def shown(server: StoreServer) -> str:
+    return "@" + server.address[1:]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``afferent store`` as an operator's script runs it: a process without a terminal."""
+    return subprocess.run(
+        [*AFFERENT, "store", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
+    )
+
+
+def ask(server: StoreServer, *arguments: str) -> str:
+    """What a command that succeeds prints: it fits the columns, and nothing is cut."""
+    written = io.BytesIO()
+    output = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setenv("COLUMNS", "80")
+        assert cli.main(["store", *arguments, "--address", shown(server)]) == 0
+    text = written.getvalue().decode()
+    if "--json" not in arguments:
+        assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    return text
+
+
+def ask_json(server: StoreServer, *arguments: str) -> Any:
+    return json.loads(ask(server, *arguments, "--json"))
+
+
+def refuse(*arguments: str) -> str:
+    """The error of a command that fails, which is all it prints."""
+    output, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+        assert cli.main(["store", *arguments]) == 2
+    assert output.getvalue() == ""
+    assert error.getvalue().startswith("error: ")
+    return error.getvalue()
+
+
+def row(output: str, name: str) -> list[str]:
+    """The cells of the first line that begins with ``name``."""
+    line = next(line for line in output.splitlines() if line.strip().startswith(name))
+    return re.split(r" {2,}", line.strip())
+
+
+@pytest.mark.parametrize(
+    "command", ["stat", "ls --limit 3", "top --once --interval 0.01", "evict --kind raw", "clear"]
+)
+def test_each_command_in_a_process_of_its_own(busy: str, command: str) -> None:
+    done = run(*command.split(), "--address", busy)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 110
+    assert "…" not in done.stdout
+    assert ("writer" in done.stdout) != (command == "evict --kind raw")
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[str]:
+    """The address of a store in which something is held."""
+    with (
+        StoreServer(CAPACITY) as running,
+        DaemonStore(running.address, name="writer", writable=True) as store,
+    ):
+        put(store, 1, nbytes=MiB)
+        yield shown(running)
+
+
+# stat
+
+
+def test_stat_for_programs(server: StoreServer, holder: subprocess.Popen[str]) -> None:
+    stat = ask_json(server, "stat")
+    assert stat["address"] == shown(server)
+    assert (stat["daemon_pid"], stat["owner_pid"]) == (server.pid, os.getpid())
+    assert (stat["num_hits"], stat["num_misses"], stat["hit_rate"]) == (1, 3, 0.25)
+    features, embeddings = stat["kinds"]["features"], stat["kinds"]["embeddings"]
+    assert features["capacity_nbytes"] == 8 * MiB
+    assert features["used_nbytes"] == 6 * MiB
+    assert features["held_nbytes"] == 5 * MiB
+    assert features["evictable_nbytes"] == MiB
+    assert features["free_nbytes"] == features["largest_free_nbytes"] == 2 * MiB
+    assert features["fragmentation"] == 0
+    assert (features["num_objects"], features["num_held"]) == (3, 2)
+    assert (embeddings["num_held"], embeddings["evictable_nbytes"]) == (1, 0)
+    assert stat["kinds"]["raw"]["granted_nbytes"] == MiB
+    clients = {client["name"]: client for client in stat["clients"]}
+    assert len(stat["clients"]) == stat["num_clients"] == 2, "the command itself is left out"
+    assert clients["holder"]["pid"] == holder.pid
+    assert (clients["holder"]["num_held"], clients["holder"]["held_nbytes"]) == (1, 2 * MiB)
+    assert clients["writer"]["pid"] == os.getpid()
+    assert (clients["writer"]["num_held"], clients["writer"]["held_nbytes"]) == (2, 4 * MiB)
+    assert clients["writer"]["granted_nbytes"] == MiB
+
+
+def test_stat_for_people(server: StoreServer, holder: subprocess.Popen[str]) -> None:
+    stat = ask(server, "stat")
+    assert f"pid {server.pid}, started by {os.getpid()}" in stat
+    assert row(stat, "used") == ["used", "0", "6.0 MiB", "1.0 MiB"]
+    assert row(stat, "held") == ["held", "0", "5.0 MiB", "1.0 MiB"]
+    assert row(stat, "evictable") == ["evictable", "0", "1.0 MiB", "0"]
+    assert row(stat, "granted") == ["granted", "1.0 MiB", "0", "0"]
+    assert "25.0 %  (1 hit, 3 missing, 0 in the making)" in stat
+    assert row(stat, "writer")[2:] == ["connected", "2", "4.0 MiB", "1.0 MiB"]
+    assert row(stat, "holder")[1:] == [str(holder.pid), "connected", "1", "2.0 MiB", "0"]
+
+
+def test_fragmentation(server: StoreServer, writer: DaemonStore, content: None) -> None:
+    """1 MiB is free before what is left, and 2 after it."""
+    writer.delete([key(1)])
+    assert ask_json(server, "stat")["kinds"]["features"]["fragmentation"] == pytest.approx(1 / 3)
+    assert row(ask(server, "stat"), "fragmentation") == [
+        "fragmentation",
+        "0.0 %",
+        "33.3 %",
+        "0.0 %",
+    ]
+
+
+def test_a_kind_without_a_share(server: StoreServer) -> None:
+    with StoreServer(CAPACITY, shares={FEATURES: 1.0}) as other:
+        assert ask_json(other, "stat")["kinds"]["raw"]["fragmentation"] is None
+        stat = ask(other, "stat")
+        assert row(stat, "fragmentation") == ["fragmentation", "-", "0.0 %", "-"]
+        assert row(stat, "hit rate")[1] == "-"
+        assert "raw         ···" in ask(other, "top", "--interval", "0.01")
+
+
+def test_a_client_that_is_lost(server: StoreServer, content: None) -> None:
+    """Its connection has ended, but it still looks at what it held."""
+    reader = DaemonStore(server.address, name="reader\x1b[2J [red]" + "x" * 45)
+    (outcome,) = reader.acquire("r", [m.AcquireItem(key(3), FEATURES, 1, None)])
+    assert outcome.handle is not None
+    block = reader.block(outcome.handle)
+    reader.close()
+    stat = ask(server, "stat")
+    assert row(stat, "reader?[2J")[2:] == ["lost", "1", "3.0 MiB", "0"]
+    del block
+
+
+# ls
+
+
+def test_ls(server: StoreServer, holder: subprocess.Popen[str]) -> None:
+    listing = ask(server, "ls", "--limit", "3")
+    lines = [line.split() for line in listing.splitlines() if "features" in line]
+    assert [line[0] for line in lines] == [key(index).hex()[:12] for index in (3, 2, 1)]
+    assert lines[0][1:5] == ["features", "sealed", "3.0", "MiB"]
+    assert f"writer {os.getpid()}" in listing
+    assert f"holder {holder.pid}" in listing
+    assert lines[2][-1] == "-"
+    assert listing.endswith("3 of 4 objects\n")
+    listing = ask(server, "ls", "--kind", "embeddings")
+    assert f"writer {os.getpid()} (writes)" in " ".join(listing.split())
+    assert listing.endswith("1 of 1 object, embeddings only\n")
+    assert ask(server, "ls", "--kind", "raw") == "0 of 0 objects, raw only\n"
+
+
+def test_ls_for_programs(server: StoreServer, holder: subprocess.Popen[str]) -> None:
+    third, second, first, fourth = ask_json(server, "ls")
+    assert [first["key"], second["key"]] == [key(1).hex(), key(2).hex()]
+    assert (third["kind"], third["state"], third["nbytes"]) == ("features", "sealed", 3 * MiB)
+    assert (first["pins"], first["writer"], first["generation"]) == ([], None, 1)
+    assert [(pin["name"], pin["pid"]) for pin in second["pins"]] == [("holder", holder.pid)]
+    assert (fourth["state"], fourth["writer"]["pid"]) == ("created", os.getpid())
+    assert ask_json(server, "ls", "--kind", "raw") == []
+
+
+# top
+
+
+def test_top_without_a_terminal(server: StoreServer, writer: DaemonStore, content: None) -> None:
+    """Frames one below the other, with what happened between them."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            writer.acquire("t", [m.AcquireItem(key(1), FEATURES, 1, None)])
+            writer.release("t")
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        output = ask(server, "top", "--interval", "0.05", "--count", "2")
+    finally:
+        stop.set()
+        worker.join()
+    assert output.count(shown(server)) == 2
+    rates = re.findall(r"hits/s ([\d.,]+) ", output)
+    assert all(float(rate.replace(",", "")) > 0 for rate in rates)
+    assert len(rates) == 2
+    assert row(output, "features")[1].startswith("█" * 9)
+    for arguments in ([], ["--once"]):
+        output = ask(server, "top", "--interval", "0.01", *arguments)
+        assert output.count(shown(server)) == 1
+        assert "hits/s 0.0 " in output
+
+
+def test_top_ends_by_ctrl_c(server: StoreServer) -> None:
+    terminal, far_end = pty.openpty()
+    command = [*AFFERENT, "store", "top", "--interval", "0.05", "--address", shown(server)]
+    with subprocess.Popen(
+        command, stdout=far_end, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
+    ) as child:
+        os.close(far_end)
+        read_until(terminal, b"epoch 1")
+        child.send_signal(signal.SIGINT)
+        read_to_end(terminal)
+        assert child.wait(10) == 0
+        assert child.stderr is not None
+        assert child.stderr.read() == b""
+    os.close(terminal)
+
+
+def read_until(fd: int, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        assert select.select([fd], [], [], 20)[0], seen
+        seen += os.read(fd, 4096)
+
+
+def read_to_end(fd: int) -> None:
+    """A terminal's end is an error: nobody has the other side open."""
+    try:
+        while os.read(fd, 4096):
+            pass
+    except OSError:
+        return
+
+
+def test_a_pipe_that_closes_early(server: StoreServer) -> None:
+    command = [*AFFERENT, "store", "top", "--interval", "0.01", "--address", shown(server)]
+    with subprocess.Popen(
+        [*command, "--count", "1000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        child.wait(20)
+        assert child.stderr.read() == b""
+
+
+def test_rates_count_from_0_in_a_new_epoch() -> None:
+    def snapshot(segment: int, *, hits: int, at_s: float) -> Snapshot:
+        zeros = dict.fromkeys(m.Statistics.__struct_fields__, 0)
+        statistics = m.Statistics(**{**zeros, "segment": segment, "num_hits": hits, "kinds": {}})  # type: ignore[arg-type]
+        return Snapshot(Running("@a", 1, 2), statistics, [], at_s)
+
+    before = snapshot(1, hits=100, at_s=10.0)
+    assert Rates.between(before, snapshot(1, hits=150, at_s=12.0)).hits == 25
+    assert Rates.between(before, snapshot(2, hits=50, at_s=12.0)).hits == 25
+
+
+# evict and clear
+
+
+def test_evict_a_kind(server: StoreServer, writer: DaemonStore, content: None) -> None:
+    put(writer, 5, nbytes=MiB)
+    writer.release("r5")
+    said = ask(server, "evict", "--kind", "features", "--nbytes", "1MiB")
+    assert "features: evicted 1 object, 1.0 MiB\n" in said, "the oldest, and not more than asked"
+    assert "left: 3 objects, 6.0 MiB; of these 1 held, 3.0 MiB" in said
+    said = ask(server, "evict", "--kind", "features")
+    assert "features: evicted 2 objects, 3.0 MiB\n" in said
+    assert "left: 1 object, 3.0 MiB; of these 1 held, 3.0 MiB" in said
+    assert "evicted 0 objects, 0\nnothing is left" in ask(server, "evict", "--kind", "raw")
+
+
+def test_evict_keys(
+    server: StoreServer, writer: DaemonStore, holder: subprocess.Popen[str]
+) -> None:
+    said = ask(server, "evict", "A1", key(2).hex(), "a4", "f" * 64)
+    assert said.startswith("deleted 1 object, 1.0 MiB\n")
+    flat = " ".join(said.split())
+    second, fourth = key(2).hex()[:12], key(4).hex()[:12]
+    assert (
+        f"{second} is found by nobody any more; its 2.0 MiB are free once it is let go by holder "
+        f"{holder.pid}" in flat
+    )
+    assert f"{fourth} stays: writer {os.getpid()} writes it" in flat
+    assert "ffffffffffff is not there" in flat
+    states = {item["key"]: item["state"] for item in ask_json(server, "ls")}
+    assert states == {key(2).hex(): "doomed", key(3).hex(): "sealed", key(4).hex(): "created"}
+    kill(holder)
+    wait_until(lambda: writer.stat().kinds[FEATURES].used_nbytes == 3 * MiB, timeout_s=5)
+
+
+def kill(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait(10)
+
+
+def test_keys_that_name_nothing() -> None:
+    keys = [key(1), key(2), bytes.fromhex("a1" * 32)]
+    assert resolve("A2", keys) == key(2)
+    assert resolve("cd" * 32, keys) == bytes.fromhex("cd" * 32), "it may be one that is not listed"
+    for text, problem in (
+        ("a1", "2 objects have a key that begins with 'a1'"),
+        ("b", "no object has a key that begins with 'b'"),
+        ("", "'' is not a key"),
+        ("xyz", "'xyz' is not a key"),
+        ("a" * 65, "is not a key"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            resolve(text, keys)
+    with pytest.raises(ConfigError, match="no object among the 4096 largest"):
+        resolve("b", [key(1)] * m.MAX_ITEMS)
+
+
+def test_a_key_that_names_several_deletes_nothing(server: StoreServer, content: None) -> None:
+    assert "begins with 'a'" in refuse("evict", "a1", "a", "--address", shown(server))
+    assert ask_json(server, "stat")["num_objects"] == 4
+
+
+def test_clear(server: StoreServer, writer: DaemonStore, holder: subprocess.Popen[str]) -> None:
+    put(writer, 6, nbytes=100, kind=RAW)
+    writer.release("r6")
+    said = ask(server, "clear")
+    assert "raw: evicted 1 object, 128 B\n" in said
+    assert "features: evicted 1 object, 1.0 MiB\n" in said
+    assert "left: 3 objects, 6.0 MiB; of these 3 held, 6.0 MiB" in said
+    assert row(said, "holder")[1:5] == [str(holder.pid), "connected", "1", "2.0 MiB"]
+    assert row(said, "writer")[1:5] == [str(os.getpid()), "connected", "2", "4.0 MiB"]
+    kill(holder)
+    writer.release("r3")
+    writer.release("r4")
+    wait_until(lambda: writer.stat().held_nbytes == 0, timeout_s=5)
+    assert "nothing is left" in ask(server, "clear")
+    assert writer.stat().used_nbytes == 0
+
+
+# Which daemon
+
+
+def test_several_daemons(server: StoreServer) -> None:
+    with StoreServer(CAPACITY) as other:
+        done = run("stat")
+        assert (done.returncode, done.stdout) == (2, "")
+        error = done.stderr
+        assert error.startswith("error: several stores run; choose one with --address:\n")
+        for one in (server, other):
+            assert f"{shown(one)}  pid {one.pid}, started by {os.getpid()}\n" in error
+            digits = one.address.rpartition("-")[2]
+            for name in (shown(one), one.address[1:], digits, digits[:20]):
+                running = daemons.choose(daemons.find(), name)
+                assert (running.address, running.daemon_pid) == (shown(one), one.pid)
+        assert ask_json(other, "stat")["daemon_pid"] == other.pid
+        error = refuse("ls", "--address", "nobody")
+        assert error.startswith("error: no store has the address 'nobody'; these run:\n")
+        assert shown(server) in error
+
+
+def test_which_of_those_that_run() -> None:
+    one, two = (Running(f"@afferent-store-{digit * 32}", 1, None) for digit in "ab")
+    three = Running(f"@afferent-store-{'a' * 31}f", None, 7)
+    assert daemons.choose([one], None) == one
+    assert daemons.choose([one, two], "b") == two
+    with pytest.raises(ConfigError, match="several stores have an address that begins with 'aa'"):
+        daemons.choose([one, two, three], "aa")
+    with pytest.raises(ConfigError, match="restarting, started by 7"):
+        daemons.choose([one, three], None)
+    for name in (None, "a"):
+        with pytest.raises(StoreUnavailable, match="you run no store"):
+            daemons.choose([], name)
+
+
+ALONE = """
+import subprocess, sys
+from afferent.store.server import StoreServer
+command = [sys.executable, "-m", "afferent.cli", "store", "stat"]
+print(subprocess.run(command, stderr=subprocess.STDOUT).returncode, flush=True)
+with StoreServer(1 << 24) as server:
+    print(server.address[1:], subprocess.run(command).returncode, flush=True)
+"""
+
+
+def test_none_and_one() -> None:
+    """In a network namespace of their own, where no other store is."""
+    apart = ["unshare", "--user", "--map-current-user", "--net"]
+    if (
+        not Path("/usr/bin/unshare").exists()
+        or subprocess.run([*apart, "true"], check=False).returncode
+    ):
+        pytest.skip("this machine gives nobody a network namespace")
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", ALONE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    none, status, *one = done.stdout.splitlines()
+    assert none.startswith("error: you run no store; ")
+    assert status == "2"
+    address, status = one[-1].split()
+    assert status == "0"
+    assert one[0].startswith(f"@{address} ")
+
+
+# A daemon that goes away
+
+
+def test_the_daemon_goes_away_meanwhile(server: StoreServer) -> None:
+    command = [*AFFERENT, "store", "top", "--interval", "0.05", "--count", "100000"]
+    with subprocess.Popen(
+        [*command, "--address", shown(server)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        server.close()
+        _, error = child.communicate(timeout=20)
+        assert child.returncode == 2
+        assert re.fullmatch(r"error: the store .*\n", error)
+
+
+def test_the_daemon_dies_while_it_is_asked(server: StoreServer) -> None:
+    """It has stopped, so the command waits for its welcome when it is killed."""
+    daemon = server.pid
+    os.kill(daemon, signal.SIGSTOP)
+    command = [*AFFERENT, "store", "stat", "--address", shown(server)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        wait_until(lambda: num_sockets(server) == 2)
+        server.close()
+        _, error = child.communicate(timeout=20)
+        assert child.returncode == 2
+        assert re.match(rf"error: the store .*pid {daemon}.*\n", error)
+        assert error.count("\n") == 1
+
+
+def num_sockets(server: StoreServer) -> int:
+    """One listens, the others are connections."""
+    return Path("/proc/net/unix").read_text().count(shown(server))
+
+
+def test_a_daemon_that_was_replaced(server: StoreServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+    assert ask_json(server, "stat")["segment"] == 2
+
+
+# run
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_run(signum: int) -> None:
+    command = [*AFFERENT, "store", "run", "--arena-nbytes", "16MiB", "--raw-share", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        said = "".join(iter(child.stdout.readline, "Ctrl-C ends it.\n"))
+        assert "A store of 16.0 MiB (0.0 % raw, 50.0 % features, 25.0 % embeddings)" in said
+        program = "".join(re.findall(r"^    (.*\n)", said, re.MULTILINE))
+        names: dict[str, Any] = {}
+        exec(program, names)  # noqa: S102
+        with names["store"] as store:
+            statistics = store.stat()
+            assert statistics.kinds[EMBEDDINGS].capacity_nbytes == 4 * MiB
+            assert statistics.kinds[RAW].capacity_nbytes == 0
+        stat = re.search(r"afferent (store stat --address \w+)", said)
+        assert stat is not None
+        assert cli.main(stat[1].split()) == 0
+        child.send_signal(signum)
+        rest, error = child.communicate(timeout=20)
+        assert (child.returncode, rest, error) == (0, "The store has ended.\n", "")
+    assert names["ADDRESS"][1:] not in Path("/proc/net/unix").read_text()
+
+
+def test_a_store_that_cannot_be() -> None:
+    assert "at most 1 in all" in refuse("run", "--raw-share", "0.5", "--features-share", "0.6")
+    assert "does not fit in 90% of" in refuse("run", "--arena-nbytes", "100000GiB")
+
+
+# What is typed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "explode",
+        "ls --limit 0",
+        "ls --limit 5000",
+        "ls --kind pictures",
+        "top --interval 0",
+        "top --interval nan",
+        "top --count -1",
+        "top --once --count 3",
+        "evict --kind raw --nbytes many",
+        "evict --kind raw --nbytes 0",
+        "run --raw-share 2",
+        "run --raw-share nan",
+        "run --arena-nbytes 0",
+    ],
+)
+def test_typing_errors(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["store", *arguments.split()])
+    assert raised.value.code == 2
+    assert "usage: afferent store" in capsys.readouterr().err
+
+
+def test_what_to_evict(server: StoreServer) -> None:
+    for arguments in ("", "a1 --kind raw", "a1 --nbytes 1MiB", "--nbytes 1MiB"):
+        assert "--kind" in refuse("evict", *arguments.split(), "--address", shown(server))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (100 * MiB, "100 MiB"),
+        (MiB - 1, "1,024 KiB"),
+        (5 << 40, "5.0 TiB"),
+        (1 << 51, "2,048 TiB"),
+    ],
+)
+def test_sizes(nbytes: int, text: str) -> None:
+    assert tables.size(nbytes) == text
