@@ -104,8 +104,27 @@ class BusyMeter:
         """Busy and total ticks of the machine, and the ticks of this process tree."""
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         ticks = [float(value) for value in fields]
-        own = sum(os.times()[:4]) * os.sysconf("SC_CLK_TCK")
-        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), own
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), _tree_ticks()
+
+
+def _tree_ticks() -> float:
+    """The processor time of this process and all below it, those that have ended included."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(float(field) for field in fields[11:15])
+    total, waiting = 0.0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        total += ticks.get(pid, 0.0)
+        waiting += children.get(pid, [])
+    return total
 
 
 def alternate(

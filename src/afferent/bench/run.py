@@ -13,25 +13,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from afferent.bench import codec, window
+from afferent.bench import alloc, churn, codec, store, window
 from afferent.bench.record import Report, Row, machine, spread, versions
 
-BENCHMARKS: dict[str, ModuleType] = {"codec": codec, "window": window}
+BENCHMARKS: dict[str, ModuleType] = {
+    "alloc": alloc,
+    "churn": churn,
+    "codec": codec,
+    "store": store,
+    "window": window,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="afferent bench",
-        description="Measure a part of Afferent beside a control and a floor, in one run.",
-        epilog="\n".join(f"  {name:<10} {module.QUESTION}" for name, module in BENCHMARKS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--quick", action="store_true", help="fewer samples; at most 45 seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
-    args = parser.parse_args(arguments)
-    module = BENCHMARKS[args.name]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    args = vars(_parser().parse_args(arguments))
+    name, json_file = args.pop("name"), args.pop("json")
+    module = BENCHMARKS[name]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 132)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -40,12 +38,28 @@ def main(arguments: Sequence[str]) -> int:
         transient=True,
     )
     with progress:
-        task = progress.add_task(f"bench {args.name}", total=module.num_steps(quick=args.quick))
-        report = module.run(quick=args.quick, after_sample=lambda: progress.advance(task))
+        task = progress.add_task(f"bench {name}", total=module.num_steps(**args))
+        report = module.run(**args, after_sample=lambda: progress.advance(task))
     _print(report, module.COLUMNS, console)
-    if args.json is not None:
-        args.json.write_bytes(report.as_json())
+    if json_file is not None:
+        json_file.write_bytes(report.as_json())
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="afferent bench",
+        description="Measure a part of Afferent beside a control and a floor, in one run.",
+    )
+    benchmarks = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, module in BENCHMARKS.items():
+        one = benchmarks.add_parser(name, help=module.QUESTION, description=module.__doc__)
+        one.formatter_class = argparse.RawDescriptionHelpFormatter
+        one.add_argument("--quick", action="store_true", help="fewer samples; at most 45 seconds")
+        one.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+        if hasattr(module, "add_arguments"):  # what only this one can be told
+            module.add_arguments(one)
+    return parser
 
 
 def _print(report: Report, columns: Sequence[str], console: Console) -> None:
