@@ -64,7 +64,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         if key == "model":
             continue
         text, default = config.describe(key)
-        shown = f" (default: {_show(key, default)})" if default not in ("", (), False) else ""
+        shown = (
+            f" (default: {_show(key, default)})"
+            if default is not False and default not in ("", ())
+            else ""
+        )
         flag = "--" + key.replace("_", "-")
         if config.is_switch(key):
             parser.add_argument(
