@@ -60,7 +60,7 @@ class Storm:
         self._server = server
         self._log_path = folder / f"storm-{seed}"
         self._log_path.touch()
-        self._log, self._lines = self._log_path.open(), list[Line]()
+        self._log, self._lines, self._begun = self._log_path.open(), list[Line](), ""
         command = [sys.executable, "-m", "tests.store.storm_worker"]
         arguments = [server.address[1:], str(self._log_path), str(os.getpid())]
         # They log that they lose their connections; what matters is in the file.
@@ -100,9 +100,12 @@ class Storm:
 
     def lines(self) -> Sequence[Line]:
         """All that has been logged so far."""
-        for line in () if self._log.closed else self._log:
-            pid, event, value = line.rstrip("\n").split(" ", 2)
-            self._lines.append(Line(int(pid), event, value))
+        if not self._log.closed:
+            # A line may be seen before all of it is there.
+            *whole, self._begun = (self._begun + self._log.read()).split("\n")
+            for line in whole:
+                pid, event, value = line.split(" ", 2)
+                self._lines.append(Line(int(pid), event, value))
         return self._lines
 
     def complaints(self) -> list[str]:
