@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,24 @@ def test_the_guide_to_the_store_runs() -> None:
             exec(block, names)  # noqa: S102
         assert store.stat().held_nbytes == 0
         assert store.stat().num_objects == 6
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_librarys_examples_run(number: int, tmp_path: Path) -> None:
+    """As a reader would: each is a file of its own, and prints what the page says."""
+    page = ROOT / "docs/library.md"
+    programs, outputs = blocks(page, "python"), blocks(page, "text")
+    assert len(programs) == len(outputs) == 4
+    file = tmp_path / "example.py"
+    file.write_text(programs[number])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (outputs[number], "")
 
 
 def test_every_store_command_is_documented() -> None:

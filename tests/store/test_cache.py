@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from afferent import keys
-from afferent.errors import StaleHandle, StoreFull
+from afferent.errors import FormatError, StaleHandle, StoreFull
 from afferent.store import messages as m
 from afferent.store.cache import ItemCache
 from afferent.store.client import DaemonStore
@@ -113,6 +113,46 @@ def test_what_is_set_twice_is_stored_once(store: Store, cache: ItemCache) -> Non
     for request in ("a", "b"):
         cache.set_data(request, {key_of(1): {"x": np.zeros(8)}})
     assert store.stat().num_objects == 1
+
+
+def test_what_is_missing_is_made(store: Store, cache: ItemCache) -> None:
+    made: list[bytes] = []
+
+    def make(key: ContentKey) -> dict[str, Any]:
+        made.append(key)
+        return {"x": np.full(8, key[0])}
+
+    wanted = [key_of(number) for number in range(3)]
+    first = cache.get_or_make("a", wanted[:2], make, max_nbytes=10_000)
+    both = cache.get_or_make("b", wanted, make, max_nbytes=10_000)
+    assert made == wanted
+    assert [int(both[key]["x"][0]) for key in wanted] == [key[0] for key in wanted]
+    assert all(both[key]["x"].ctypes.data == first[key]["x"].ctypes.data for key in first)
+    assert store.stat().used_nbytes < 3 * 1000  # trimmed
+    for request in ("a", "b"):
+        cache.release(request)
+    assert store.stat().held_nbytes == 0
+
+
+@pytest.mark.parametrize("mistake", [ValueError("no"), "too much"])
+def test_what_can_not_be_made_is_left_for_others(
+    store: Store, cache: ItemCache, mistake: Any
+) -> None:
+    wanted = [key_of(number) for number in range(4)]
+
+    def make(key: ContentKey) -> dict[str, Any]:
+        if key != wanted[1]:
+            return {"x": np.zeros(8)}
+        if isinstance(mistake, Exception):
+            raise mistake
+        return {"x": np.zeros(10_000)}
+
+    with pytest.raises(ValueError if isinstance(mistake, Exception) else FormatError):
+        cache.get_or_make("a", wanted, make, max_nbytes=1000)
+    cache.release("a")
+    assert list(cache.get_data("b", wanted)) == wanted[:1]
+    slots = cache.allocate("c", dict.fromkeys(wanted, 1000))
+    assert [slot.block is None for slot in slots] == [True, False, False, False]
 
 
 def test_a_batch_that_does_not_fit_leaves_nothing(store: Store, cache: ItemCache) -> None:

@@ -12,7 +12,7 @@ arena: read-only, without a copy, and valid until the request is released.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,32 @@ class ItemCache:
         """The data of those items that are stored, pinned for the request."""
         return self._get(request, list(item_keys), self._kind)
 
+    def get_or_make(
+        self,
+        request: str,
+        item_keys: Iterable[ContentKey],
+        make: Callable[[ContentKey], codec.Tree],
+        *,
+        max_nbytes: int,
+    ) -> dict[ContentKey, codec.ViewTree]:
+        """The data of all of the items, pinned for the request; what is missing is made.
+
+        Each item is made by one of all who ask for it, the others wait. If ``make`` raises, so does
+        this, and the next who waits makes the item.
+
+        Args:
+            make: Called here for the items that are this request's to make; each is there for
+                others as soon as it has been made.
+            max_nbytes: The most that one item's tree takes; what it does not use is given back.
+
+        Raises:
+            FormatError: A tree takes more than ``max_nbytes``.
+            StoreFull: There is no room now.
+        """
+        sizes = dict.fromkeys(item_keys, max_nbytes)
+        self._fill(request, sizes, self._kind, make, sources={}, seal_each=True)
+        return self.get_data(request, sizes)
+
     # Embeddings
 
     def set_embeddings(
@@ -170,12 +196,24 @@ class ItemCache:
         *,
         sources: Mapping[ContentKey, Handle],
     ) -> None:
-        plans = {key: codec.plan(tree) for key, tree in trees.items()}
-        sizes = {key: plan.nbytes for key, plan in plans.items()}
+        sizes = {key: codec.plan(tree).nbytes for key, tree in trees.items()}
+        self._fill(request, sizes, kind, trees.__getitem__, sources=sources, seal_each=False)
+
+    def _fill(
+        self,
+        request: str,
+        sizes: Mapping[ContentKey, int],
+        kind: ObjectKind,
+        make: Callable[[ContentKey], codec.Tree],
+        *,
+        sources: Mapping[ContentKey, Handle],
+        seal_each: bool,
+    ) -> None:
+        """Have all of the objects made, by this request or by others."""
         slots = self._allocate(request, sizes, kind)
         while slots:
             own = [slot for slot in slots if slot.block is not None]
-            self._write(request, own, trees, sources)
+            self._write(request, own, make, sources, seal_each=seal_each)
             busy = [slot.key for slot in slots if slot.block is None and not slot.is_ready]
             outcomes = self.store.wait(request, busy) if busy else []
             for outcome in outcomes:
@@ -188,21 +226,29 @@ class ItemCache:
         self,
         request: str,
         slots: list[Slot],
-        trees: Mapping[ContentKey, codec.Tree],
+        make: Callable[[ContentKey], codec.Tree],
         sources: Mapping[ContentKey, Handle],
+        *,
+        seal_each: bool,
     ) -> None:
-        items = []
+        items: list[m.SealItem] = []
+        num_sealed = 0
         try:
             for slot in slots:
                 if slot.block is not None and slot.handle is not None:
-                    used = codec.write_into(trees[slot.key], slot.block)
+                    used = codec.write_into(make(slot.key), slot.block)
                     source = sources.get(slot.key)
                     items.append(m.SealItem(slot.handle, used, [source] if source else []))
+                if items and seal_each:
+                    self.store.seal(request, items)
+                    num_sealed += len(items)
+                    items.clear()
             if items:
                 self.store.seal(request, items)
         except BaseException:  # whatever it was, others wait for what we began
+            begun = [slot.handle for slot in slots[num_sealed:] if slot.handle]
             with contextlib.suppress(AfferentError):
-                self.store.abort(request, [slot.handle for slot in slots if slot.handle])
+                self.store.abort(request, begun)
             raise
 
     def _get(

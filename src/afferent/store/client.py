@@ -31,6 +31,7 @@ from afferent.store.connection import (
     result_of,
 )
 from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result, Store
+from afferent.store.views import Bell
 from afferent.types import Handle, decode, encode
 
 _LOOK_AGAIN_S = 0.02
@@ -54,6 +55,7 @@ class DaemonStore(Store):
         Raises:
             StoreUnavailable: No daemon answers within ``timeout_s``.
         """
+        self._bell = Bell()
         super().__init__()
         self._where = Address(address=address, name=name, writable=writable)
         self._pid = os.getpid()
@@ -63,13 +65,17 @@ class DaemonStore(Store):
         self._connection: Connection | None = connection
         self._channel = wire.SyncChannel(connection.sock)
         self._closed = threading.Event()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watcher = threading.Thread(target=self._watch, name=f"{name}-store", daemon=True)
         self._watcher.start()
 
     @property
     def capacity_nbytes(self) -> int:
         return self._arena.nbytes
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is, for other processes."""
+        return self._where.address
 
     @property
     def is_open(self) -> bool:
@@ -98,16 +104,14 @@ class DaemonStore(Store):
         self._closed.set()
         if os.getpid() != self._pid:  # it is the parent's: only these descriptors are ours
             self._channel.close()
-            os.close(self._wake_fd)
             return
-        os.eventfd_write(self._wake_fd, 1)
+        self._bell.ring()
         self._watcher.join()
         with contextlib.suppress(OSError):  # a call under way, which may wait for ever, ends
             self._channel.sock.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._connection = None
             self._channel.close()
-            os.close(self._wake_fd)
             unused: list[bool] = []
             self._arena.retire(lambda: unused.append(True))
             if unused:  # the store need not wait for this process to die
@@ -167,24 +171,27 @@ class DaemonStore(Store):
         if self._connection is not None:
             # The socket stays open: the thread polls it, and must not see its number used again.
             self._connection = None
-            os.eventfd_write(self._wake_fd, 1)
+            self._bell.ring()
 
-    # The thread that connects again
+    def _on_dropped_pin(self) -> None:
+        self._bell.ring()
+
+    # The thread that connects again, and lets go of what views no longer hold
 
     def _watch(self) -> None:
         while True:
             # First the call is cleared, then what it was about is looked at: none gets lost.
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake_fd)
+            self._bell.silence()
             if self._closed.is_set():
                 return
+            self._release_dropped_pins()
             connection = self._connection
             if connection is None:
                 self._reconnect()
                 continue
             poll = select.poll()
             poll.register(connection.sock.fileno(), select.POLLRDHUP)
-            poll.register(self._wake_fd, select.POLLIN)
+            poll.register(self._bell.fd, select.POLLIN)
             if any(fd == connection.sock.fileno() for fd, _ in poll.poll()):
                 with self._lock:
                     if self._connection is connection:

@@ -17,6 +17,7 @@ from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result, Store
 from afferent.types import Handle, ObjectKind, decode, encode
 
 _CLIENT = _SEGMENT = 1
+_LOOK_AGAIN_S = 0.02
 
 
 class LocalStore(Store):
@@ -72,6 +73,7 @@ class LocalStore(Store):
         request = decode(m.request_decoder, encode(request))  # as strict as a daemon
         seq = request.seq
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._release_dropped_pins()
         with self._changed:
             if self._is_closed:
                 raise StoreUnavailable("the store has been closed")
@@ -84,7 +86,9 @@ class LocalStore(Store):
                         raise StoreUnavailable("the store has been closed")
                     if left is not None and left <= 0:
                         raise DeadlineExceeded("the store did not answer in time")
-                    self._changed.wait(left)
+                    # No thread of ours hears of views that are gone: who waits for room looks.
+                    self._changed.wait(min(left or _LOOK_AGAIN_S, _LOOK_AGAIN_S))
+                    self._release_dropped_pins()
             finally:
                 del self._replies[seq]
         return result_of(reply, result_type)
@@ -97,6 +101,9 @@ class LocalStore(Store):
         with self._changed:
             if not self._is_closed:
                 self._deliver(self._state.handle(_CLIENT, request, now_s=time.monotonic()))
+
+    def _on_dropped_pin(self) -> None:
+        """The next call sees to it, or one that waits."""
 
     def _deliver(self, replies: Replies) -> None:
         for _, reply in replies:

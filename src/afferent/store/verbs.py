@@ -7,13 +7,16 @@ missed it may still have been done, so release the request then.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
-from afferent.errors import DeadlineExceeded
+from afferent.errors import AfferentError, DeadlineExceeded
+from afferent.store import codec
 from afferent.store import messages as m
+from afferent.store.views import VIEWS, DroppedPins, View, open_view
 from afferent.types import Failure, Handle, ObjectKind, Span
 
 Result = TypeVar("Result")
@@ -34,6 +37,60 @@ class Store(ABC):
 
     def __init__(self) -> None:
         self._seq = itertools.count(1)
+        self._dropped_pins = DroppedPins(self._on_dropped_pin)
+
+    # Trees of tensors
+
+    def put(
+        self,
+        request: str,
+        tree: codec.Tree,
+        *,
+        kind: ObjectKind = ObjectKind.FEATURES,
+        key: bytes | None = None,
+    ) -> Handle:
+        """Write a tree of tensors and seal it, in two round trips; the request has a pin on it.
+
+        Args:
+            key: Under which others find it, and it stays after its release; see `create`.
+
+        Raises:
+            FormatError: It can't be stored (`afferent.store.codec`).
+            StoreFull: There is no room now.
+            ArenaTooSmall: There never is.
+        """
+        nbytes = codec.plan(tree).nbytes
+        (handle,) = self.create(request, [m.CreateItem(kind, nbytes, key)])
+        try:
+            used = codec.write_into(tree, self.block(handle))
+            (sealed,) = self.seal(request, [m.SealItem(handle, used)])
+        except BaseException:  # whatever it was, others may wait for the key
+            with contextlib.suppress(AfferentError):
+                self.abort(request, [handle])
+            raise
+        return sealed
+
+    def view(self, handle: Handle, *, tensors: codec.Library = "numpy") -> View:
+        """Pin a sealed object, and see the tree in it: arrays over the arena, without a copy.
+
+        The pin belongs to the arrays: it goes with the last of them, or earlier by `View.release`.
+
+        Args:
+            tensors: ``"torch"`` for torch's; **writing into those may end the process**.
+
+        Raises:
+            StaleHandle: The object is gone.
+            StoreRestarted: It was lost with a former life of the store.
+            FormatError: It holds no tree.
+        """
+        self.get(VIEWS, [handle])
+        try:
+            block, settle = self.block(handle), self._release_dropped_pins
+            return open_view(block, handle, self._dropped_pins, settle, tensors=tensors)
+        except BaseException:
+            with contextlib.suppress(AfferentError):
+                self.release(VIEWS, [handle])
+            raise
 
     # Objects
 
@@ -220,6 +277,14 @@ class Store(ABC):
     @abstractmethod
     def _tell(self, request: m.Request) -> None:
         """Send a request whose reply nobody waits for; never fails."""
+
+    @abstractmethod
+    def _on_dropped_pin(self) -> None:
+        """A view is gone. Called by the collector, whatever its thread holds."""
+
+    def _release_dropped_pins(self) -> None:
+        for handles in self._dropped_pins.take().values():
+            self._tell(m.Release(m.NO_REPLY, VIEWS, handles))
 
     def __enter__(self) -> Self:
         return self
