@@ -163,14 +163,14 @@ def _run(seconds: float, seed: int) -> int:
     while time.monotonic() - start < seconds:
         for target in TARGETS:
             for name in (f"{target}/{seed}/{n}" for n in range(number, number + _BATCH)):
-                began = time.monotonic()
+                began = time.process_time()  # a busy machine is not a slow case
                 try:
                     accepted[target] += run_case(name)
                 except Exception:
                     traceback.print_exc()
                     print(f'\nFAILED: case {name}; again with ARGS="--case {name}"')
                     return 1
-                took_s = time.monotonic() - began
+                took_s = time.process_time() - began
                 if took_s > slowest_s:
                     slowest_s, slowest = took_s, name
         number += _BATCH
