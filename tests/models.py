@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,7 +15,14 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaProcessor,
     PreTrainedTokenizerFast,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
+    WhisperFeatureExtractor,
 )
+
+from afferent.preprocess.media import Media
+from afferent.preprocess.registry import AnyFamily, plan_for_sure
+from afferent.store import codec
 
 _LLAVA_TEMPLATE = """\
 {%- for message in messages -%}
@@ -29,25 +37,39 @@ _LLAVA_TEMPLATE = """\
 """
 
 
-def make_llava(folder: Path) -> None:
-    """A tiny LLaVA: CLIP tower, Llama language model, byte-level tokenizer."""
+def make_features(family: AnyFamily, media: Media) -> dict[str, Any]:
+    """The tensors that a worker would write, in memory of their own."""
+    plan = codec.plan(plan_for_sure(family, media.header).tree)
+    out = codec.lay_out(plan, memoryview(bytearray(plan.nbytes)))
+    out.pop("prompt")
+    family.process(media, out)
+    return out
+
+
+def _tokenizer(media_token: str) -> PreTrainedTokenizerFast:
+    """Byte-level, with a token for media."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["<s>", "</s>", "<pad>", "<image>"],
+        special_tokens=["<s>", "</s>", "<pad>", media_token],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(["USER: What is in the picture? ASSISTANT:"] * 8, trainer)
-    wrapped = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
-        additional_special_tokens=["<image>"],
+        additional_special_tokens=[media_token],
     )
+
+
+def make_llava(folder: Path) -> None:
+    """A tiny LLaVA: CLIP tower, Llama language model."""
+    wrapped = _tokenizer("<image>")
     image_token = wrapped.convert_tokens_to_ids("<image>")
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(
@@ -89,3 +111,52 @@ def make_llava(folder: Path) -> None:
         num_additional_image_tokens=1,
         chat_template=_LLAVA_TEMPLATE,
     ).save_pretrained(folder)
+
+
+_VOXTRAL_TEMPLATE = """\
+{%- for message in messages -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'audio' %}[AUDIO]
+{%- else %} {{ part['text'] }}
+{%- endif -%}
+{%- endfor %}
+{% endfor -%}
+"""
+
+
+def make_voxtral(folder: Path) -> None:
+    """A tiny Voxtral: Whisper's encoder for clips of 2 s, Llama language model."""
+    wrapped = _tokenizer("[AUDIO]")
+    wrapped.chat_template = _VOXTRAL_TEMPLATE
+    torch.manual_seed(0)
+    model = VoxtralForConditionalGeneration(
+        VoxtralConfig(
+            audio_config={
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 100,
+            },
+            text_config={
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "vocab_size": 320,
+                "max_position_embeddings": 512,
+                "bos_token_id": wrapped.bos_token_id,
+                "eos_token_id": wrapped.eos_token_id,
+                "pad_token_id": wrapped.pad_token_id,
+                "initializer_range": 0.3,
+            },
+            audio_token_id=wrapped.convert_tokens_to_ids("[AUDIO]"),
+        )
+    )
+    model.generation_config.eos_token_id = wrapped.eos_token_id
+    model.save_pretrained(folder)
+    wrapped.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)

@@ -35,7 +35,8 @@ class Server:
         self._announced = threading.Event()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0", *self._arguments]
+        command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
+        command += ["--preprocess-workers", "2", *self._arguments]
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, bufsize=1)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -38,9 +38,25 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_image_pixels: Annotated[int, _Positive, _help("most pixels of an image")] = 64_000_000
     max_image_side: Annotated[int, _Positive, _help("longest side of an image")] = 16_384
     max_image_aspect: Annotated[int, _Positive, _help("largest ratio of its sides")] = 200
+    max_videos: Annotated[int, Meta(ge=0, le=256), _help("most videos in a request")] = 8
+    max_video_nbytes: Annotated[int, _Positive, _help("largest video file")] = 512 * MiB
+    max_video_s: Annotated[float, _Positive, _help("longest video")] = 3600.0
+    max_video_frames: Annotated[int, _Positive, _help("most frames that a video may have")] = 36_000
+    max_sampled_frames: Annotated[int, _Positive, _help("most frames taken from a video")] = 768
+    max_frame_pixels: Annotated[int, _Positive, _help("most pixels of a video's frame")] = 8_800_000
+    max_video_decoded_nbytes: Annotated[int, _Positive, _help("most pixels of a video, as RGB")] = (
+        GiB
+    )
+    max_audio_clips: Annotated[int, Meta(ge=0, le=256), _help("most audio clips in a request")] = 16
+    max_audio_nbytes: Annotated[int, _Positive, _help("largest audio file")] = 64 * MiB
+    max_audio_s: Annotated[float, _Positive, _help("longest audio clip")] = 600.0
+    max_audio_channels: Annotated[int, _Positive, _help("most channels of an audio clip")] = 8
+    max_audio_rate_hz: Annotated[int, _Positive, _help("highest sampling rate of audio")] = 192_000
     fetch_connect_timeout_s: Annotated[float, _Positive, _help("to connect to a media host")] = 3.0
     fetch_idle_timeout_s: Annotated[float, _Positive, _help("without a byte from it")] = 5.0
     fetch_total_timeout_s: Annotated[float, _Positive, _help("for one image in all")] = 10.0
+    fetch_audio_timeout_s: Annotated[float, _Positive, _help("for one audio clip in all")] = 15.0
+    fetch_video_timeout_s: Annotated[float, _Positive, _help("for one video in all")] = 30.0
     fetch_allow: Annotated[
         tuple[str, ...],
         _help("HOST:PORT of your own media hosts that may be fetched from though they are private"),
@@ -74,7 +90,16 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(ge=0, le=64),
         _help("threads that hash a request's media before they are allocated; 0: one by one"),
     ] = 1
-    preprocess_workers: Annotated[int, _Positive, _help("processes that decode and process")] = 2
+    processor: Annotated[
+        Literal["fast", "reference"],
+        _help("how features are made: fast, or by the model's own processor in transformers"),
+    ] = "fast"
+    preprocess_workers: Annotated[
+        int, Meta(ge=0, le=1024), _help("processes that decode and process; 0: one for each core")
+    ] = 0
+    preprocess_memory_nbytes: Annotated[
+        int, Meta(ge=64 * MiB), _help("what one of them may allocate, the arena apart")
+    ] = GiB
     preprocess_timeout_s: Annotated[
         float, _Positive, _help("for one item; a worker that takes longer is killed")
     ] = 60.0
@@ -89,6 +114,15 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["debug", "info", "warning", "error"], _help("least severe events to log")
     ] = "warning"
     log_format: Annotated[Literal["text", "json"], _help("form of the log lines")] = "text"
+
+    @property
+    def limits(self) -> Limits:
+        """Only the limits, for processes that need no more."""
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+
+    @property
+    def num_preprocess_workers(self) -> int:
+        return self.preprocess_workers or len(os.sched_getaffinity(0))
 
     @property
     def shares(self) -> dict[ObjectKind, float]:

@@ -25,8 +25,8 @@ from afferent.config import ServeConfig
 from afferent.engine import core, worker
 from afferent.errors import ConfigError
 from afferent.preprocess import pool
-from afferent.preprocess.family import Family, describe
 from afferent.preprocess.measure import family_of
+from afferent.preprocess.registry import AnyFamily, describe
 from afferent.process import Child, LogSettings, Status, spawn
 from afferent.serve import frontend
 from afferent.store import daemon
@@ -126,13 +126,14 @@ class Supervisor:
         config = self._config
         folder = model_folder(config.model)
         self._model_name = config.served_model_name or folder.name
-        check_memory(config.arena_nbytes)
+        check_memory(config)
         listener = _bind(config.host, config.port)
         host, port = listener.getsockname()[:2]
         self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        if describe(folder) is None:
-            self._say("model", f"{folder.name}: measuring its image processor (a few seconds)")
-        family = family_of(folder)
+        is_reference = config.processor == "reference"
+        if describe(folder, reference=is_reference) is None:
+            self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
+        family = family_of(folder, reference=is_reference)
         self._say("model", f"{self._model_name} from {folder}")
         start_s = time.monotonic()
         estate = Estate.create(config.arena_nbytes)
@@ -141,7 +142,7 @@ class Supervisor:
         self._make_parts(folder, family, listener, estate)
 
     def _make_parts(
-        self, folder: Path, family: Family, listener: socket.socket, estate: Estate
+        self, folder: Path, family: AnyFamily, listener: socket.socket, estate: Estate
     ) -> None:
         config = self._config
         store_address, core_address = estate.address, wire.new_address("core")
@@ -178,6 +179,7 @@ class Supervisor:
                     store_address=store_address,
                     core_address=core_address,
                     model_folder=str(folder),
+                    family=family,
                     max_model_len=config.max_model_len,
                 ),
                 env={"OMP_NUM_THREADS": engine_threads, **_QUIET},
@@ -187,9 +189,11 @@ class Supervisor:
                 pool.__name__,
                 lambda: pool.Settings(
                     store_address=store_address,
-                    model_folder=str(folder),
                     family=family,
-                    num_workers=config.preprocess_workers,
+                    limits=config.limits,
+                    num_workers=config.num_preprocess_workers,
+                    item_timeout_s=config.preprocess_timeout_s,
+                    memory_nbytes=config.preprocess_memory_nbytes,
                 ),
                 env={**pool.THREAD_ENV, **_QUIET},
             ),
@@ -331,20 +335,23 @@ class Supervisor:
         print(f"{elapsed_s:6.1f} s  {who:<11} {what}", file=sys.stderr, flush=True)
 
 
-def check_memory(arena_nbytes: int) -> None:
-    """Refuse an arena that does not fit beside the processes.
+def check_memory(config: ServeConfig) -> None:
+    """Refuse an arena that does not fit beside the processes, whatever they are asked to decode.
 
     Past a container's limit, allocating the arena would not fail: the kernel would kill us.
 
     Raises:
-        ConfigError: The arena and the processes need more than 90 % of the memory there is.
+        ConfigError: The arena and the processes may need more than 90 % of the memory there is.
     """
     limit = memory.limit_nbytes()
-    if arena_nbytes + _BASE_NBYTES > limit * 0.9:
+    workers_nbytes = config.num_preprocess_workers * config.preprocess_memory_nbytes
+    if config.arena_nbytes + workers_nbytes + _BASE_NBYTES > limit * 0.9:
         raise ConfigError(
-            f"an arena of {arena_nbytes / GiB:.1f} GiB and {_BASE_NBYTES / GiB:.1f} GiB for the "
-            f"processes do not fit in 90 % of the {limit / GiB:.1f} GiB of memory there is; "
-            "choose a smaller --arena-nbytes"
+            f"an arena of {config.arena_nbytes / GiB:.1f} GiB, {workers_nbytes / GiB:.1f} GiB for "
+            f"what {config.num_preprocess_workers} preprocess workers may decode and "
+            f"{_BASE_NBYTES / GiB:.1f} GiB for the processes do not fit in 90 % of the "
+            f"{limit / GiB:.1f} GiB of memory there is; choose a smaller --arena-nbytes, or fewer "
+            "--preprocess-workers"
         )
 
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
+import psutil
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
+from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.measure import family_of
 from afferent.serve.prompt import PromptBuilder
-from afferent.serve.request import ImagePart, Message, TextPart
+from afferent.serve.request import MediaPart, Message, TextPart
 from afferent.testing.pictures import draw_picture
+from afferent.types import GiB, Modality
 from tests.ingest.test_fetch import media_host, send
 from tests.models import make_llava
 from tests.server import Server, ask, data_url, wait_until
@@ -50,7 +53,7 @@ def test_metrics_count_what_happened(server: Server, rng: np.random.Generator) -
     assert grew('afferent_requests_total{api="openai_chat",outcome="ok"}') == 1
     assert grew('afferent_requests_total{api="openai_chat",outcome="model_not_found"}') == 1
     assert grew('afferent_items_total{modality="image",outcome="made"}') == 1
-    assert grew('afferent_stage_seconds_count{stage="decode image"}') == 1
+    assert grew('afferent_stage_seconds_count{stage="decode"}') == 1
     assert grew('afferent_tokens_total{kind="completion"}') >= 1
     assert after['afferent_store{figure="capacity_nbytes"}'] == 2**30
     assert after['afferent_store{figure="num_workers"}'] == 2
@@ -74,7 +77,7 @@ def test_json_logs_carry_the_request_id(rng: np.random.Generator) -> None:
         account = server.log()[server.log().index("POST /v1/chat/completions") :]
         stages = ["read body", "base64", "header, digest", "template, tokens", "acquire"]
         stages += ["into the arena", "queue jobs"]
-        stages += ["decode image", "processor", "write features", "map views", "encode", "prefill"]
+        stages += ["decode", "process", "map views", "encode", "prefill"]
         places = [account.index(stage) for stage in stages]
         assert places == sorted(places), "the stages stand in the order in which they ran"
         pids = {
@@ -116,9 +119,10 @@ def test_a_model_of_another_family(tmp_path: Path, rng: np.random.Generator) -> 
         assert server.post(ask([], "hi")).status_code == 404
     family = family_of(folder)
     prompts = PromptBuilder(folder, family)
-    parts = (*(ImagePart("") for _ in pictures), TextPart(QUESTION))
-    plans = [family.plan(*picture.image.size) for picture in pictures]
-    prompt = prompts.build([Message("user", parts)], plans)
+    parts = (*(MediaPart(Modality.IMAGE, "") for _ in pictures), TextPart(QUESTION))
+    plan = family.plan(ImageHeader(*pictures[0].image.size))
+    assert plan is not None
+    prompt = prompts.build([Message("user", parts)], [plan.prompt] * len(pictures))
     assert completion["usage"]["prompt_tokens"] == len(prompt.token_ids)
     model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     processor = AutoImageProcessor.from_pretrained(folder)
@@ -131,6 +135,18 @@ def test_a_model_of_another_family(tmp_path: Path, rng: np.random.Generator) -> 
         **processor(images=[p.image for p in pictures], return_tensors="pt"),
     )[0, len(prompt.token_ids) :].tolist()
     assert completion["choices"][0]["message"]["content"] == prompts.detokenizer().feed(generated)
+
+
+def test_workers_are_confined(server: Server) -> None:
+    wait_until(lambda: server.store_figure("num_workers") == 2)
+    for worker in server.preprocess_workers():
+        status = Path(f"/proc/{worker.pid}/status").read_text()
+        assert "Seccomp:\t2" in status
+        assert "NoNewPrivs:\t1" in status
+        assert worker.nice() == 10
+        data_nbytes, _ = worker.rlimit(psutil.RLIMIT_DATA)
+        assert GiB < data_nbytes < 4 * GiB
+        assert worker.rlimit(psutil.RLIMIT_NOFILE)[0] < 100
 
 
 def test_keep_alive_connections_see_refusals_and_answers(

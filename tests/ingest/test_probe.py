@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import io
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -11,31 +11,10 @@ from PIL import Image
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.ingest.probe import ImageHeader, probe_image
-from afferent.preprocess.decode import decode_image
+from tests.hostile_images import hostile_images
+from tests.pictures import encoded, oriented
 
 LIMITS = ServeConfig()
-
-
-def encoded(image: Image.Image, format: str, **parameters: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, format, **parameters)
-    return out.getvalue()
-
-
-def corner_colours(image: Image.Image) -> list[str]:
-    """The names of the colours in the four corners, in reading order."""
-    names = {
-        (255, 0, 0): "red",
-        (0, 255, 0): "green",
-        (0, 0, 255): "blue",
-        (255, 255, 255): "white",
-    }
-    width, height = image.size
-    found = [
-        image.getpixel(at)
-        for at in ((2, 2), (width - 3, 2), (2, height - 3), (width - 3, height - 3))
-    ]
-    return [min(names, key=lambda rgb: np.abs(np.subtract(rgb, pixel)).sum()) for pixel in found]
 
 
 def four_corners() -> Image.Image:
@@ -51,67 +30,41 @@ def four_corners() -> Image.Image:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("big_endian", [False, True])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation(format: str, orientation: int) -> None:
-    """Whatever way the file is turned, its header gives the upright size, and decoding agrees."""
-    upright = four_corners()
-    turn_back = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_90,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_270,
-    }
-    stored = upright.transpose(turn_back[orientation]) if orientation > 1 else upright
+def test_orientation(format: str, orientation: int, big_endian: bool) -> None:
+    """The size is that of the upright image."""
+    exif = oriented(orientation, big_endian=big_endian)
+    data = encoded(four_corners(), format, exif=exif)
+    size = (60, 40) if orientation < 5 else (40, 60)
+    assert probe_image(data, LIMITS) == ImageHeader(*size, orientation)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_orientation_among_other_tags(format: str) -> None:
     exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(stored, format, exif=exif.tobytes(), quality=95)
-    header = probe_image(data, LIMITS)
-    assert header == ImageHeader(60, 40, orientation)
-    pixels = decode_image(memoryview(data), header)
-    assert pixels.size == (60, 40)
-    assert corner_colours(pixels) == corner_colours(upright)
+    for tag in (0x010F, 0x0110, 0x0131, 0x9003):
+        exif[tag] = "a text that is longer than four bytes"
+    exif[0x0112] = 8
+    exif[0x011A] = 72.5
+    data = encoded(four_corners(), format, exif=exif.tobytes())
+    assert probe_image(data, LIMITS) == ImageHeader(40, 60, 8)
+
+
+def test_the_first_exif_segment_counts() -> None:
+    data = encoded(four_corners(), "JPEG", exif=oriented(6))
+    second = encoded(four_corners(), "JPEG", exif=oriented(3))
+    at = second.index(b"\xff\xe1")
+    (length,) = struct.unpack_from(">H", second, at + 2)
+    frame = data.index(b"\xff\xdb")
+    data = data[:frame] + second[at : at + 2 + length] + data[frame:]
+    assert probe_image(data, LIMITS) == ImageHeader(40, 60, 6)
 
 
 @pytest.mark.parametrize("value", [0, 9, 255])
 def test_orientations_that_do_not_exist(value: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = value
-    data = encoded(four_corners(), "JPEG", exif=exif.tobytes())
+    data = encoded(four_corners(), "JPEG", exif=oriented(value))
     assert probe_image(data, LIMITS) == ImageHeader(60, 40, 1)
-
-
-def test_modes() -> None:
-    """Every mode becomes RGB; what is transparent is white, as on a page."""
-    clear = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
-    palette = four_corners().quantize(4)
-    cases = {
-        "1": Image.new("1", (8, 8), 1),
-        "L": Image.new("L", (8, 8), 128),
-        "LA": Image.new("LA", (8, 8), (0, 0)),
-        "RGBA": clear,
-        "P": palette,
-        "I;16": Image.fromarray(np.full((8, 8), 0x8080, np.uint16)),
-    }
-    expected = {"1": 255, "L": 128, "LA": 255, "RGBA": 255, "I;16": 128}
-    for mode, image in cases.items():
-        data = encoded(image, "PNG")
-        pixels = decode_image(memoryview(data), probe_image(data, LIMITS))
-        assert pixels.mode == "RGB"
-        if mode in expected:
-            assert pixels.getpixel((4, 4)) == (expected[mode],) * 3, mode
-    cmyk = encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG")
-    red = decode_image(memoryview(cmyk), probe_image(cmyk, LIMITS)).getpixel((4, 4))
-    assert red[0] > 200 > 60 > red[1]
-
-
-def test_first_frame_of_an_animation() -> None:
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    pixels = decode_image(memoryview(data), probe_image(data, LIMITS))
-    assert pixels.getpixel((8, 8)) == (255, 0, 0)
 
 
 def test_limits() -> None:
@@ -128,36 +81,28 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
 def test_truncation_at_every_byte(format: str, rng: np.random.Generator) -> None:
-    """A header is whole or refused, and what it says is what decoding sees or refuses."""
+    """A header is whole or refused."""
     noise = Image.fromarray(rng.integers(0, 255, (24, 20, 3), dtype=np.uint8))
     data = encoded(noise, format)
-    whole = probe_image(data, LIMITS)
-    decoded = 0
     for length in range(len(data)):
-        cut = data[:length]
         try:
-            header = probe_image(cut, LIMITS)
-            assert header == whole
-            decoded += decode_image(memoryview(cut), header).size == (20, 24)
+            assert probe_image(data[:length], LIMITS) == ImageHeader(20, 24)
+        except InvalidMedia:
+            assert length < 700
+
+
+def test_hostile_headers_take_no_time() -> None:
+    """This runs on an event loop: whatever the file, it is a matter of milliseconds."""
+    longest_s = 0.0
+    for _, data in hostile_images(seed=2, count=2000):
+        started_s = time.thread_time()
+        try:
+            header = probe_image(data, LIMITS)
+            assert min(header.width, header.height) >= 2
         except InvalidMedia:
             pass
-    # Some formats end with bytes that carry no pixel.
-    assert decoded <= 20
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_flipped_bits(format: str, rng: np.random.Generator) -> None:
-    good = encoded(four_corners(), format)
-    for _ in range(400):
-        data = bytearray(good)
-        for at in rng.integers(0, len(data), 3):
-            data[at] ^= 1 << int(rng.integers(8))
-        try:
-            header = probe_image(bytes(data), LIMITS)
-            pixels = decode_image(memoryview(data), header)
-        except InvalidMedia:
-            continue
-        assert pixels.size == (header.width, header.height)
+        longest_s = max(longest_s, time.thread_time() - started_s)
+    assert longest_s < 0.05
 
 
 def test_probing_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +111,7 @@ def test_probing_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("pixels were decoded")
 
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    files = [encoded(four_corners(), f, exif=exif.tobytes()) for f in ("JPEG", "PNG")]
+    files = [encoded(four_corners(), f, exif=oriented(6)) for f in ("JPEG", "PNG", "WEBP")]
     files.append(encoded(four_corners(), "GIF"))
     monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
     for data in files:

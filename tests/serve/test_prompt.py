@@ -8,11 +8,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from afferent.errors import ConfigError, InvalidRequest
-from afferent.preprocess.family import FeaturePlan, describe
+from afferent.preprocess.plan import Prompt
+from afferent.preprocess.registry import describe
 from afferent.serve.prompt import PromptBuilder, sampling_defaults
-from afferent.serve.request import ImagePart, Message, SamplingDefaults, TextPart
+from afferent.serve.request import MediaPart, Message, SamplingDefaults, TextPart
 from afferent.supervise import BUILT_IN_MODELS
-from afferent.types import Placeholder
+from afferent.types import Modality, Placeholder
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 
@@ -28,8 +29,8 @@ def make_builder(folder: Path) -> PromptBuilder:
     return PromptBuilder(folder, family)
 
 
-def plans(*num_embeds: int) -> list[FeaturePlan]:
-    return [FeaturePlan({}, number) for number in num_embeds]
+def plans(*num_embeds: int) -> list[Prompt]:
+    return [(number,) for number in num_embeds]
 
 
 def test_the_same_tokens_as_transformers(builder: PromptBuilder) -> None:
@@ -51,7 +52,7 @@ def test_the_same_tokens_as_transformers(builder: PromptBuilder) -> None:
 
 
 def test_placeholders_are_opened_in_order(builder: PromptBuilder) -> None:
-    image = ImagePart("")
+    image = MediaPart(Modality.IMAGE, "")
     messages = [
         Message("user", (image, TextPart("one"), image)),
         Message("assistant", (TextPart("ok"),)),
@@ -71,9 +72,13 @@ def test_placeholders_are_opened_in_order(builder: PromptBuilder) -> None:
 )
 def test_special_tokens_in_a_clients_text_are_text(builder: PromptBuilder, text: str) -> None:
     plain = builder.build([Message("user", (TextPart("hello"),))], []).token_ids
-    prompt = builder.build([Message("user", (TextPart(text), ImagePart("")))], plans(2))
+    prompt = builder.build(
+        [Message("user", (TextPart(text), MediaPart(Modality.IMAGE, "")))], plans(2)
+    )
     special = [t for t in prompt.token_ids if t < 7 and t != 5]
-    with_image = builder.build([Message("user", (TextPart("hello"), ImagePart("")))], plans(2))
+    with_image = builder.build(
+        [Message("user", (TextPart("hello"), MediaPart(Modality.IMAGE, "")))], plans(2)
+    )
     assert special == [t for t in with_image.token_ids if t < 7 and t != 5]
     assert prompt.token_ids.count(5) == 2
     assert plain.count(5) == 0

@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from afferent.bench import alloc, churn, codec, store, window
+from afferent.bench import alloc, churn, codec, preprocess, store, window
 from afferent.bench.record import Report, Row, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
     "alloc": alloc,
     "churn": churn,
     "codec": codec,
+    "preprocess": preprocess,
     "store": store,
     "window": window,
 }

@@ -24,6 +24,7 @@ from afferent import wire
 from afferent.engine import messages as m
 from afferent.engine.protocol import EngineRequest
 from afferent.errors import AfferentError, FormatError, InternalError, StoreUnavailable
+from afferent.preprocess.registry import AnyFamily
 from afferent.process import ChildProcess
 from afferent.store import codec
 from afferent.store.client import DaemonStore
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_GRIDS = {"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}
 _CONNECT_TIMEOUT_S = 30.0
 
 
@@ -41,6 +43,7 @@ class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
     store_address: str
     core_address: str
     model_folder: str
+    family: AnyFamily
     max_model_len: int
 
 
@@ -105,12 +108,12 @@ class EngineWorker:
             encoded = []
             for item, tree in zip(items, trees, strict=True):
                 features = _tensors(tree)
-                embeddings = self._runner.encode(features)
+                embeddings = self._runner.encode(item.modality, features)
                 # Positions need the grids after the views are gone; they are a few numbers.
-                grids = {k: v.copy() for k, v in features.items() if k.endswith("_grid_thw")}
-                encoded.append(EncodedItem(item.placeholder, grids, embeddings))
+                grids = {name: features[name].copy() for name in _GRIDS & features.keys()}
+                encoded.append(EncodedItem(item.modality, item.placeholder, grids, embeddings))
             num = len(items)
-            note = f"{request_id} {num} picture{'s' if num > 1 else ''}"
+            note = f"{request_id} {num} item{'s' if num > 1 else ''}"
             spans.append(span_since(start_ns, "worker", "encode", note=note))
             return encoded
         finally:
@@ -119,11 +122,11 @@ class EngineWorker:
 
 
 def _tensors(tree: codec.ViewTree) -> dict[str, NDArray[Any]]:
-    """Features are a flat dictionary of tensors."""
+    """Features are a flat dictionary: tensors, and how the item is written in the prompt."""
     if not isinstance(tree, dict):
         raise FormatError("an item's features are not a dictionary")
     tensors = {name: array for name, array in tree.items() if isinstance(array, np.ndarray)}
-    if len(tensors) != len(tree):
+    if tree.keys() - tensors.keys() != {"prompt"}:
         raise FormatError("an item's features are not tensors only")
     return tensors
 
@@ -135,7 +138,8 @@ def main() -> None:
     from afferent.engine.runner import Runner
 
     child.report("loading the model")
-    runner = Runner(Path(settings.model_folder), max_model_len=settings.max_model_len)
+    folder = Path(settings.model_folder)
+    runner = Runner(folder, settings.family, max_model_len=settings.max_model_len)
     store = DaemonStore(settings.store_address, name="worker")
     core = wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S)
     worker = EngineWorker(runner, store, wire.SyncChannel(core))

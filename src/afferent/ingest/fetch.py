@@ -21,6 +21,7 @@ import httpcore
 
 from afferent.config import Limits
 from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge
+from afferent.types import Modality
 
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -146,7 +147,7 @@ class Fetcher:
         """The fetches of one request, which share a budget of bytes."""
         return FetchSession(self, max_nbytes=max_nbytes)
 
-    async def fetch(self, url: str, *, max_nbytes: int) -> bytes:
+    async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
         """The bytes behind a URL.
 
         Raises:
@@ -155,18 +156,26 @@ class Fetcher:
             MediaTooLarge: There are more than ``max_nbytes``.
         """
         try:
-            async with asyncio.timeout(self._limits.fetch_total_timeout_s):
-                return await self._follow(
-                    check_url(url, allow=self._limits.fetch_allow), max_nbytes
-                )
+            async with asyncio.timeout(self._timeout_s(modality)):
+                target = check_url(url, allow=self._limits.fetch_allow)
+                return await self._follow(target, modality, max_nbytes)
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise FetchFailed("the media host took too long") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ssl.SSLError) as error:
             raise FetchFailed("the media host could not be reached") from error
 
-    async def _follow(self, target: Target, max_nbytes: int) -> bytes:
+    def _timeout_s(self, modality: Modality) -> float:
+        match modality:
+            case Modality.IMAGE:
+                return self._limits.fetch_total_timeout_s
+            case Modality.AUDIO:
+                return self._limits.fetch_audio_timeout_s
+            case Modality.VIDEO:
+                return self._limits.fetch_video_timeout_s
+
+    async def _follow(self, target: Target, modality: Modality, max_nbytes: int) -> bytes:
         for _ in range(_MAX_REDIRECTS + 1):
-            data, location = await self._get(target, max_nbytes)
+            data, location = await self._get(target, modality, max_nbytes)
             if location is None:
                 return data
             following = check_url(urljoin(target.url, location), allow=self._limits.fetch_allow)
@@ -175,17 +184,19 @@ class Fetcher:
             target = following
         raise FetchFailed("the media host redirects too often")
 
-    async def _get(self, target: Target, max_nbytes: int) -> tuple[bytes, str | None]:
+    async def _get(
+        self, target: Target, modality: Modality, max_nbytes: int
+    ) -> tuple[bytes, str | None]:
         """The body, or where the answer redirects to."""
         limits = self._limits
         timeouts = {
             "connect": limits.fetch_connect_timeout_s,
             "read": limits.fetch_idle_timeout_s,
             "write": limits.fetch_idle_timeout_s,
-            "pool": limits.fetch_total_timeout_s,
+            "pool": self._timeout_s(modality),
         }
         host = target.url.split("://", 1)[1].split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
-        headers = {"Host": host, "Accept": "image/*", "Accept-Encoding": "identity"}
+        headers = {"Host": host, "Accept": f"{modality}/*", "Accept-Encoding": "identity"}
         async with self._pool.stream(
             "GET",
             target.url,
@@ -217,7 +228,7 @@ class FetchSession:
         self._used_nbytes = 0
         self._places = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
 
-    async def fetch(self, url: str, *, max_nbytes: int) -> bytes:
+    async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
         """As `Fetcher.fetch`.
 
         Raises:
@@ -225,7 +236,9 @@ class FetchSession:
         """
         async with self._places:
             room = self._max_nbytes - self._used_nbytes
-            data = await self._fetcher.fetch(url, max_nbytes=min(max_nbytes, room))
+            data = await self._fetcher.fetch(
+                url, modality=modality, max_nbytes=min(max_nbytes, room)
+            )
             self._used_nbytes += len(data)
             if self._used_nbytes > self._max_nbytes:
                 raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes in all")

@@ -2,6 +2,8 @@
 
 A general decoder walks a header to its end, however many segments an attacker puts there; this runs
 on an event loop, so it gives up early instead. It decodes nothing and allocates next to nothing.
+EXIF is read here and not by Pillow: of 64 KiB with 5,000 entries Pillow makes 64 ms of work and a
+warning for each.
 """
 
 from __future__ import annotations
@@ -9,21 +11,34 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
-
-from PIL import Image
-from PIL.ExifTags import Base
 
 from afferent.errors import InvalidMedia, UnsupportedMedia
 
 _MAX_SEGMENTS: Final = 2048
 _MAX_FILL_NBYTES: Final = 16
-_MAX_EXIF_NBYTES: Final = 64 << 10
+_MAX_EXIF_ENTRIES: Final = 512
+_ORIENTATION: Final = 0x0112
+_BYTE_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">"}
+_EXIF_INTEGERS: Final = {3: "H", 4: "I"}  # EXIF's types SHORT and LONG
+
+_CUT_OFF: Final = "the image's header is cut off"
 
 # Start-of-frame markers: C0 to CF without DHT, JPG and DAC.
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE: Final = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _END_OF_HEADER: Final = frozenset({0xD9, 0xDA})
+
+
+Data = bytes | memoryview
+
+
+class ImageFormat(StrEnum):
+    JPEG = "jpeg"
+    PNG = "png"
+    WEBP = "webp"
+    GIF = "gif"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +50,62 @@ class StoredSize:
     orientation: int = 1
 
 
-def read_header(data: bytes) -> StoredSize:
+def format_of(data: Data) -> ImageFormat:
+    """What the first bytes say; nothing else counts, no name and no declared type.
+
+    Raises:
+        UnsupportedMedia: They are those of no format that we read.
+    """
+    magic = bytes(data[:12])
+    if magic.startswith(b"\xff\xd8\xff"):
+        return ImageFormat.JPEG
+    if magic.startswith(b"\x89PNG\r\n\x1a\n"):
+        return ImageFormat.PNG
+    if magic[:4] == b"RIFF" and magic[8:] == b"WEBP":
+        return ImageFormat.WEBP
+    if magic.startswith((b"GIF87a", b"GIF89a")):
+        return ImageFormat.GIF
+    raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
+
+
+def read_header(data: Data) -> StoredSize:
     """The header of a JPEG, PNG, WebP or GIF file.
 
     Raises:
         UnsupportedMedia: The first bytes are those of none of them.
         InvalidMedia: The header is broken, or longer than any honest one.
     """
+    read = _READERS[format_of(data)]
     try:
-        if data.startswith(b"\xff\xd8\xff"):
-            return _read_jpeg(data)
-        if data.startswith(b"\x89PNG\r\n\x1a\n"):
-            return _read_png(data)
-        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-            return _read_webp(data)
-        if data.startswith((b"GIF87a", b"GIF89a")):
-            return StoredSize(*struct.unpack_from("<HH", data, 6))
+        return read(data)
     except (struct.error, IndexError) as error:
-        raise InvalidMedia("the image's header is cut off") from error
-    raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
+        raise InvalidMedia(_CUT_OFF) from error
 
 
-def _read_jpeg(data: bytes) -> StoredSize:
-    orientation = 1
-    for marker, start, length in _jpeg_segments(data):
-        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
-            orientation = _orientation(data[start + 6 : start + length])
+def _read_jpeg(data: Data) -> StoredSize:
+    exif: Data = b""
+    for marker, start, length in jpeg_segments(data):
+        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0" and not exif:
+            exif = data[start + 6 : start + length]
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", data, start + 1)
-            return StoredSize(width, height, orientation)
+            return StoredSize(width, height, _orientation(exif))
     raise InvalidMedia("the image's JPEG header names no size")
 
 
-def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """``(marker, start of its data, length)`` of each segment before the pixels."""
+def jpeg_segments(data: Data) -> Iterator[tuple[int, int, int]]:
+    """``(marker, start of its data, length)`` of each segment before the first scan.
+
+    Raises:
+        InvalidMedia: They are broken, cut off, or too many.
+    """
+    try:
+        yield from _walk_jpeg(data)
+    except (struct.error, IndexError) as error:
+        raise InvalidMedia(_CUT_OFF) from error
+
+
+def _walk_jpeg(data: Data) -> Iterator[tuple[int, int, int]]:
     at = 2
     for _ in range(_MAX_SEGMENTS):
         if data[at] != 0xFF:
@@ -92,7 +129,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     raise InvalidMedia("the image's JPEG header has too many segments")
 
 
-def _read_png(data: bytes) -> StoredSize:
+def _read_png(data: Data) -> StoredSize:
     (length,) = struct.unpack_from(">I", data, 8)
     if data[12:16] != b"IHDR" or length != 13:
         raise InvalidMedia("the image's PNG header is broken")
@@ -100,21 +137,33 @@ def _read_png(data: bytes) -> StoredSize:
     return StoredSize(width, height, _png_orientation(data))
 
 
-def _png_orientation(data: bytes) -> int:
+def _png_orientation(data: Data) -> int:
     """Of the ``eXIf`` chunk, which stands before the pixels where there is one."""
+    for kind, start, length in png_chunks(data):
+        if kind == b"eXIf":
+            return _orientation(data[start : start + length])
+    return 1
+
+
+def png_chunks(data: Data) -> Iterator[tuple[bytes, int, int]]:
+    """``(kind, start of its data, length)`` of each chunk before the pixels, after the ``IHDR``.
+
+    Raises:
+        InvalidMedia: They are cut off, or too many.
+    """
     at = 33
     for _ in range(_MAX_SEGMENTS):
-        (length,) = struct.unpack_from(">I", data, at)
-        kind = data[at + 4 : at + 8]
-        if kind == b"eXIf":
-            return _orientation(data[at + 8 : at + 8 + length])
+        if at + 8 > len(data):
+            raise InvalidMedia(_CUT_OFF)
+        length, kind = struct.unpack_from(">I4s", data, at)
         if kind in (b"IDAT", b"IEND"):
-            return 1
+            return
+        yield kind, at + 8, length
         at += length + 12
     raise InvalidMedia("the image's PNG header has too many chunks")
 
 
-def _read_webp(data: bytes) -> StoredSize:
+def _read_webp(data: Data) -> StoredSize:
     kind = data[12:16]
     if kind == b"VP8 ":
         if data[23:26] != b"\x9d\x01\x2a":
@@ -128,7 +177,7 @@ def _read_webp(data: bytes) -> StoredSize:
         return StoredSize((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind == b"VP8X":
         if len(data) < 30:
-            raise InvalidMedia("the image's header is cut off")
+            raise InvalidMedia(_CUT_OFF)
         width = int.from_bytes(data[24:27], "little") + 1
         height = int.from_bytes(data[27:30], "little") + 1
         has_exif = bool(data[20] & 0x08)
@@ -136,7 +185,7 @@ def _read_webp(data: bytes) -> StoredSize:
     raise InvalidMedia("the image's WebP header is broken")
 
 
-def _webp_orientation(data: bytes) -> int:
+def _webp_orientation(data: Data) -> int:
     """Of the ``EXIF`` chunk, which stands behind the pixels; chunks are skipped by their length."""
     at = 12
     for _ in range(_MAX_SEGMENTS):
@@ -144,19 +193,38 @@ def _webp_orientation(data: bytes) -> int:
             return 1
         (length,) = struct.unpack_from("<I", data, at + 4)
         if data[at : at + 4] == b"EXIF":
-            return _orientation(data[at + 8 : at + 8 + length].removeprefix(b"Exif\0\0"))
+            start = at + 14 if data[at + 8 : at + 14] == b"Exif\0\0" else at + 8
+            return _orientation(data[start : at + 8 + length])
         at += 8 + length + length % 2
     raise InvalidMedia("the image's WebP header has too many chunks")
 
 
-def _orientation(exif: bytes) -> int:
+def _read_gif(data: Data) -> StoredSize:
+    return StoredSize(*struct.unpack_from("<HH", data, 6))
+
+
+def _orientation(exif: Data) -> int:
     """EXIF's orientation; 1 where there is none, or none that makes sense."""
-    if len(exif) > _MAX_EXIF_NBYTES:
+    order = _BYTE_ORDERS.get(bytes(exif[:4]))
+    if order is None:
         return 1
-    parsed = Image.Exif()
     try:
-        parsed.load(b"Exif\0\0" + exif)
-        found = parsed.get(Base.Orientation, 1)
-    except Exception:  # the parser raises whatever the bytes lead it to
-        return 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+        (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+        (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
+        for index in range(min(num_entries, _MAX_EXIF_ENTRIES)):
+            at = directory + 2 + 12 * index
+            tag, kind, count = struct.unpack_from(f"{order}HHI", exif, at)
+            if tag == _ORIENTATION and kind in _EXIF_INTEGERS and count == 1:
+                (found,) = struct.unpack_from(order + _EXIF_INTEGERS[kind], exif, at + 8)
+                return found if 1 <= found <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+_READERS: Final = {
+    ImageFormat.JPEG: _read_jpeg,
+    ImageFormat.PNG: _read_png,
+    ImageFormat.WEBP: _read_webp,
+    ImageFormat.GIF: _read_gif,
+}

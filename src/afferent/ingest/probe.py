@@ -10,12 +10,11 @@ from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.ingest.header import read_header
 
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")
 _MIN_SIDE: Final = 2
 _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 
 
-class ImageHeader(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ImageHeader(Struct, tag="image", frozen=True, array_like=True, forbid_unknown_fields=True):
     """``width`` and ``height`` in pixels, as a person sees the image: ``orientation`` applied.
 
     ``orientation`` is EXIF's, 1 to 8. It travels to the worker as the payload of the image's job.
@@ -24,6 +23,33 @@ class ImageHeader(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     width: int
     height: int
     orientation: int = 1
+
+
+class VideoHeader(Struct, tag="video", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """``width`` and ``height`` in pixels as a person sees a frame, ``frames_per_s`` on average.
+
+    A container claims its ``num_frames``; once it has been walked, they were counted.
+    """
+
+    width: int
+    height: int
+    num_frames: int
+    frames_per_s: float
+
+
+class AudioHeader(Struct, tag="audio", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """``num_frames`` samples of each channel; claimed by the file, or counted once decoded."""
+
+    sample_rate_hz: int
+    num_channels: int
+    num_frames: int
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_frames / self.sample_rate_hz
+
+
+MediaHeader = ImageHeader | VideoHeader | AudioHeader
 
 
 def probe_image(data: bytes, limits: Limits) -> ImageHeader:

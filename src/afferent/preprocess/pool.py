@@ -2,7 +2,7 @@
 
     python -m afferent.preprocess.pool FD      (started by the supervisor)
 
-Loading the image processor takes seconds, a fork milliseconds; so a worker that dies is replaced at
+Loading a model's processor takes seconds, a fork milliseconds; so a worker that dies is replaced at
 once. The zygote never starts a thread: a fork of a process with threads may hang.
 """
 
@@ -11,76 +11,127 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from msgspec import Struct
 
+from afferent.config import Limits
 from afferent.errors import Unavailable
-from afferent.preprocess.family import Family
-from afferent.preprocess.processor import HuggingFaceProcessor
-from afferent.preprocess.worker import work
+from afferent.preprocess import sandbox
+from afferent.preprocess.registry import AnyFamily, preload
+from afferent.preprocess.worker import Worker
 from afferent.process import ChildProcess, die_with_parent
 from afferent.store.client import DaemonStore
 
 log = logging.getLogger(__name__)
 
 _NICENESS = 10
-_MIN_LIFE_S = 1.0
+_LONG_LIFE_S = 1.0
+_DELAYS_S = (0.0, 0.0, 0.1, 0.5, 1.0, 5.0)
+"""Before a worker is replaced, by how many of its predecessors in a row have lived a short life."""
+_SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM})
 THREAD_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """What the pool's environment has to say: one thread a library, in every worker."""
 
 
 class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``item_timeout_s`` is the processor time of one item; the store's daemon watches the clock.
+    ``memory_nbytes`` is what a worker may allocate, the arena apart.
+    """
+
     store_address: str
-    model_folder: str
-    family: Family
+    family: AnyFamily
+    limits: Limits
     num_workers: int
+    item_timeout_s: float
+    memory_nbytes: int
+
+
+@dataclass(slots=True)
+class _Place:
+    """A worker's place in the pool, whoever fills it."""
+
+    name: str
+    started_s: float = 0.0
+    num_short_lives: int = 0
 
 
 class Zygote:
     def __init__(self, child: ChildProcess, settings: Settings) -> None:
         self._child, self._settings = child, settings
-        self._processor = HuggingFaceProcessor(Path(settings.model_folder), settings.family)
-        self._workers: dict[int, tuple[str, float]] = {}  # pid: name, start
-        self._stopping = False
+        preload(settings.family)
+        self._places: dict[int, _Place] = {}  # by the worker's pid
+        self._due: list[tuple[float, _Place]] = []  # empty places, and when to fill them
+        self._is_stopping = False
 
     def run(self) -> None:
         """Keep the workers alive until SIGTERM."""
-        signal.signal(signal.SIGTERM, self._stop)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if num_threads != 1:
             log.warning("the zygote has threads", extra={"num_threads": num_threads})
         for index in range(self._settings.num_workers):
-            self._fork(f"preprocess-{index}")
-        text = f"{self._settings.num_workers} workers"
-        self._child.report(text, ready=True)
-        while self._workers:
-            pid, status = os.wait()
-            name, started_s = self._workers.pop(pid)
-            if self._stopping:
-                continue
-            log.warning("a worker has died; it is replaced", extra={"worker": name, "was": status})
-            if time.monotonic() - started_s < _MIN_LIFE_S:
-                time.sleep(_MIN_LIFE_S)
-            self._fork(name)
+            self._fork(_Place(f"preprocess-{index}"))
+        self._child.report(f"{self._settings.num_workers} workers", ready=True)
+        while self._places or self._due:
+            self._wait()
+            self._reap()
+            self._fill()
 
-    def _fork(self, name: str) -> None:
+    def _wait(self) -> None:
+        """Until a worker has died, a place is due, or the pool is to stop."""
+        if self._due:
+            left_s = max(min(due_s for due_s, _ in self._due) - time.monotonic(), 0.0)
+            received = signal.sigtimedwait(_SIGNALS, left_s)
+        else:
+            received = signal.sigwaitinfo(_SIGNALS)
+        if received is not None and received.si_signo == signal.SIGTERM:
+            self._is_stopping = True
+            self._due.clear()
+            for pid in self._places:
+                os.kill(pid, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while self._places:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            place = self._places.pop(pid)
+            if self._is_stopping:
+                continue
+            now_s = time.monotonic()
+            is_short = now_s - place.started_s < _LONG_LIFE_S
+            place.num_short_lives = place.num_short_lives + 1 if is_short else 0
+            delay_s = _DELAYS_S[min(place.num_short_lives, len(_DELAYS_S) - 1)]
+            log.warning(
+                "a worker has died; it is replaced",
+                extra={"worker": place.name, "was": os.waitstatus_to_exitcode(status)},
+            )
+            self._due.append((now_s + delay_s, place))
+
+    def _fill(self) -> None:
+        now_s = time.monotonic()
+        for due in [due for due in self._due if due[0] <= now_s]:
+            self._due.remove(due)
+            self._fork(due[1])
+
+    def _fork(self, place: _Place) -> None:
         parent = os.getpid()
         pid = os.fork()
         if pid:
-            self._workers[pid] = (name, time.monotonic())
-            if self._stopping:  # the signal came while we forked
-                os.kill(pid, signal.SIGTERM)
+            place.started_s = time.monotonic()
+            self._places[pid] = place
             return
         code = 1
         try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             die_with_parent(parent)
-            os.nice(_NICENESS)
-            store = DaemonStore(self._settings.store_address, name=name, writable=True)
-            work(store, self._processor, process_name=name)
+            self._work(place.name)
+            code = 0
+        except SystemExit:
+            code = 0
         except Unavailable:
             log.debug("the store is gone")
         except BaseException:
@@ -88,15 +139,39 @@ class Zygote:
         finally:
             os._exit(code)
 
-    def _stop(self, _signum: int, _frame: FrameType | None) -> None:
-        self._stopping = True
-        for pid in self._workers:
-            os.kill(pid, signal.SIGTERM)
+    def _work(self, name: str) -> None:
+        """A worker's whole life, in the forked process."""
+        settings = self._settings
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.nice(_NICENESS)
+        _keep_libraries_quiet()
+        store = DaemonStore(settings.store_address, name=name, writable=True)
+        sandbox.enter(memory_nbytes=settings.memory_nbytes)
+        Worker(
+            store,
+            settings.family,
+            name=name,
+            limits=settings.limits,
+            item_cpu_s=settings.item_timeout_s,
+        ).run()
+
+
+def _keep_libraries_quiet() -> None:
+    """What a decoder prints about a file goes nowhere; our own log goes where it did."""
+    ours = open(os.dup(2), "w", buffering=1)  # noqa: SIM115, PTH123 for the process's life
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(ours)
+    sys.stderr = ours
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 def main() -> None:
     child = ChildProcess.start()
-    child.report("loading the image processor")
+    child.report("loading the model's processor")
     Zygote(child, child.settings(Settings)).run()
 
 

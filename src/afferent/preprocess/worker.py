@@ -2,61 +2,160 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import time
+from collections.abc import Iterator
+from types import FrameType
 
-import msgspec
+import numpy as np
 
-from afferent.errors import AfferentError, InternalError
-from afferent.ingest.probe import ImageHeader
-from afferent.preprocess.decode import decode_image
-from afferent.preprocess.processor import Processor
+from afferent.config import Limits
+from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
+from afferent.ingest.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
+from afferent.preprocess import sandbox
+from afferent.preprocess.decode.audio import decode_audio, probe_audio
+from afferent.preprocess.decode.image import decode_image
+from afferent.preprocess.decode.video import open_video
+from afferent.preprocess.jobs import Job, MakeFeatures, PlanFile, PlanImage, Planned, job_decoder
+from afferent.preprocess.media import Media
+from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.registry import AnyFamily, plan_for_sure
 from afferent.store import codec
 from afferent.store.client import DaemonStore
 from afferent.store.messages import Order
-from afferent.types import Failure, Span, decode, span_since
+from afferent.types import Failure, Modality, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
 
-_header_decoder = msgspec.msgpack.Decoder(ImageHeader)
 
+class Worker:
+    """Does jobs, one at a time, until it is told to stop."""
 
-def work(store: DaemonStore, processor: Processor, *, process_name: str) -> None:
-    """Do jobs until the store is gone."""
-    while True:
-        order = store.take()
-        taken_ns = time.monotonic_ns()
+    def __init__(
+        self,
+        store: DaemonStore,
+        family: AnyFamily,
+        *,
+        name: str,
+        limits: Limits,
+        item_cpu_s: float,
+    ) -> None:
+        """Work for ``store``.
+
+        Args:
+            name: What the accounts of requests call this process.
+            item_cpu_s: Processor time for one job; the kernel ends a worker that takes more.
+        """
+        self._store, self._family, self._name = store, family, name
+        self._limits, self._item_cpu_s = limits, item_cpu_s
+        self._is_idle = self._is_stopping = False
+
+    def run(self) -> None:
+        """Until SIGTERM; a job that has been begun is finished.
+
+        Raises:
+            StoreUnavailable: The store is gone.
+        """
+        signal.signal(signal.SIGTERM, self._stop)
+        while not self._is_stopping:
+            self._is_idle = True
+            order = self._store.take()
+            self._is_idle = False
+            sandbox.allow_cpu(self._item_cpu_s)
+            self._do(order)
+
+    def _stop(self, _signum: int, _frame: FrameType | None) -> None:
+        self._is_stopping = True
+        if self._is_idle:
+            raise SystemExit(0)
+
+    def _do(self, order: Order) -> None:
         spans: list[Span] = []
+        used_nbytes, failure = 0, None
         try:
-            used_nbytes = _make_features(store, processor, order, spans, process_name)
+            used_nbytes = self._make(order, spans)
         except AfferentError as error:
             failure = Failure(error.code, error.message)
-            store.finish(order, failure=failure, spans=spans)
+        except MemoryError:
+            text = "the item takes more memory to decode than a worker may use"
+            failure = Failure(MediaTooLarge.code, text)
         except Exception:
             log.exception("an item could not be processed")
-            text = "an item could not be processed"
-            store.finish(order, failure=Failure(InternalError.code, text), spans=spans)
-        else:
-            store.finish(order, used_nbytes=used_nbytes, spans=spans)
-        log.debug("a job is done", extra={"ms": (time.monotonic_ns() - taken_ns) / 1e6})
+            failure = Failure(InternalError.code, "an item could not be processed")
+        self._store.finish(order, used_nbytes=used_nbytes, failure=failure, spans=spans)
+
+    def _make(self, order: Order, spans: list[Span]) -> int:
+        """One job; the bytes written."""
+        job: Job = decode(job_decoder, order.payload)
+        block = self._store.block(order.target)
+        match job:
+            case PlanImage(header):
+                return _write(Planned(header, self._plan(header)), block)
+            case PlanFile(modality):
+                with self._span("read container", spans):
+                    found = self._probe(modality, self._store.block(order.inputs[0]))
+                return _write(Planned(found, self._plan(found)), block)
+            case MakeFeatures(header):
+                raw = self._store.block(order.inputs[0])
+                with self._open(header, raw, spans) as media:
+                    return self._process(media, block, spans)
+
+    def _process(self, media: Media, block: memoryview, spans: list[Span]) -> int:
+        features = self._plan(media.header)
+        plan = codec.plan(features.tree)
+        if plan.nbytes > len(block):
+            raise InvalidMedia("the file holds more than its header says")
+        with self._span("process", spans, copied_nbytes=plan.nbytes):
+            views = codec.lay_out(plan, block)
+            self._family.process(media, {name: views[name] for name in features.specs})
+        return plan.nbytes
+
+    @contextlib.contextmanager
+    def _open(self, header: MediaHeader, raw: memoryview, spans: list[Span]) -> Iterator[Media]:
+        match header:
+            case ImageHeader(width, height):
+                note = f"{width} x {height}"
+                with self._span("decode", spans, copied_nbytes=3 * width * height, note=note):
+                    picture = decode_image(raw, header, self._limits)
+                yield picture
+            case AudioHeader():
+                with self._span("decode", spans):
+                    rate = self._family.sample_rate_hz
+                    sound = decode_audio(raw, rate, self._limits)
+                yield sound
+            case VideoHeader():  # its frames are decoded one after another, while it is processed
+                with open_video(raw, self._limits) as video:
+                    yield video
+
+    def _probe(self, modality: Modality, raw: memoryview) -> MediaHeader:
+        """Of a video exact: its packets are counted, which takes milliseconds. Of sound a bound:
+        some formats only let one guess, and what is too much is given back.
+        """
+        if modality is Modality.VIDEO:
+            with open_video(raw, self._limits) as video:
+                return video.header
+        claimed = probe_audio(raw, self._limits)
+        bound = claimed.num_frames + claimed.num_frames // 8 + claimed.sample_rate_hz
+        return AudioHeader(claimed.sample_rate_hz, claimed.num_channels, bound)
+
+    def _plan(self, header: MediaHeader) -> FeaturePlan:
+        return plan_for_sure(self._family, header)
+
+    @contextlib.contextmanager
+    def _span(
+        self, stage: str, spans: list[Span], *, copied_nbytes: int = 0, note: str = ""
+    ) -> Iterator[None]:
+        start_ns = time.monotonic_ns()
+        yield
+        made = span_since(start_ns, self._name, stage, copied_nbytes=copied_nbytes, note=note)
+        spans.append(made)
 
 
-def _make_features(
-    store: DaemonStore, processor: Processor, order: Order, spans: list[Span], process_name: str
-) -> int:
-    """One job; the bytes written."""
-    header = decode(_header_decoder, order.payload)
-    raw = store.block(order.inputs[0])
-    start = time.monotonic_ns()
-    image = decode_image(raw, header)
-    note = f"{header.width} x {header.height}"
-    spans.append(span_since(start, process_name, "decode image", copied_nbytes=len(raw), note=note))
-    start = time.monotonic_ns()
-    features = processor.process(image)
-    note = "library not counted"
-    spans.append(span_since(start, process_name, "processor", note=note))
-    start = time.monotonic_ns()
-    used_nbytes = codec.write_into(features, store.block(order.target))
-    copied = sum(array.nbytes for array in features.values())
-    spans.append(span_since(start, process_name, "write features", copied_nbytes=copied))
-    return used_nbytes
+def _write(planned: Planned, block: memoryview) -> int:
+    data = encode(planned)
+    if len(data) > len(block):
+        raise InternalError("a plan is too long")
+    np.copyto(np.frombuffer(block, np.uint8)[: len(data)], np.frombuffer(data, np.uint8))
+    return len(data)

@@ -19,9 +19,10 @@ from afferent.config import ServeConfig
 from afferent.engine.client import CoreClient
 from afferent.ingest.digest import Digester
 from afferent.metrics import Metrics
-from afferent.preprocess.family import Family, fingerprint
+from afferent.preprocess.registry import AnyFamily, fingerprint
 from afferent.process import ChildProcess
 from afferent.serve.app import AppSettings, Frontend
+from afferent.serve.items import ItemStage
 from afferent.serve.pipeline import Pipeline
 from afferent.serve.prompt import PromptBuilder, sampling_defaults
 from afferent.store.async_client import AsyncDaemonStore
@@ -35,7 +36,7 @@ class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
     core_address: str
     model_folder: str
     model_name: str
-    family: Family
+    family: AnyFamily
     config: ServeConfig
 
 
@@ -49,14 +50,18 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
         store=store,
         engine=engine,
         prompts=PromptBuilder(folder, settings.family),
-        family=settings.family,
-        fingerprint=fingerprint(folder),
-        limits=config,
-        shares=config.shares,
+        items=ItemStage(
+            store,
+            settings.family,
+            fingerprint(folder, settings.family),
+            limits=config.limits,
+            shares=config.shares,
+            timeout_s=config.request_timeout_s,
+            metrics=metrics,
+            digester=Digester(config.alloc_workers),
+        ),
         sampling=sampling_defaults(folder),
-        timeout_s=config.request_timeout_s,
         metrics=metrics,
-        digester=Digester(config.alloc_workers),
     )
     app_settings = AppSettings(
         model_name=settings.model_name,

@@ -16,12 +16,13 @@ from afferent.errors import BodyTooLarge, InvalidRequest, ModelNotFound, Unsuppo
 from afferent.serve.request import (
     End,
     GenerateRequest,
-    ImagePart,
+    MediaPart,
     Message,
     Part,
     Role,
     TextPart,
 )
+from afferent.types import Modality
 
 
 class _Text(Struct, tag="text", forbid_unknown_fields=True):
@@ -37,9 +38,35 @@ class _Image(Struct, tag="image_url", forbid_unknown_fields=True):
     image_url: _ImageUrl
 
 
+class _MediaUrl(Struct, forbid_unknown_fields=True):
+    url: str
+
+
+class _Video(Struct, tag="video_url", forbid_unknown_fields=True):
+    video_url: _MediaUrl
+
+
+class _AudioUrl(Struct, tag="audio_url", forbid_unknown_fields=True):
+    audio_url: _MediaUrl
+
+
+class _InputAudio(Struct, forbid_unknown_fields=True):
+    """``format`` is a hint: the bytes decide."""
+
+    data: str
+    format: Annotated[str, Meta(pattern="^[a-z0-9]{1,8}$")]
+
+
+class _Audio(Struct, tag="input_audio", forbid_unknown_fields=True):
+    input_audio: _InputAudio
+
+
+_Part = _Text | _Image | _Video | _AudioUrl | _Audio
+
+
 class _Message(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[_Text | _Image], Meta(max_length=4096)] | None = None
+    content: str | Annotated[list[_Part], Meta(max_length=4096)] | None = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: Any = UNSET
@@ -103,7 +130,7 @@ class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
-_MEDIA = re.compile(rb'"data:[^"]*"')
+_MEDIA = re.compile(rb'"data:[^"]*"|"data"\s*:\s*"[A-Za-z0-9+/=]*"')
 
 
 def parse(
@@ -162,16 +189,24 @@ def _message(index: int, message: _Message) -> Message:
         raise InvalidRequest("a message needs content", param=where)
     if isinstance(content, str):
         return Message(_ROLES[message.role], (TextPart(content),))
-    parts: list[Part] = []
-    for part in content:
-        match part:
-            case _Text(text):
-                parts.append(TextPart(text))
-            case _Image(image_url):
-                if message.role != "user":
-                    raise InvalidRequest("images stand in messages of the user", param=where)
-                parts.append(ImagePart(image_url.url))
-    return Message(_ROLES[message.role], tuple(parts))
+    parts = tuple(map(_part, content))
+    if message.role != "user" and any(isinstance(part, MediaPart) for part in parts):
+        raise InvalidRequest("media stand in messages of the user", param=where)
+    return Message(_ROLES[message.role], parts)
+
+
+def _part(part: _Part) -> Part:
+    match part:
+        case _Text(text):
+            return TextPart(text)
+        case _Image(image):
+            return MediaPart(Modality.IMAGE, image.url)
+        case _Video(video):
+            return MediaPart(Modality.VIDEO, video.url)
+        case _AudioUrl(audio_url):
+            return MediaPart(Modality.AUDIO, audio_url.url)
+        case _Audio(audio):
+            return MediaPart(Modality.AUDIO, f"data:audio/{audio.format};base64,{audio.data}")
 
 
 def completion(chat: ChatRequest, request_id: str, text: str, end: End) -> dict[str, Any]:

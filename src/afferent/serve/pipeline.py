@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import numpy as np
-
-from afferent import keys
-from afferent.config import Limits
 from afferent.engine.protocol import Accepted, Engine, EngineRequest, Finished, Tokens
-from afferent.errors import (
-    AfferentError,
-    ArenaTooSmall,
-    EngineUnavailable,
-    InternalError,
-    PromptTooLong,
-    TooManyItems,
-    error_from,
-)
-from afferent.ingest.digest import Digester
-from afferent.ingest.fetch import Fetcher
-from afferent.ingest.probe import ImageHeader, probe_image
-from afferent.ingest.source import Media, read_media
+from afferent.errors import EngineUnavailable, PromptTooLong
 from afferent.metrics import Metrics
-from afferent.preprocess.family import Family, FeaturePlan
+from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.account import Account
+from afferent.serve.items import ItemStage, ReadyItem
 from afferent.serve.prompt import Prompt, PromptBuilder
 from afferent.serve.request import (
     End,
@@ -46,25 +28,10 @@ from afferent.serve.request import (
     TextPart,
     Usage,
 )
-from afferent.store import messages as m
-from afferent.store.allocator import round_up
 from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.region import Shares
-from afferent.types import ContentKey, Handle, Item, Modality, ObjectKind, Sampling, encode
+from afferent.types import Item, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class _Image:
-    """One image of a request, before anything is decoded."""
-
-    data: bytes
-    header: ImageHeader
-    key: ContentKey
-    plan: FeaturePlan
 
 
 class Pipeline:
@@ -76,26 +43,16 @@ class Pipeline:
         store: AsyncDaemonStore,
         engine: Engine,
         prompts: PromptBuilder,
-        family: Family,
-        fingerprint: bytes,
-        limits: Limits,
-        shares: Shares,
+        items: ItemStage,
         sampling: SamplingDefaults,
-        timeout_s: float,
         metrics: Metrics,
-        digester: Digester,
     ) -> None:
         self.store = store
         self.engine = engine
         self._prompts = prompts
-        self._family = family
-        self._fingerprint = fingerprint
-        self._limits, self._shares = limits, shares
+        self._items = items
         self._sampling = sampling
-        self._timeout_s = timeout_s
         self._metrics = metrics
-        self._fetcher = Fetcher(limits)
-        self._digester = digester
 
     async def run(self, request: GenerateRequest, account: Account) -> AsyncGenerator[Output, None]:
         """The answer: pieces of text, then `End`. Closing the iterator early aborts the request.
@@ -106,22 +63,10 @@ class Pipeline:
         """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
-        if len(request.images) > self._limits.max_images:
-            raise TooManyItems(
-                f"the request has {len(request.images)} images; at most "
-                f"{self._limits.max_images} are accepted",
-                param="messages",
-            )
+        self._items.check(request.media)
         released = False
         try:
-            images = await self._read_images(request, account)
-            prompt, sampling = await self._prompt(request, images, account)
-            handles = await self._features(request.request_id, images, account)
-            items = [
-                Item(Modality.IMAGE, image.key, handles[image.key], placeholder)
-                for image, placeholder in zip(images, prompt.placeholders, strict=True)
-            ]
-            engine_request = EngineRequest(request.request_id, prompt.token_ids, items, sampling)
+            engine_request = await self._prepare(request, account)
             async with aclosing(self._generate(request, engine_request, account)) as outputs:
                 async for output in outputs:
                     if output is None:  # accepted: the engine holds its own pins now
@@ -137,6 +82,27 @@ class Pipeline:
                 self._metrics.stage_seconds.labels(span.stage).observe(seconds)
                 if span.copied_nbytes:
                     self._metrics.copied_nbytes.labels(span.stage).inc(span.copied_nbytes)
+
+    async def _prepare(self, request: GenerateRequest, account: Account) -> EngineRequest:
+        """All that the engine has to know; the features are pinned under the request."""
+        request_id = request.request_id
+        sources = await self._items.read(request_id, request.media, account)
+        plans = [source.plan for source in sources if source.plan is not None]
+        ready: list[ReadyItem] = []
+        if len(plans) == len(sources):  # what is too long is refused before any work is done
+            built = await self._prompt(request, [plan.prompt for plan in plans], account)
+            ready = await self._items.prepare(request_id, sources, account)
+        else:
+            ready = await self._items.prepare(request_id, sources, account)
+            built = await self._prompt(request, [item.prompt for item in ready], account)
+        prompt, sampling = built
+        items = [
+            Item(part.modality, item.key, item.handle, placeholder)
+            for part, item, placeholder in zip(
+                request.media, ready, prompt.placeholders, strict=True
+            )
+        ]
+        return EngineRequest(request_id, prompt.token_ids, items, sampling)
 
     async def _generate(
         self, request: GenerateRequest, engine_request: EngineRequest, account: Account
@@ -170,7 +136,7 @@ class Pipeline:
         self._metrics.tokens.labels("completion").inc(num_tokens)
 
     async def _prompt(
-        self, request: GenerateRequest, images: Sequence[_Image], account: Account
+        self, request: GenerateRequest, written: Sequence[ItemPrompt], account: Account
     ) -> tuple[Prompt, Sampling]:
         """The prompt's tokens, and how to go on from them; refused if there is no room.
 
@@ -189,11 +155,10 @@ class Pipeline:
                 f"the text has {num_characters} characters; the model has room for {limit} tokens",
                 param="messages",
             )
-        plans = [image.plan for image in images]
         if num_characters + len(request.messages) + len(texts) < _LONG_TEXT:
-            prompt = self._prompts.build(request.messages, plans)
+            prompt = self._prompts.build(request.messages, written)
         else:
-            prompt = await asyncio.to_thread(self._prompts.build, request.messages, plans)
+            prompt = await asyncio.to_thread(self._prompts.build, request.messages, written)
         num_tokens = len(prompt.token_ids)
         account.stage(start_ns, "template, tokens", note=f"{num_tokens} tokens")
         room = limit - num_tokens
@@ -206,160 +171,5 @@ class Pipeline:
             )
         return prompt, self._sampling.apply(request, max_tokens=max_tokens)
 
-    # Media
-
-    async def _read_images(self, request: GenerateRequest, account: Account) -> list[_Image]:
-        """The request's images: their bytes, what their headers say, and their keys."""
-        if not request.images:
-            return []
-        start_ns = time.monotonic_ns()
-        fetches = self._fetcher.session(max_nbytes=self._limits.max_body_nbytes)
-        reads = [
-            read_media(image.url, limits=self._limits, fetches=fetches) for image in request.images
-        ]
-        media = await gather(reads)
-        fetched = sum(item.origin == "fetch" for item in media)
-        nbytes = sum(len(item.data) for item in media)
-        stage = "fetch" if fetched else "base64"
-        account.stage(start_ns, stage, copied_nbytes=nbytes, note=_count(len(media), "image"))
-        start_ns = time.monotonic_ns()
-        headers = [probe_image(item.data, self._limits) for item in media]
-        digests = await self._digester.digest_all([item.data for item in media])
-        images = [
-            self._identify(item, header, digest)
-            for item, header, digest in zip(media, headers, digests, strict=True)
-        ]
-        account.stage(start_ns, "header, digest")
-        return images
-
-    def _identify(self, media: Media, header: ImageHeader, digest: bytes) -> _Image:
-        key = keys.features_key(tenant="", fingerprint=self._fingerprint, options=b"", media=digest)
-        plan = self._family.plan(header.width, header.height)
-        return _Image(media.data, header, key, plan)
-
-    async def _features(
-        self, request_id: str, images: Sequence[_Image], account: Account
-    ) -> dict[ContentKey, Handle]:
-        """Handles of the features, pinned under the request; made where they are missing."""
-        distinct = list({image.key: image for image in images}.values())
-        if not distinct:
-            return {}
-        self._check_room(distinct)
-        start_ns = time.monotonic_ns()
-        outcomes = await self._acquire(request_id, distinct, [None] * len(distinct))
-        account.stage(start_ns, "acquire", note=_summary(outcomes))
-        absent = [index for index, outcome in enumerate(outcomes) if outcome.state == "absent"]
-        if absent:
-            missing = [distinct[index] for index in absent]
-            start_ns = time.monotonic_ns()
-            raw = await self._write_raw(request_id, missing)
-            copied = sum(len(image.data) for image in missing)
-            account.stage(start_ns, "into the arena", copied_nbytes=copied)
-            start_ns = time.monotonic_ns()
-            queued = await self._acquire(request_id, missing, raw)
-            await self.store.release(request_id, raw)
-            account.stage(start_ns, "queue jobs", note=_summary(queued))
-            for index, outcome in zip(absent, queued, strict=True):
-                outcomes[index] = outcome
-        states = [outcome.state for outcome in outcomes]
-        pending = [
-            index for index, outcome in enumerate(outcomes) if outcome.state in ("busy", "miss")
-        ]
-        if pending:
-            start_ns = time.monotonic_ns()
-            wait_keys = [distinct[index].key for index in pending]
-            made = await self.store.wait(request_id, wait_keys, timeout_s=self._timeout_s)
-            account.stage(start_ns, "wait for features", note=_count(len(made), "item"))
-            for index, outcome in zip(pending, made, strict=True):
-                outcomes[index] = outcome
-                account.add(outcome.spans)
-        self._count_outcomes(states, outcomes, account)
-        return {
-            image.key: _handle_of(outcome)
-            for image, outcome in zip(distinct, outcomes, strict=True)
-        }
-
-    def _check_room(self, images: Sequence[_Image]) -> None:
-        """Refuse what could never be in the arena at once, however long one waits.
-
-        Raises:
-            ArenaTooSmall: The media or their features exceed their share of the arena.
-        """
-        for kind, needed in (
-            (ObjectKind.RAW, sum(round_up(len(image.data)) for image in images)),
-            (ObjectKind.FEATURES, sum(round_up(image.plan.nbytes) for image in images)),
-        ):
-            share = int(self.store.capacity_nbytes * self._shares[kind])
-            if needed > share:
-                raise ArenaTooSmall(
-                    f"the request's media take {needed} bytes as {kind}; "
-                    f"their share of the arena is {share}",
-                    param="messages",
-                )
-
-    async def _acquire(
-        self, request_id: str, images: Sequence[_Image], raw: Sequence[Handle | None]
-    ) -> list[m.Outcome]:
-        """Pin the features that exist; queue jobs for the others where there are raw media."""
-        items = []
-        for image, handle in zip(images, raw, strict=True):
-            job = m.JobSpec([handle], encode(image.header)) if handle is not None else None
-            kind, nbytes = ObjectKind.FEATURES, image.plan.nbytes
-            items.append(m.AcquireItem(image.key, kind, nbytes, job))
-        return await self.store.acquire(request_id, items)
-
-    async def _write_raw(self, request_id: str, images: Sequence[_Image]) -> list[Handle]:
-        """The encoded media in the arena, for the workers to read."""
-        handles = await self.store.create(
-            request_id, [m.CreateItem(ObjectKind.RAW, len(image.data)) for image in images]
-        )
-        for image, handle in zip(images, handles, strict=True):
-            target = np.frombuffer(self.store.block(handle), dtype=np.uint8)
-            np.copyto(target, np.frombuffer(image.data, dtype=np.uint8))
-        sealed = [m.SealItem(handle, handle.nbytes) for handle in handles]
-        return await self.store.seal(request_id, sealed)
-
-    def _count_outcomes(
-        self, states: Sequence[str], outcomes: Sequence[m.Outcome], account: Account
-    ) -> None:
-        words = {"hit": "hit", "busy": "joined", "miss": "made"}
-        names = [
-            "failed" if outcome.state == "failed" else words[state]
-            for state, outcome in zip(states, outcomes, strict=True)
-        ]
-        for name in dict.fromkeys(names):
-            count = names.count(name)
-            self._metrics.items.labels("image", name).inc(count)
-            account.items.append(f"{_count(count, 'image')} {name}")
-
     async def close(self) -> None:
-        await self._fetcher.close()
-        self._digester.close()
-
-
-def _summary(outcomes: Sequence[m.Outcome]) -> str:
-    """How many of each, such as ``"3 hit, 1 absent"``."""
-    counts = Counter(outcome.state for outcome in outcomes)
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
-def _handle_of(outcome: m.Outcome) -> Handle:
-    if outcome.failure is not None:
-        raise error_from(outcome.failure.code, outcome.failure.message)
-    if outcome.handle is None:
-        raise InternalError("the store named no handle")
-    return outcome.handle
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-async def gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order; the first failure cancels the others and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except* AfferentError as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+        await self._items.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,15 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from afferent.errors import ConfigError, InternalError, InvalidRequest
-from afferent.preprocess.family import Family, FeaturePlan, read_json
-from afferent.serve.request import ImagePart, Message, SamplingDefaults, TextPart
-from afferent.types import Placeholder
+from afferent.preprocess.family import Family, read_json
+from afferent.preprocess.plan import Prompt as ItemPrompt
+from afferent.serve.request import MediaPart, Message, SamplingDefaults, TextPart
+from afferent.types import Modality, Placeholder
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``placeholders`` are in prompt order, one for each image."""
+    """``placeholders`` are one for each item, in the items' order."""
 
     token_ids: list[int]
     placeholders: list[Placeholder]
@@ -46,14 +48,18 @@ class PromptBuilder:
         self._plain_tokenizer.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = tuple(token.content for token in added.values() if token.special)
-        self._image_token_id = family.image_token_id
+        self._tokens = family.tokens
+        self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """No text has fewer tokens than its characters divided by this."""
         self._template = _compile_template(folder)
         self._names = _special_names(folder)
 
-    def build(self, messages: Sequence[Message], plans: Sequence[FeaturePlan]) -> Prompt:
-        """The prompt's tokens, with each image's placeholder opened to its rows of embeddings.
+    def build(self, messages: Sequence[Message], written: Sequence[ItemPrompt]) -> Prompt:
+        """The prompt's tokens, each item's marker opened to what stands there for the item.
+
+        Args:
+            written: How the items of the messages are written, in order.
 
         Raises:
             InvalidRequest: The model's chat template refuses the messages.
@@ -61,19 +67,37 @@ class PromptBuilder:
         quoted: list[str] = []
         rendered = self._render([self._as_dict(message, quoted) for message in messages])
         marked = self._encode(rendered, quoted)
-        if marked.count(self._image_token_id) != len(plans):
-            raise InternalError("the chat template does not name each image once")
+        # A template may move items before the text, but not past others of their kind.
+        media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
+        waiting: dict[Modality, deque[int]] = {kind: deque() for kind in self._tokens}
+        for index, part in enumerate(media):
+            waiting[part.modality].append(index)
         token_ids: list[int] = []
-        placeholders: list[Placeholder] = []
-        remaining = iter(plans)
+        placeholders: dict[int, Placeholder] = {}
         for token in marked:
-            if token == self._image_token_id:
-                count = next(remaining).num_embeds
-                placeholders.append(Placeholder(len(token_ids), count))
-                token_ids += [token] * count
-            else:
+            kind = self._modality_of.get(token)
+            if kind is None:
                 token_ids.append(token)
-        return Prompt(token_ids, placeholders)
+            elif not waiting[kind]:
+                raise InternalError("the chat template names an item that there is not")
+            else:
+                index = waiting[kind].popleft()
+                placeholders[index] = self._open(kind, written[index], token_ids)
+        if len(placeholders) != len(media):
+            raise InternalError("the chat template does not name each item once")
+        return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
+
+    def _open(self, kind: Modality, written: ItemPrompt, token_ids: list[int]) -> Placeholder:
+        """Append what stands for an item; from its first row of embeddings to its last."""
+        first = last = len(token_ids)
+        for piece in written:
+            if isinstance(piece, str):
+                token_ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+            else:
+                first = first if last > first else len(token_ids)
+                token_ids += [self._tokens[kind].embed] * piece
+                last = len(token_ids)
+        return Placeholder(first, last - first)
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer)
@@ -82,8 +106,8 @@ class PromptBuilder:
         content = []
         for part in message.parts:
             match part:
-                case ImagePart():
-                    content.append({"type": "image"})
+                case MediaPart(modality):
+                    content.append({"type": str(modality)})
                 case TextPart(text):
                     content.append({"type": "text", "text": self._quote(text, quoted)})
         return {"role": message.role, "content": content}

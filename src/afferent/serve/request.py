@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from afferent.types import Sampling
+from afferent.types import Modality, Sampling
 
 Role = Literal["system", "user", "assistant"]
 
@@ -16,13 +16,14 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePart:
-    """An image by URL: ``data:``, ``http:`` or ``https:``."""
+class MediaPart:
+    """An image, audio clip or video by URL: ``data:``, ``http:`` or ``https:``."""
 
+    modality: Modality
     url: str
 
 
-Part = TextPart | ImagePart
+Part = TextPart | MediaPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
 
     @property
-    def images(self) -> list[ImagePart]:
-        """All images of all messages, in order."""
-        return [p for m in self.messages for p in m.parts if isinstance(p, ImagePart)]
+    def media(self) -> list[MediaPart]:
+        """All items of all messages, in order."""
+        return [p for m in self.messages for p in m.parts if isinstance(p, MediaPart)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

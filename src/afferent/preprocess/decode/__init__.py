@@ -1,0 +1,1 @@
+"""From the bytes of a file to pictures, sound and frames. Runs in preprocess workers only."""

@@ -1,0 +1,224 @@
+"""From an audio file's bytes to mono samples at the model's rate, block by block.
+
+libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg reads the sound of MP4 (M4A), WebM and Matroska.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import soundfile  # type: ignore[import-untyped]
+import soxr  # type: ignore[import-untyped]
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.codec.context import ThreadType
+from av.container import InputContainer
+from av.stream import Discard
+from numpy.typing import NDArray
+
+from afferent.config import Limits
+from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
+from afferent.ingest.probe import AudioHeader
+from afferent.preprocess.decode.container import BROKEN, open_container
+from afferent.preprocess.decode.reading import Bytes, MemoryFile
+from afferent.preprocess.media import Sound
+
+Samples = NDArray[np.float32]
+
+_FORMATS: Final = frozenset(("WAV", "WAVEX", "FLAC", "OGG", "MP3"))
+_ENCODINGS: Final = frozenset(
+    (
+        *("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
+        *("VORBIS", "OPUS", "MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III"),
+    )
+)
+_CODECS: Final = frozenset(("aac", "alac", "flac", "mp3", "opus", "vorbis"))
+_DECODERS: Final = "aac,alac,flac,mp3,mp3float,opus,libopus,vorbis"
+_BLOCK: Final = 1 << 14  # frames read at a time
+_MIN_RATE_HZ: Final = 1000
+_LOUDEST: Final = 10.0
+"""A lossy codec overshoots 1 by a little, and so may a recording in floats; nothing means 10."""
+_UNDECODABLE: Final = "the sound can't be decoded: its data are truncated or corrupt"
+_BROKEN: Final = (*BROKEN, soundfile.LibsndfileError)
+
+
+def probe_audio(data: Bytes, limits: Limits) -> AudioHeader:
+    """What the file claims. Of one that doesn't say its length: the longest that is accepted.
+
+    Raises:
+        UnsupportedMedia: A container or a codec that we don't read.
+        InvalidMedia: No sound, or a broken one.
+        MediaTooLarge: Longer, of more channels or of a higher rate than the limits allow.
+    """
+    with _open(data, limits) as source:
+        return source.header
+
+
+def decode_audio(data: Bytes, sample_rate_hz: int, limits: Limits) -> Sound:
+    """All of a file, its channels mixed, at ``sample_rate_hz``.
+
+    Raises:
+        UnsupportedMedia: A container or a codec that we don't read.
+        InvalidMedia: It can't be decoded, or its samples are no numbers near -1 to 1.
+        MediaTooLarge: It turns out to be longer than the limits allow, or claims to be.
+    """
+    with _open(data, limits) as source:
+        rate_hz = source.header.sample_rate_hz
+        most = math.floor(limits.max_audio_s * rate_hz)
+        # Pages that nothing is written to cost nothing.
+        out = np.empty(math.ceil(limits.max_audio_s * sample_rate_hz) + 1, np.float32)
+        resampler = soxr.ResampleStream(rate_hz, sample_rate_hz, 1, dtype="float32", quality="HQ")
+        same = rate_hz == sample_rate_hz
+        num_read = filled = 0
+        for block in source.blocks():
+            num_read += len(block)
+            if num_read > most:
+                raise _too_long(limits)
+            mono = _mono(block)
+            filled = _append(out, filled, mono if same else resampler.resample_chunk(mono))
+        if not same:
+            rest = resampler.resample_chunk(np.empty(0, np.float32), last=True)
+            filled = _append(out, filled, rest)
+    if filled == 0:
+        raise InvalidMedia("the sound is empty")
+    return Sound(out[:filled], sample_rate_hz)
+
+
+def _append(out: Samples, filled: int, piece: Samples) -> int:
+    piece = piece[: len(out) - filled]
+    out[filled : filled + len(piece)] = piece
+    return filled + len(piece)
+
+
+def _mono(block: Samples) -> Samples:
+    """The mean of the channels of ``(frames, channels)``."""
+    mono: Samples = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
+    # A NaN is not less than anything, so it doesn't pass either.
+    if len(block) and not np.abs(block).max() < _LOUDEST:
+        raise InvalidMedia("the sound's samples are no numbers near -1 to 1")
+    return np.ascontiguousarray(mono)
+
+
+class _Source:
+    """An open file: what it claims, and its samples as ``(frames, channels)``."""
+
+    header: AudioHeader
+
+    def blocks(self) -> Iterator[Samples]:
+        raise NotImplementedError
+
+
+class _Stream(soundfile.SoundFile):  # type: ignore[misc]
+    """Read from begin to end: soundfile would look for its place after each block, which costs time
+    and fails in a file that doesn't say its length.
+    """
+
+    def seekable(self) -> bool:
+        return False
+
+
+class _SndFile(_Source):
+    def __init__(self, file: _Stream, limits: Limits) -> None:
+        if file.format not in _FORMATS or file.subtype not in _ENCODINGS:
+            raise UnsupportedMedia("the sound's encoding is none that is read")
+        self._file = file
+        self.header = _checked(file.samplerate, file.channels, file.frames, limits)
+
+    def blocks(self) -> Iterator[Samples]:
+        block = np.empty((_BLOCK, self.header.num_channels), np.float32)
+        while len(read := self._file.read(out=block)):
+            yield read
+
+
+class _AvFile(_Source):
+    def __init__(self, container: InputContainer, stream: AudioStream, limits: Limits) -> None:
+        self._container, self._stream = container, stream
+        context = stream.codec_context
+        claimed_s = 0.0
+        if stream.duration and stream.time_base:
+            claimed_s = float(stream.duration * stream.time_base)
+        elif container.duration:
+            claimed_s = container.duration / 1_000_000
+        num_frames = math.ceil(claimed_s * context.sample_rate)
+        self.header = _checked(context.sample_rate, context.channels, num_frames, limits)
+
+    def blocks(self) -> Iterator[Samples]:
+        for frame in self._container.decode(self._stream):
+            rate_hz, channels = frame.sample_rate, frame.layout.nb_channels
+            if (rate_hz, channels) != (self.header.sample_rate_hz, self.header.num_channels):
+                raise InvalidMedia("the sound changes its rate or its channels")
+            yield _to_float(frame, channels)
+
+
+def _to_float(frame: AudioFrame, channels: int) -> Samples:
+    array = frame.to_ndarray()
+    planes = array if frame.format.is_planar else array.reshape(-1, channels).T
+    if planes.dtype.kind == "i":
+        planes = planes.astype(np.float32) / float(1 << (8 * planes.dtype.itemsize - 1))
+    return planes.T.astype(np.float32, copy=False)
+
+
+@contextmanager
+def _open(data: Bytes, limits: Limits) -> Generator[_Source, None, None]:
+    head = bytes(data[:12])
+    try:
+        if _is_sndfile(head):
+            with MemoryFile(data) as file, _Stream(file) as stream:
+                yield _SndFile(stream, limits)
+        else:
+            with open_container(data, "sound", {"codec_whitelist": _DECODERS}) as container:
+                yield _AvFile(container, _sound_of(container), limits)
+    except _BROKEN as error:
+        raise InvalidMedia(_UNDECODABLE) from error
+
+
+def _is_sndfile(head: bytes) -> bool:
+    if head[:4] in (b"RIFF", b"RF64") and head[8:] == b"WAVE":
+        return True
+    # An MP3 begins with a tag, or with a frame: eleven ones, then no reserved version or layer.
+    is_mp3 = head[:3] == b"ID3" or (
+        head[:1] == b"\xff" and len(head) > 1 and head[1] & 0xE0 == 0xE0 and head[1] & 6 != 0
+    )
+    return is_mp3 or head[:4] in (b"fLaC", b"OggS")
+
+
+def _sound_of(container: InputContainer) -> AudioStream:
+    """The first sound track, ready to decode in this thread alone."""
+    if not container.streams.audio:
+        raise InvalidMedia("the file holds no sound")
+    stream = container.streams.audio[0]
+    for other in container.streams:
+        if other is not stream:
+            other.discard = Discard.all
+    context = stream.codec_context
+    if context is None or context.codec.canonical_name not in _CODECS:
+        raise UnsupportedMedia("the sound's codec is none that is read")
+    context.thread_count, context.thread_type = 1, ThreadType.NONE
+    return stream
+
+
+def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> AudioHeader:
+    if rate_hz < _MIN_RATE_HZ or channels < 1:
+        raise InvalidMedia(f"the sound has {channels} channels at {rate_hz} Hz")
+    if channels > limits.max_audio_channels:
+        raise MediaTooLarge(
+            f"the sound has {channels} channels; at most {limits.max_audio_channels} are accepted"
+        )
+    if rate_hz > limits.max_audio_rate_hz:
+        raise MediaTooLarge(
+            f"the sound's rate is {rate_hz} Hz; at most {limits.max_audio_rate_hz} are accepted"
+        )
+    most = math.floor(limits.max_audio_s * rate_hz)
+    if num_frames <= 0 or num_frames >= 1 << 62:
+        num_frames = most
+    if num_frames > most:
+        raise _too_long(limits)
+    return AudioHeader(rate_hz, channels, num_frames)
+
+
+def _too_long(limits: Limits) -> MediaTooLarge:
+    return MediaTooLarge(f"the sound lasts longer than the {limits.max_audio_s:.0f} s accepted")

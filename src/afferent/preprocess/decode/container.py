@@ -1,0 +1,77 @@
+"""A video or audio container, opened by FFmpeg, which may reach nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+import av
+import av.error
+import av.logging
+from av.container import InputContainer
+
+from afferent.errors import UnsupportedMedia
+from afferent.preprocess.decode.mp4 import check_tables
+from afferent.preprocess.decode.reading import Bytes, MemoryFile
+
+av.logging.set_level(None)  # what FFmpeg says of hostile bytes would fill the log
+
+_STILLS: Final = frozenset((b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1", b"avif", b"avis"))
+_MP4_STARTS: Final = frozenset((b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"))
+_OPTIONS: Final = {"protocol_whitelist": "none", "max_streams": "64", "threads": "1"}
+_MP4_OPTIONS: Final = {"enable_drefs": "0", "use_absolute_path": "0"}
+_READ_NBYTES: Final = 1 << 16
+
+BROKEN: Final = (av.error.FFmpegError, ValueError, OverflowError, MemoryError)
+"""What PyAV raises on bytes that are not what they should be."""
+
+
+@contextmanager
+def open_container(data: Bytes, what: str, options: Mapping[str, str]) -> Iterator[InputContainer]:
+    """The file, opened.
+
+    Args:
+        what: ``video`` or ``sound``, for the message.
+        options: Of FFmpeg; ``codec_whitelist`` names the decoders that it may use.
+
+    Raises:
+        UnsupportedMedia: MP4, QuickTime, Matroska and WebM are read, nothing else.
+        MediaTooLarge: An MP4 file's tables claim too many samples.
+        InvalidMedia: Its boxes are no honest ones.
+    """
+    name = _format_of(data, what)
+    options = {**_OPTIONS, **options}
+    if name == "mov":
+        check_tables(data)
+        options |= _MP4_OPTIONS
+    with (
+        MemoryFile(data) as file,
+        av.open(
+            file,
+            "r",
+            format=name,
+            options=options,
+            metadata_errors="replace",
+            buffer_size=_READ_NBYTES,
+            io_open=_refuse,
+        ) as container,
+    ):
+        yield container
+
+
+def _format_of(data: Bytes, what: str) -> str:
+    """FFmpeg's name for what the first bytes say.
+
+    FFmpeg itself would also find playlists and scripts that name other files; it is never asked.
+    """
+    head = bytes(data[:12])
+    if head[4:8] in _MP4_STARTS and head[8:12] not in _STILLS:
+        return "mov"
+    if head.startswith(b"\x1aE\xdf\xa3"):
+        return "matroska"
+    raise UnsupportedMedia(f"the {what}'s bytes are not those of a format that is read")
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise PermissionError("a media file may name no other file")

@@ -1,0 +1,61 @@
+"""PNG: RGB and RGBA of 8 bits, which most files are, by libspng."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+from imagecodecs import spng_decode
+from PIL import Image
+
+from afferent.ingest.header import png_chunks
+from afferent.preprocess.decode.pillow import copy_rgb
+from afferent.preprocess.media import Pixels
+
+_RGB, _RGBA = 2, 6
+_TRANSPARENT: Final = b"tRNS"
+_LAST_CHUNK: Final = b"\0\0\0\0IEND\xaeB`\x82"
+# None bears on the pixels of the first frame, and each can grow: of a profile of 0.7 MB libspng
+# made 700 MB.
+_METADATA: Final = frozenset(
+    {b"iCCP", b"zTXt", b"iTXt", b"tEXt", b"eXIf", b"sPLT", b"acTL", b"fcTL", b"fdAT"}
+)
+
+
+def decode_into(data: memoryview, pixels: Pixels) -> bool:
+    """Fill ``pixels``; ``False`` if the file is of another kind, or only Pillow can tell."""
+    bits, colours = data[24], data[25]
+    if bits != 8 or colours not in (_RGB, _RGBA):
+        return False
+    if any(kind == _TRANSPARENT for kind, _, _ in png_chunks(data)):
+        return False
+    height, width, _ = pixels.shape
+    out = pixels if colours == _RGB else np.empty((height, width, 4), np.uint8)
+    try:
+        # Any buffer will do. An array that is not as large as the file says is refused.
+        spng_decode(without_metadata(data), out=out)  # type: ignore[arg-type]
+    except (ValueError, RuntimeError):
+        return False
+    if colours == _RGBA:
+        copy_rgb(Image.frombuffer("RGBA", (width, height), out, "raw", "RGBA", 0, 1), pixels)
+    return True
+
+
+def without_metadata(data: memoryview) -> bytes | memoryview:
+    """The file as it is, or a copy without texts, profiles, EXIF, animation and what stands behind
+    the pixels.
+    """
+    kept: list[bytes | memoryview] = [data[:33]]
+    end = pixels_start = 33
+    for kind, start, length in png_chunks(data):
+        end = pixels_start = start + length + 4
+        if kind not in _METADATA:
+            kept.append(data[start - 8 : end])
+    while bytes(data[end + 4 : end + 8]) == b"IDAT":
+        (length,) = struct.unpack_from(">I", data, end)
+        end += length + 12
+    kept.append(data[pixels_start:end])
+    if end < len(data):
+        kept.append(_LAST_CHUNK)
+    return data if sum(map(len, kept)) == len(data) else b"".join(kept)

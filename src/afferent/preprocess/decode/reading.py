@@ -1,0 +1,47 @@
+"""Bytes in shared memory as the file that PyAV and soundfile want to read."""
+
+from __future__ import annotations
+
+import io
+import os
+
+Bytes = bytes | memoryview
+
+
+class MemoryFile(io.RawIOBase):
+    """A read-only file over ``data``; only what is read is copied, and closing it lets go of it."""
+
+    def __init__(self, data: Bytes) -> None:
+        super().__init__()
+        self._data = memoryview(data).cast("B")
+        self._at = 0
+
+    def close(self) -> None:
+        self._data.release()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._data)}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._data) if size < 0 else self._at + size
+        piece = bytes(self._data[self._at : end])
+        self._at += len(piece)
+        return piece
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        piece = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)

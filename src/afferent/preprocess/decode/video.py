@@ -1,0 +1,278 @@
+"""From a video file's bytes to its frames, one at a time, upright and in RGB."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+from av.codec.context import ThreadType
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Discard
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from afferent.config import Limits
+from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
+from afferent.ingest.probe import VideoHeader
+from afferent.preprocess.decode.container import BROKEN, open_container
+from afferent.preprocess.decode.reading import Bytes
+from afferent.preprocess.media import Pixels, Video
+
+CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1")
+_DECODERS: Final = "h264,hevc,vp8,vp9,libdav1d,av1"
+_MAX_DELAY: Final = 128  # packets before a decoder gives its first frame
+_DEFAULT_RATE: Final = 24.0
+_QUARTERS: Final = (
+    *((False, False, False), (True, True, False)),
+    *((False, True, True), (True, False, True)),
+)
+"""How a frame is turned by so many quarters, clockwise; see `_turns`."""
+_UNDECODABLE: Final = "the video can't be decoded: its data are truncated or corrupt"
+
+
+@contextmanager
+def open_video(data: Bytes, limits: Limits) -> Iterator[Video]:
+    """A video whose packets have been counted; its frames are decoded when they are asked for.
+
+    Raises:
+        UnsupportedMedia: A container or a codec that we don't read.
+        InvalidMedia: No video, or a broken one.
+        MediaTooLarge: Longer, larger or of more frames than the limits allow.
+    """
+    try:
+        with _open(data, limits) as (container, stream):
+            walked = _walk(container, stream, limits)
+            claimed = _rate(stream.average_rate)
+        with _open(data, limits) as (container, stream):
+            width, height = _size(_first_frame(container, stream))
+    except BROKEN as error:
+        raise InvalidMedia(_UNDECODABLE) from error
+    header = VideoHeader(width, height, len(walked.shown), walked.frames_per_s(claimed))
+    yield _OpenVideo(data, limits, header, walked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """What a pass over the packets found, in the stream's own ticks.
+
+    Attributes:
+        shown: When each frame is shown, in order.
+        key_times: When each frame is shown that can be decoded without others, in order.
+        key_packets: The packet of each of those, counted from the start.
+    """
+
+    shown: NDArray[np.int64]
+    key_times: NDArray[np.int64]
+    key_packets: NDArray[np.int64]
+    tick_s: float
+
+    def entry(self, time: int) -> int:
+        """The packet to decode from for the frame shown at ``time``."""
+        at = int(np.searchsorted(self.key_times, time, side="right")) - 1
+        return int(self.key_packets[at]) if at >= 0 else 0
+
+    def frames_per_s(self, claimed: float | None) -> float:
+        """The container's rate where the frames' times confirm it, for these are rounded."""
+        if len(self.shown) < 2:
+            return claimed or _DEFAULT_RATE
+        counted = (len(self.shown) - 1) / (float(self.shown[-1] - self.shown[0]) * self.tick_s)
+        return claimed if claimed and abs(claimed / counted - 1) < 0.01 else counted
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenVideo:
+    _data: Bytes
+    _limits: Limits
+    header: VideoHeader
+    _walked: _Walked
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Pixels]:
+        """See `afferent.preprocess.media.Video`."""
+        nbytes = len(set(indices)) * self.header.width * self.header.height * 3
+        if nbytes > self._limits.max_video_decoded_nbytes:
+            raise MediaTooLarge(
+                f"the frames taken from the video have {nbytes} bytes; at most "
+                f"{self._limits.max_video_decoded_nbytes} are accepted"
+            )
+        times = self._walked.shown[np.asarray(indices, np.int64)].tolist()
+        return self._decoded(times)
+
+    def _decoded(self, times: list[int]) -> Iterator[Pixels]:
+        reformatter = VideoReformatter()
+        pixels: Pixels | None = None
+        last = None
+        frames = self._wanted(sorted(set(times)))
+        try:
+            for time in times:
+                if time != last or pixels is None:
+                    pixels, last = _upright(next(frames), reformatter), time
+                    if pixels.shape[:2] != (self.header.height, self.header.width):
+                        raise InvalidMedia("the video's frames change their size")
+                yield pixels
+        except StopIteration:
+            raise InvalidMedia(_UNDECODABLE) from None
+        except BROKEN as error:
+            raise InvalidMedia(_UNDECODABLE) from error
+        finally:
+            frames.close()
+
+    def _wanted(self, times: list[int]) -> Generator[VideoFrame, None, None]:
+        """A frame for each of these times; only what they need is decoded.
+
+        For one that the decoder leaves out, as it may at the begin of a recording that was cut, the
+        next one stands.
+        """
+        wanted = iter(times)
+        time = next(wanted)
+        entry = self._walked.entry(time)
+        sought = frozenset(times)
+        with _open(self._data, self._limits) as (container, stream):
+            context = stream.codec_context
+            for number, packet in enumerate(container.demux(stream)):
+                if number < entry:
+                    continue
+                # What nothing refers to, and nobody wants, need not be decoded.
+                context.skip_frame = "DEFAULT" if packet.pts in sought else "NONREF"
+                for frame in context.decode(packet):
+                    while frame.pts is not None and frame.pts >= time:
+                        yield frame
+                        if (following := next(wanted, None)) is None:
+                            return
+                        time = following
+                    if (entry := self._walked.entry(time)) > number:
+                        context.flush_buffers()
+                        break
+
+
+@contextmanager
+def _open(data: Bytes, limits: Limits) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The file, and its first video track, ready to decode in this thread alone."""
+    # A frame is coded in blocks of up to 128 pixels, so that it may be larger than what is seen.
+    max_pixels = limits.max_frame_pixels * 5 // 4
+    options = {"codec_whitelist": _DECODERS, "max_pixels": str(max_pixels)}
+    with open_container(data, "video", options) as container:
+        if not container.streams.video:
+            raise InvalidMedia("the file holds no video")
+        stream = container.streams.video[0]
+        for other in container.streams:
+            if other is not stream:
+                other.discard = Discard.all
+        context = stream.codec_context
+        if context is None or context.codec.canonical_name not in CODECS:
+            raise UnsupportedMedia("the video's codec is none of H.264, HEVC, VP8, VP9 and AV1")
+        _check_pixels(context.width, context.height, limits)
+        context.thread_count, context.thread_type = 1, ThreadType.NONE
+        context.options = {"max_pixels": str(max_pixels)}
+        context.open(strict=False)  # dav1d asks only now which frames may be skipped: none
+        yield container, stream
+
+
+def _walk(container: InputContainer, stream: VideoStream, limits: Limits) -> _Walked:
+    """Count the frames without decoding one."""
+    if stream.time_base is None:
+        raise InvalidMedia("the video's frames have no times")
+    shown: list[int] = []
+    keys: list[tuple[int, int]] = []
+    invisible = _is_invisible if stream.codec_context.name == "vp8" else _is_empty
+    for number, packet in enumerate(container.demux(stream)):
+        if number > limits.max_video_frames:
+            raise _too_many(limits)
+        if packet.is_discard or invisible(packet):
+            continue
+        if packet.pts is None:
+            raise InvalidMedia("the video's frames have no times")
+        shown.append(packet.pts)
+        if packet.is_keyframe:
+            keys.append((packet.pts, number))
+    if not shown:
+        raise InvalidMedia("the video has no frames")
+    keys.sort()
+    walked = _Walked(
+        shown=np.unique(np.array(shown, np.int64)),
+        key_times=np.array([time for time, _ in keys], np.int64),
+        key_packets=np.array([number for _, number in keys], np.int64),
+        tick_s=float(stream.time_base),
+    )
+    _check_length(len(shown), float(walked.shown[-1] - walked.shown[0]) * walked.tick_s, limits)
+    return walked
+
+
+def _is_empty(packet: Packet[VideoStream]) -> bool:
+    return packet.size == 0
+
+
+def _is_invisible(packet: Packet[VideoStream]) -> bool:
+    """VP8 has frames that others refer to and nobody sees: its ``show_frame`` bit."""
+    return packet.size == 0 or not memoryview(packet)[0] & 0x10
+
+
+def _first_frame(container: InputContainer, stream: VideoStream) -> VideoFrame:
+    for number, packet in enumerate(container.demux(stream)):
+        for frame in stream.codec_context.decode(packet):
+            return frame
+        if number > _MAX_DELAY:
+            break
+    raise InvalidMedia(_UNDECODABLE)
+
+
+def _turns(frame: VideoFrame) -> tuple[bool, bool, bool]:
+    """How the frame comes upright: transposed, then flipped left to right, then upside down."""
+    side_data: Any = frame.side_data  # PyAV's types say otherwise than PyAV
+    try:
+        matrix = side_data["DISPLAYMATRIX"]
+    except KeyError:
+        return False, False, False
+    except ValueError:  # beside it stands something that PyAV has no name for
+        return _QUARTERS[round(-frame.rotation / 90) % 4]
+    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(np.int64).tolist()
+    if abs(a) + abs(d) >= abs(b) + abs(c):
+        return False, a < 0, d < 0
+    return True, c < 0, b < 0
+
+
+def _size(frame: VideoFrame) -> tuple[int, int]:
+    """Width and height, upright."""
+    return (frame.height, frame.width) if _turns(frame)[0] else (frame.width, frame.height)
+
+
+def _upright(frame: VideoFrame, reformatter: VideoReformatter) -> Pixels:
+    rgb = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+    transposed, mirrored, upside_down = _turns(frame)
+    if transposed:
+        rgb = rgb.transpose(1, 0, 2)
+    rgb = rgb[:: -1 if upside_down else 1, :: -1 if mirrored else 1]
+    return np.ascontiguousarray(rgb, np.uint8)
+
+
+def _rate(claimed: Fraction | None) -> float | None:
+    rate = float(claimed) if claimed else 0.0
+    return rate if 0.0 < rate < 100_000.0 else None
+
+
+def _check_pixels(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_frame_pixels:
+        raise MediaTooLarge(
+            f"the video is {width} x {height} pixels; at most {limits.max_frame_pixels} "
+            "in all are accepted"
+        )
+
+
+def _check_length(num_frames: int, duration_s: float, limits: Limits) -> None:
+    if num_frames > limits.max_video_frames:
+        raise _too_many(limits)
+    if duration_s > limits.max_video_s:
+        raise MediaTooLarge(
+            f"the video lasts {duration_s:.0f} seconds; at most {limits.max_video_s:.0f} "
+            "are accepted"
+        )
+
+
+def _too_many(limits: Limits) -> MediaTooLarge:
+    return MediaTooLarge(f"the video has more than {limits.max_video_frames} frames")

@@ -1,0 +1,1 @@
+"""One file for each family of models; `afferent.preprocess.registry` lists them."""

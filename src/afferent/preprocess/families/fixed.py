@@ -1,0 +1,114 @@
+"""Models that bring every picture to one size: resized, perhaps cropped, always as many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from afferent.errors import UnsupportedMedia
+from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.preprocess.family import MediaTokens
+from afferent.preprocess.media import Array, Media, Picture
+from afferent.preprocess.normalize import Normalization
+from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.resize import resize
+from afferent.preprocess.settings import PixelSettings, Size, sides
+from afferent.types import Modality, TensorSpec
+
+
+class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a picture comes to ``width`` times ``height``.
+
+    ``shortest_edge`` is what its shorter side becomes before the middle is cut out; 0 means that
+    nothing is cut, and the picture is stretched.
+    """
+
+    width: int
+    height: int
+    shortest_edge: int
+    resample: int
+    normalization: Normalization
+
+    def write(self, picture: Picture, out: Array) -> None:
+        """Write into ``out``, ``(3, height, width)``."""
+        pixels = resize(picture.pixels, *self._resized(picture.header), self.resample)
+        top = (pixels.shape[0] - self.height) // 2
+        left = (pixels.shape[1] - self.width) // 2
+        cut = pixels[top : top + self.height, left : left + self.width]
+        out[...] = cut.transpose(2, 0, 1)
+
+    def _resized(self, header: ImageHeader) -> tuple[int, int]:
+        edge = self.shortest_edge
+        if not edge:
+            return self.width, self.height
+        if header.width <= header.height:
+            return edge, int(edge * header.height / header.width)
+        return int(edge * header.width / header.height), edge
+
+
+class FixedFamily(Struct, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``prompt`` is what stands for each picture; see `FeaturePlan`."""
+
+    image: MediaTokens
+    framing: Framing
+    prompt: tuple[int | str, ...]
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        return {Modality.IMAGE: self.image}
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return 0
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        if not isinstance(header, ImageHeader):
+            raise UnsupportedMedia("the model takes images only")
+        return self._plan("uint8")
+
+    def float_plan(self, header: ImageHeader) -> FeaturePlan:
+        """The same in the layout of the model's own processor."""
+        return self._plan("float32")
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        if not isinstance(media, Picture):
+            raise UnsupportedMedia("the model takes images only")
+        self.framing.write(media, out["pixel_values"][0])
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        pixels = self.framing.normalization.apply(features["pixel_values"])
+        return {**features, "pixel_values": pixels}
+
+    def _plan(self, dtype: str) -> FeaturePlan:
+        shape = (1, 3, self.framing.height, self.framing.width)
+        return FeaturePlan({"pixel_values": TensorSpec(dtype, shape)}, self.prompt)
+
+
+def framing(settings: PixelSettings) -> Framing | None:
+    """What the settings ask for; ``None`` if it can't be done here."""
+    normalization = settings.normalization
+    if normalization is None or not settings.do_resize:
+        return None
+    if settings.do_pad or settings.do_pan_and_scan:
+        return None
+    given = settings.size
+    size: Size = {"shortest_edge": given} if isinstance(given, int) else given
+    edge, stretched = size.get("shortest_edge") or 0, sides(size)
+    if settings.do_center_crop:
+        cut = sides(settings.crop_size)
+        # A crop from less than its own size would add a border.
+        if set(size) != {"shortest_edge"} or cut is None or max(cut) > edge:
+            return None
+    elif stretched is not None:
+        edge, cut = 0, stretched
+    else:
+        return None
+    return Framing(
+        width=cut[0],
+        height=cut[1],
+        shortest_edge=edge,
+        resample=settings.resample,
+        normalization=normalization,
+    )

@@ -1,0 +1,64 @@
+"""Gemma 3: a stretched picture, written as its soft tokens between two marks and empty lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from afferent.errors import ConfigError
+from afferent.preprocess.families.fixed import FixedFamily, framing
+from afferent.preprocess.family import MediaTokens, processor_settings, read_json
+from afferent.preprocess.settings import pixel_settings
+
+# Where the configuration does not say:
+_BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
+_NUM_EMBEDS = 256
+
+
+class _AddedToken(Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(Struct):
+    added_tokens: list[_AddedToken]
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
+    """The family of a model; ``None`` if its settings ask for what is not done here, such as
+    "pan and scan", which adds crops of long pictures.
+
+    Raises:
+        ConfigError: The folder does not say how pictures are processed, or what its tokens are.
+    """
+    settings = pixel_settings(processor_settings(folder))
+    frame = settings and framing(settings)
+    if not frame:
+        return None
+    path = folder / "processor_config.json"
+    processor = read_json(path) if path.exists() else {}
+    begin_id = config.get("boi_token_index", _BEGIN_ID)
+    texts = _added_tokens(folder / "tokenizer.json")
+    try:
+        begin, end = texts[begin_id], texts[config.get("eoi_token_index", _END_ID)]
+    except KeyError as error:
+        raise ConfigError(f"{folder} has no token {error} to mark a picture with") from None
+    soft_id = config.get("image_token_id", config.get("image_token_index", _SOFT_ID))
+    num_embeds = processor.get("image_seq_length", _NUM_EMBEDS)
+    return FixedFamily(
+        image=MediaTokens(marker=begin_id, embed=soft_id),
+        framing=frame,
+        prompt=(f"\n\n{begin}", num_embeds, f"{end}\n\n"),
+    )
+
+
+def _added_tokens(path: Path) -> dict[int, str]:
+    try:
+        tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    return {token.id: token.content for token in tokenizer.added_tokens}

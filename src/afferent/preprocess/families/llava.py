@@ -1,0 +1,43 @@
+"""LLaVA, with the image processors of CLIP and SigLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from afferent.preprocess.families.fixed import FixedFamily, framing
+from afferent.preprocess.family import MediaTokens, processor_settings, read_json
+from afferent.preprocess.settings import pixel_settings
+
+_IMAGE_TOKEN_ID = 32_000  # where the configuration does not say
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
+    """The family of a model; ``None`` if its settings ask for what is not done here.
+
+    Raises:
+        ConfigError: The folder does not say how pictures are processed.
+    """
+    settings = pixel_settings(processor_settings(folder))
+    frame = settings and framing(settings)
+    num_embeds = frame and _num_embeds(folder, frame.width, frame.height)
+    if not frame or not num_embeds:
+        return None
+    token_id = config.get("image_token_id", config.get("image_token_index", _IMAGE_TOKEN_ID))
+    tokens = MediaTokens(token_id, token_id)
+    return FixedFamily(image=tokens, framing=frame, prompt=(num_embeds,))
+
+
+def _num_embeds(folder: Path, width: int, height: int) -> int | None:
+    """Patches, and what the tower adds to them; with the strategy ``default`` it loses its first.
+
+    ``None`` if the processor's file does not say: `transformers` can't tell either.
+    """
+    path = folder / "processor_config.json"
+    processor = read_json(path) if path.exists() else {}
+    if not (patch_size := processor.get("patch_size")):
+        return None
+    num_embeds: int = (width // patch_size) * (height // patch_size)
+    num_embeds += processor.get("num_additional_image_tokens") or 0
+    return num_embeds - (processor.get("vision_feature_select_strategy") == "default")

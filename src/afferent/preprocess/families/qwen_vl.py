@@ -1,0 +1,223 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of a picture at nearly its own size and aspect ratio.
+
+The patches of a picture are bytes, and are stored once, though the encoder wants each of them
+``temporal_patch_size`` times: an eighth of the processor's own floats. `QwenVlFamily.model_inputs`
+makes these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
+from afferent.ingest.probe import ImageHeader, MediaHeader, VideoHeader
+from afferent.preprocess.families.qwen_video import (
+    Generation,
+    VideoSettings,
+    plan_video,
+    process_video,
+    video_settings,
+)
+from afferent.preprocess.family import MediaTokens, processor_settings
+from afferent.preprocess.media import Array, Media, Picture, Pixels, Video
+from afferent.preprocess.normalize import Normalization
+from afferent.preprocess.patches import write_patches
+from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.resize import resize
+from afferent.preprocess.settings import pixel_settings
+from afferent.types import Modality, TensorSpec
+
+_MAX_ASPECT = 200
+_MAX_SAMPLED_FRAMES = 768
+_NOT_TAKEN = "the model takes no such media"
+_IMAGE_TOKEN_ID, _VIDEO_TOKEN_ID = 151_655, 151_656  # where the configuration does not say
+
+GENERATIONS: Mapping[str, Generation] = {
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2_5",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3",
+}
+
+
+class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the family takes videos."""
+
+    tokens: MediaTokens
+    settings: VideoSettings
+    resample: int
+    normalization: Normalization
+
+    def resize(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
+        """A frame at another ``(height, width)``."""
+        return resize(pixels, size[1], size[0], self.resample)
+
+
+class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``resample`` is Pillow's number of the filter; ``video`` is ``None`` if it takes none."""
+
+    generation: Generation
+    image: MediaTokens
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    resample: int
+    normalization: Normalization
+    video: QwenVideo | None = None
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        if self.video is None:
+            return {Modality.IMAGE: self.image}
+        return {Modality.IMAGE: self.image, Modality.VIDEO: self.video.tokens}
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return 0
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        match header:
+            case ImageHeader():
+                return self._plan_image(header, "uint8", repeats=1)
+            case VideoHeader() if self.video is not None:
+                return plan_video(self.video.settings, header)
+            case _:
+                raise UnsupportedMedia(_NOT_TAKEN)
+
+    def float_plan(self, header: ImageHeader) -> FeaturePlan:
+        """The same in the layout of the model's own processor."""
+        return self._plan_image(header, "float32", repeats=self.temporal_patch_size)
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        match media:
+            case Picture():
+                self._process_image(media, out)
+            case Video() if self.video is not None:
+                process_video(self.video.settings, media, out, self.video.resize)
+            case _:
+                raise UnsupportedMedia(_NOT_TAKEN)
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        inputs = dict(features)
+        inputs.pop("second_per_grid_ts", None)  # is for positions
+        if "pixel_values" in inputs:
+            patches = inputs["pixel_values"]
+            inputs["pixel_values"] = self._float_patches(patches, self.normalization)
+        if "pixel_values_videos" in inputs and self.video is not None:
+            patches = inputs["pixel_values_videos"]
+            inputs["pixel_values_videos"] = self._float_patches(patches, self.video.normalization)
+        return inputs
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """The size that a picture is brought to: whole merged patches, pixels within the limits.
+
+        The rule is the model family's own; `transformers` calls it ``smart_resize``.
+
+        Raises:
+            InvalidMedia: The aspect ratio is over 200.
+        """
+        if max(width, height) > _MAX_ASPECT * min(width, height):
+            raise InvalidMedia("the picture's sides differ by more than a factor of 200")
+        unit = self.patch_size * self.merge_size
+        fitted = [round(side / unit) * unit for side in (width, height)]
+        if math.prod(fitted) > self.max_pixels:
+            shrink = math.sqrt(width * height / self.max_pixels)
+            fitted = [max(unit, int(side / shrink / unit) * unit) for side in (width, height)]
+        elif math.prod(fitted) < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (width * height))
+            fitted = [math.ceil(side * grow / unit) * unit for side in (width, height)]
+        return fitted[0], fitted[1]
+
+    def _plan_image(self, header: ImageHeader, dtype: str, *, repeats: int) -> FeaturePlan:
+        width, height = self.resized(header.width, header.height)
+        num_patches = (width // self.patch_size) * (height // self.patch_size)
+        specs = {
+            "pixel_values": TensorSpec(dtype, (num_patches, 3 * repeats * self.patch_size**2)),
+            "image_grid_thw": TensorSpec("int64", (1, 3)),
+        }
+        return FeaturePlan(specs, (num_patches // self.merge_size**2,))
+
+    def _process_image(self, picture: Picture, out: Mapping[str, Array]) -> None:
+        width, height = self.resized(picture.header.width, picture.header.height)
+        pixels = resize(picture.pixels, width, height, self.resample)
+        patches = out["pixel_values"]
+        write_patches(pixels, patches, patch_size=self.patch_size, merge_size=self.merge_size)
+        out["image_grid_thw"][0] = (1, height // self.patch_size, width // self.patch_size)
+
+    def _float_patches(self, patches: Any, normalization: Normalization) -> Any:
+        """``(num_patches, 3 * temporal_patch_size * patch_size**2)`` float32, from bytes of that
+        layout or of one where the times are not repeated.
+        """
+        normalized = normalization.apply(patches.view(len(patches), 3, -1, self.patch_size**2))
+        if normalized.shape[2] == 1:
+            normalized = normalized.expand(-1, -1, self.temporal_patch_size, -1)
+        return normalized.reshape(len(patches), -1)
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
+    """The family of a model; ``None`` if its settings ask for what is not done here.
+
+    Raises:
+        ConfigError: The folder does not say how pictures are processed.
+    """
+    settings = pixel_settings(processor_settings(folder))
+    if settings is None or settings.edges is None or settings.normalization is None:
+        return None
+    if not settings.do_resize:
+        return None
+    generation = GENERATIONS[config["model_type"]]
+    return QwenVlFamily(
+        generation=generation,
+        image=_tokens(config, "image_token_id", _IMAGE_TOKEN_ID),
+        patch_size=settings.patch_size,
+        merge_size=settings.merge_size,
+        temporal_patch_size=settings.temporal_patch_size,
+        min_pixels=settings.edges[0],
+        max_pixels=settings.edges[1],
+        resample=settings.resample,
+        normalization=settings.normalization,
+        video=_describe_video(folder, config, generation),
+    )
+
+
+def _describe_video(
+    folder: Path, config: Mapping[str, Any], generation: Generation
+) -> QwenVideo | None:
+    name = "Qwen3VLVideoProcessor" if generation == "qwen3" else "Qwen2VLVideoProcessor"
+    settings = pixel_settings(_video_settings(folder), class_name=name)
+    if settings is None or settings.edges is None or settings.normalization is None:
+        return None
+    if not settings.do_resize:
+        return None
+    given = _video_settings(folder)
+    return QwenVideo(
+        tokens=_tokens(config, "video_token_id", _VIDEO_TOKEN_ID),
+        settings=video_settings(given, generation, max_sampled_frames=_MAX_SAMPLED_FRAMES),
+        resample=settings.resample,
+        normalization=settings.normalization,
+    )
+
+
+def _video_settings(folder: Path) -> Mapping[str, Any]:
+    """Those of videos, or else those of pictures where they have a file of their own: that is where
+    `transformers` looks, and the first models of the family have only that.
+    """
+    for part in ("video_processor", "image_processor"):
+        try:
+            if part == "video_processor" or (folder / "preprocessor_config.json").exists():
+                return processor_settings(folder, part)
+        except ConfigError:
+            continue
+    return {}
+
+
+def _tokens(config: Mapping[str, Any], name: str, default: int) -> MediaTokens:
+    token_id = config.get(name, default)
+    return MediaTokens(token_id, token_id)

@@ -1,0 +1,119 @@
+"""Models that hear through Whisper's encoder: Whisper itself, and Voxtral."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from afferent.errors import ConfigError, InternalError, InvalidMedia
+from afferent.ingest.probe import AudioHeader, MediaHeader
+from afferent.preprocess.families.mel import LogMel
+from afferent.preprocess.family import MediaTokens, processor_settings
+from afferent.preprocess.media import Array, Media, Sound
+from afferent.preprocess.plan import FeaturePlan
+from afferent.types import Modality
+
+FEATURES: Final = "input_features"
+NO_TOKEN: Final = -1
+"""In place of a token's id where the prompt names no item."""
+
+
+class WhisperFamily(Struct, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An encoder of 30 s, which the decoder attends to: nothing of it stands in the prompt."""
+
+    mel: LogMel
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        """Audio is taken, without a token."""
+        return {Modality.AUDIO: MediaTokens(marker=NO_TOKEN, embed=NO_TOKEN)}
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.mel.sampling_rate
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        """One chunk, whatever the clip's length: more is cut off, as the model's own processor
+        does."""
+        _sound_header(header)
+        return FeaturePlan({FEATURES: self.mel.spec(1)}, ())
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        self.mel.write(_sound(media, self.sample_rate_hz).samples, out[FEATURES])
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(features)
+
+
+class VoxtralFamily(Struct, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Chunks of 30 s, the last one filled up with silence; each becomes as many embeddings."""
+
+    mel: LogMel
+    audio_token_id: int
+    embeds_per_chunk: int
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        """The token that stands for an embedding also marks the item."""
+        tokens = MediaTokens(marker=self.audio_token_id, embed=self.audio_token_id)
+        return {Modality.AUDIO: tokens}
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.mel.sampling_rate
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        """So many chunks as the clip, at the model's rate, begins."""
+        header = _sound_header(header)
+        num_samples = -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
+        num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
+        specs = {FEATURES: self.mel.spec(num_chunks)}
+        return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        self.mel.write(_sound(media, self.sample_rate_hz).samples, out[FEATURES])
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(features)
+
+
+def describe_audio(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | VoxtralFamily | None:
+    """The family of an audio model; ``None`` if it is none of these.
+
+    Args:
+        config: The folder's ``config.json``.
+
+    Raises:
+        ConfigError: The folder does not say how sound is processed.
+        UnsupportedModel: Its feature extractor does what is not done here.
+    """
+    if config.get("model_type") not in ("whisper", "voxtral"):
+        return None
+    mel = LogMel.from_settings(processor_settings(folder, "feature_extractor"))
+    if config["model_type"] == "whisper":
+        return WhisperFamily(mel=mel)
+    encoder = config.get("audio_config") or {}
+    # The projector takes so many of the encoder's rows together as its input is wider than they.
+    rows, width = encoder.get("max_source_positions", 1500), encoder.get("hidden_size", 1280)
+    embeds, rest = divmod(rows * width, encoder.get("intermediate_size", 5120))
+    if rest or embeds < 1:
+        raise ConfigError(f"the audio encoder in {folder} gives no whole number of embeddings")
+    token = config.get("audio_token_id")
+    if not isinstance(token, int):
+        raise ConfigError(f"the model in {folder} names no audio token")
+    return VoxtralFamily(mel=mel, audio_token_id=token, embeds_per_chunk=embeds)
+
+
+def _sound_header(header: MediaHeader) -> AudioHeader:
+    if not isinstance(header, AudioHeader):
+        raise InvalidMedia("the model takes audio only")
+    return header
+
+
+def _sound(media: Media, rate_hz: int) -> Sound:
+    if not isinstance(media, Sound) or media.sample_rate_hz != rate_hz:
+        raise InternalError(f"a sound at {rate_hz} Hz was expected")
+    return media

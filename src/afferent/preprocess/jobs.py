@@ -1,0 +1,53 @@
+"""What a frontend asks of a preprocess worker: the payload of a job, and a plan in return."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.preprocess.plan import FeaturePlan
+from afferent.types import Modality
+
+
+class _Job(Struct, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class PlanImage(_Job, tag="plan image"):
+    """What does an image of this size become? Asked where only the model's own processor knows; the
+    job has no input.
+    """
+
+    header: ImageHeader
+
+
+class PlanFile(_Job, tag="plan file"):
+    """What does this video or audio file, the job's input, become at most? Its container is read
+    where its frames are: a worker is confined, a frontend is not.
+    """
+
+    modality: Modality
+
+
+class MakeFeatures(_Job, tag="features"):
+    """Make the features of the job's input, which has this header."""
+
+    header: MediaHeader
+
+
+Job = PlanImage | PlanFile | MakeFeatures
+
+
+class Planned(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The object that a planning job makes, as msgpack."""
+
+    header: MediaHeader
+    plan: FeaturePlan
+
+
+PLAN_NBYTES = 16 << 10
+"""Room for a `Planned`; what it does not use is given back."""
+
+job_decoder = msgspec.msgpack.Decoder(Job)
+planned_decoder = msgspec.msgpack.Decoder(Planned)

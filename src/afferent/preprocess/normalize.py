@@ -1,0 +1,22 @@
+"""Normalizing colours, on the device of the engine's worker: until there they stay bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``(value * rescale_factor - mean) / std``, for each of red, green and blue."""
+
+    rescale_factor: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def apply(self, values: Any) -> Any:
+        """A float32 tensor from one of bytes, ``(num_items, 3, ...)``, on the same device."""
+        scaled = values.float() * self.rescale_factor
+        per_channel = (3, *[1] * (values.dim() - 2))
+        mean, std = (scaled.new_tensor(each).view(per_channel) for each in (self.mean, self.std))
+        return scaled.sub_(mean).div_(std)

@@ -1,0 +1,168 @@
+"""A model's own processor, as `transformers` loads it. Imported by preprocess workers only."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import AutoImageProcessor, AutoProcessor
+
+from afferent.errors import InternalError, UnsupportedMedia, UnsupportedModel
+from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.preprocess.families.adapter import AdapterFamily
+from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.media import Array, Media, Picture
+from afferent.preprocess.plan import FeaturePlan
+from afferent.types import TensorSpec
+
+_PROBE_SIZE = (97, 61)
+
+
+class Reference:
+    """What an `AdapterFamily` needs of `transformers`."""
+
+    def __init__(self, family: AdapterFamily) -> None:
+        """
+        Raises:
+            UnsupportedModel: `transformers` can't load or use the processor here.
+        """
+        native = family.native
+        self._processor = (
+            WholeProcessor(family) if native is None else KnownProcessor(family.folder, native)
+        )
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        """Exact, however much work that is."""
+        if not isinstance(header, ImageHeader):
+            raise UnsupportedMedia("the model takes images only")
+        return self._processor.plan(header)
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        """Write the processor's features into ``out``.
+
+        Raises:
+            InternalError: They are not what was planned.
+        """
+        if not isinstance(media, Picture):
+            raise UnsupportedMedia("the model takes images only")
+        made = self._processor.run(Image.fromarray(media.pixels))
+        for name, target in out.items():
+            array = np.asarray(made[name])
+            if array.dtype != target.dtype or array.shape != target.shape:
+                raise InternalError(f"{name} is {array.dtype} {array.shape}, not as planned")
+            np.copyto(target, array)
+
+
+class KnownProcessor:
+    """The image processor alone, of a family whose prompt and shapes are known."""
+
+    def __init__(self, folder: str, family: QwenVlFamily | FixedFamily) -> None:
+        self.run = functools.partial(load_images(folder), return_tensors="np")
+        self.plan = family.float_plan
+
+
+class WholeProcessor:
+    """Image processor and tokenizer together: how a picture is written in the prompt is found by
+    letting them write it, and the shapes of its features by processing a blank one.
+    """
+
+    def __init__(self, family: AdapterFamily) -> None:
+        """
+        Raises:
+            UnsupportedModel: It can't be loaded, or its text can't be told apart from the tokens
+                of the picture.
+        """
+        self._processor = load_processor(family.folder)
+        self._tokenizer = self._processor.tokenizer
+        self._embed = family.image.embed
+        self._marker = self._tokenizer.convert_ids_to_tokens(family.image.marker)
+        alone = self._tokenizer(self._marker)["input_ids"]
+        self._before = alone.index(family.image.marker)
+        self._after = len(alone) - self._before - 1
+        probe = Image.new("RGB", _PROBE_SIZE)
+        made = self.run(probe)
+        # What the one makes of a picture and the other does not drop is for the model.
+        images = load_images(family.folder)
+        self._names = set(made) & set(images(probe, return_tensors="np"))
+        self._check(made)
+
+    def run(self, image: Image.Image) -> Mapping[str, Any]:
+        """The model's inputs for a prompt of nothing but this picture.
+
+        Not the image processor's alone: the whole one may have other settings for it.
+        """
+        made: Mapping[str, Any] = self._processor(
+            text=self._marker, images=image, return_tensors="np"
+        )
+        return made
+
+    def plan(self, header: ImageHeader) -> FeaturePlan:
+        made = self.run(Image.new("RGB", (header.width, header.height)))
+        arrays = {name: np.asarray(made[name]) for name in self._names}
+        specs = {name: TensorSpec(each.dtype.name, each.shape) for name, each in arrays.items()}
+        return FeaturePlan(specs, self._prompt(made))
+
+    def _prompt(self, made: Mapping[str, Any]) -> tuple[int | str, ...]:
+        ids = np.asarray(made["input_ids"])[0].tolist()
+        pieces: list[int | str] = []
+        written = ids[self._before : len(ids) - self._after]
+        for is_embed, run in itertools.groupby(written, key=self._embed.__eq__):
+            part = list(run)
+            pieces.append(len(part) if is_embed else self._decode(part))
+        return tuple(pieces)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _check(self, made: Mapping[str, Any]) -> None:
+        """The text was decoded from tokens, and has to give the same tokens again."""
+        embed = self._tokenizer.convert_ids_to_tokens(self._embed)
+        pieces = self._prompt(made)
+        text = "".join(piece if isinstance(piece, str) else embed * piece for piece in pieces)
+        same = self._tokenizer(text)["input_ids"] == np.asarray(made["input_ids"])[0].tolist()
+        if not same or not any(isinstance(piece, int) for piece in pieces):
+            raise UnsupportedModel("the processor's prompt can't be taken apart into text")
+
+
+def load_images(folder: str) -> Any:
+    """The image processor.
+
+    Raises:
+        UnsupportedModel: It can't be loaded here.
+    """
+    return _load(AutoImageProcessor, folder)
+
+
+def load_processor(folder: str) -> Any:
+    """The whole processor, tokenizer included.
+
+    Raises:
+        UnsupportedModel: It can't be loaded here, or is none for images.
+    """
+    processor = _load(AutoProcessor, folder)
+    if not hasattr(processor, "image_processor"):
+        raise UnsupportedModel("the model's processor takes no images")
+    return processor
+
+
+@functools.cache
+def load(family: AdapterFamily) -> Reference:
+    """Loaded once for each process and its forks."""
+    return Reference(family)
+
+
+def _load(auto: Any, folder: str) -> Any:
+    try:
+        return auto.from_pretrained(folder)
+    except (ImportError, OSError, ValueError) as error:
+        hint = "" if find_spec("torchvision") else "; many need torchvision, which is not installed"
+        raise UnsupportedModel(f"transformers can't load the model's processor{hint}") from error

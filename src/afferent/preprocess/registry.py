@@ -1,0 +1,104 @@
+"""Every model family that is known, and the way from a model's folder to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from afferent import keys
+from afferent.errors import InternalError
+from afferent.ingest.probe import MediaHeader
+from afferent.preprocess import resize
+from afferent.preprocess.families import gemma3, llava, qwen_vl, whisper
+from afferent.preprocess.families.adapter import AdapterFamily
+from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily
+from afferent.preprocess.family import read_json
+from afferent.preprocess.plan import FeaturePlan
+
+AnyFamily = QwenVlFamily | FixedFamily | AdapterFamily | WhisperFamily | VoxtralFamily
+"""What travels between processes."""
+
+_Native = QwenVlFamily | FixedFamily | WhisperFamily | VoxtralFamily
+_Describe = Callable[[Path, Mapping[str, Any]], _Native | None]
+
+_NATIVE: Mapping[str, _Describe] = {
+    **dict.fromkeys(qwen_vl.GENERATIONS, qwen_vl.describe),
+    "llava": llava.describe,
+    "gemma3": gemma3.describe,
+    "whisper": whisper.describe_audio,
+    "voxtral": whisper.describe_audio,
+}
+
+_SETTINGS = (
+    *("config.json", "preprocessor_config.json", "processor_config.json"),
+    *("video_preprocessor_config.json", "tokenizer_config.json"),
+)
+_LIBRARIES = (
+    *("pillow", "numpy", "torch", "torchvision", "transformers", "simplejpeg", "imagecodecs"),
+    *("av", "soundfile", "soxr"),
+)
+
+
+def describe(folder: Path, *, reference: bool = False) -> AnyFamily | None:
+    """The family of the model in ``folder``, from its files alone.
+
+    Args:
+        folder: As `transformers` saves models.
+        reference: Let the model's own processor make the features, even if the family is known.
+
+    Returns:
+        ``None`` if only the processor itself can tell; see `afferent.preprocess.measure`.
+
+    Raises:
+        ConfigError: The folder holds no model, or one without settings for its processor.
+    """
+    config = read_json(folder / "config.json")
+    describe_native = _NATIVE.get(str(config.get("model_type")))
+    native = describe_native and describe_native(folder, config)
+    if native is None:
+        return None
+    if reference and isinstance(native, QwenVlFamily | FixedFamily):
+        return AdapterFamily(folder=str(folder), image=native.image, native=native)
+    return native
+
+
+def preload(family: AnyFamily) -> None:
+    """Load what `process` will need, so that a zygote's forks have it. Imports torch."""
+    if isinstance(family, AdapterFamily):
+        family.reference()
+    else:
+        resize.load()
+
+
+def plan_for_sure(family: AnyFamily, header: MediaHeader) -> FeaturePlan:
+    """`Family.plan`; where only the model's own processor knows, by asking it. Workers only."""
+    plan = family.plan(header)
+    if plan is None and isinstance(family, AdapterFamily):
+        return family.reference().plan(header)
+    if plan is None:
+        raise InternalError("a family without a processor has no plan")
+    return plan
+
+
+def fingerprint(folder: Path, family: AnyFamily) -> bytes:
+    """Digest of all that shapes features besides the media: family, settings, libraries."""
+    if isinstance(family, AdapterFamily):  # the same model elsewhere gives the same features
+        family = msgspec.structs.replace(family, folder="")
+    files = [folder / name for name in _SETTINGS]
+    contents = [path.read_bytes() if path.exists() else b"" for path in files]
+    versions = [_version(name).encode() for name in _LIBRARIES]
+    encoded = msgspec.msgpack.encode(family)
+    return keys.frame(b"afferent/processor/v2", encoded, *contents, *versions)
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,139 @@
+"""The settings of an image or video processor, as `transformers` writes them to a model's folder.
+
+What a folder leaves out has the default of the processor's class; only the classes that are known
+here have fast paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from afferent.preprocess.normalize import Normalization
+
+Size = dict[str, int | None]
+_Colour = float | tuple[float, float, float]
+
+_BILINEAR, _BICUBIC = 2, 3  # numbers of Pillow
+_CLIP_COLOURS = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+_PLAIN_COLOURS = {"image_mean": 0.5, "image_std": 0.5}
+_CLIP: dict[str, Any] = {
+    **_CLIP_COLOURS,
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+    "crop_size": {"height": 224, "width": 224},
+}
+_SQUARE = {"size": {"height": 224, "width": 224}}
+
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "CLIPImageProcessor": _CLIP,
+    "LlavaImageProcessor": _CLIP,
+    "SiglipImageProcessor": {**_PLAIN_COLOURS, **_SQUARE},
+    "Gemma3ImageProcessor": {**_PLAIN_COLOURS, **_SQUARE, "resample": _BILINEAR},
+    "Qwen2VLImageProcessor": {
+        **_CLIP_COLOURS,
+        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    },
+    "Qwen2VLVideoProcessor": {
+        **_CLIP_COLOURS,
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
+        "max_video_tokens": 128_000,
+    },
+    "Qwen3VLVideoProcessor": {
+        **_PLAIN_COLOURS,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+        "patch_size": 16,
+        "fps": 2.0,
+        "do_sample_frames": True,
+        "max_video_tokens": 768,
+    },
+}
+
+
+class PixelSettings(Struct, frozen=True, kw_only=True):
+    """Named as `transformers` names them; settings that shape nothing here are ignored."""
+
+    size: Size | int
+    image_mean: _Colour
+    image_std: _Colour
+    resample: int = _BICUBIC
+    do_resize: bool = True
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    do_center_crop: bool = False
+    crop_size: Size | int | None = None
+    do_pad: bool = False
+    do_pan_and_scan: bool = False
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    patch_size: int = 14
+    merge_size: int = 2
+    temporal_patch_size: int = 2
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    do_sample_frames: bool = False
+    cap_pixels_per_frame: bool = False
+    max_video_tokens: int = 768
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """``None`` if nothing is done to the values: they are not even made floats then."""
+        if not (self.do_rescale or self.do_normalize):
+            return None
+        mean = _per_channel(self.image_mean) if self.do_normalize else (0.0, 0.0, 0.0)
+        std = _per_channel(self.image_std) if self.do_normalize else (1.0, 1.0, 1.0)
+        factor = self.rescale_factor if self.do_rescale else 1.0
+        return Normalization(rescale_factor=factor, mean=mean, std=std)
+
+    @property
+    def edges(self) -> tuple[int, int] | None:
+        """Fewest and most pixels, of processors that keep the aspect ratio."""
+        size = self.size if isinstance(self.size, dict) else {}
+        fewest = self.min_pixels or size.get("shortest_edge")
+        most = self.max_pixels or size.get("longest_edge")
+        return (fewest, most) if fewest and most else None
+
+
+def pixel_settings(
+    given: Mapping[str, Any], *, type_key: str = "image_processor_type", class_name: str = ""
+) -> PixelSettings | None:
+    """What a processor's file says, completed by the defaults of its class.
+
+    Args:
+        given: The file.
+        type_key: Where the file names the class.
+        class_name: The class, if it is known without the file.
+
+    Returns:
+        ``None`` if the class or one of its settings is not known here: nobody but the processor
+        itself can tell then.
+    """
+    name = class_name or str(given.get(type_key, "")).removesuffix("Fast")
+    if name not in DEFAULTS or "auto_map" in given:
+        return None
+    merged = {**DEFAULTS[name], **{key: value for key, value in given.items() if value is not None}}
+    try:
+        return msgspec.convert(merged, PixelSettings)
+    except msgspec.ValidationError:
+        return None
+
+
+def sides(size: Size | int | None) -> tuple[int, int] | None:
+    """Width and height of a size that has both."""
+    if isinstance(size, int):
+        return size, size
+    width, height = (size or {}).get("width"), (size or {}).get("height")
+    return (width, height) if width and height else None
+
+
+def _per_channel(colour: _Colour) -> tuple[float, float, float]:
+    return colour if isinstance(colour, tuple) else (colour, colour, colour)

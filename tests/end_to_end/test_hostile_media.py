@@ -1,0 +1,157 @@
+"""Hostile files through the HTTP API: refused one by one, while everybody else is served."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from afferent.types import MiB
+from tests.hostile_av import hostile_files
+from tests.hostile_images import hostile_images
+from tests.media_files import make_sound, tone
+from tests.models import make_voxtral
+from tests.server import Server, wait_until
+
+QUESTION = "What is in the picture?"
+NUM_IMAGES, NUM_FILES = 1450, 550
+Kind = Literal["image", "video", "audio"]
+File = tuple[str, Kind, bytes]
+ORDINARY_EVERY = 25
+NUM_CLIENTS = 4
+MAX_GROWTH_NBYTES = 48 * MiB
+CODES = {"invalid_media", "unsupported_media", "media_too_large", "context_length_exceeded"}
+
+
+@pytest.fixture
+def seeing() -> Iterator[Server]:
+    with Server("--arena-nbytes", "256MiB") as server:
+        yield server
+
+
+@pytest.fixture
+def hearing(tmp_path: Path) -> Iterator[Server]:
+    make_voxtral(tmp_path / "voxtral")
+    with Server(str(tmp_path / "voxtral"), "--arena-nbytes", "256MiB") as server:
+        yield server
+
+
+def all_files() -> list[File]:
+    images: list[File] = [(name, "image", data) for name, data in hostile_images(1, NUM_IMAGES)]
+    return [*images, *hostile_files(1, NUM_FILES)]
+
+
+class Judge:
+    """Sends files from several clients, and counts what came back."""
+
+    def __init__(self, server: Server, rng: np.random.Generator, *, model: str) -> None:
+        self._server, self._rng, self._model = server, rng, model
+        self._lock = threading.Lock()
+        self.codes: Counter[str] = Counter()
+        self.mistakes: list[str] = []
+        self.num_ordinary = self.num_right = 0
+
+    def run(self, files: Iterable[File]) -> None:
+        numbered = enumerate(files)
+        with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+            for client in [threads.submit(self._client, numbered) for _ in range(NUM_CLIENTS)]:
+                client.result()
+
+    def _client(self, numbered: Iterator[tuple[int, File]]) -> None:
+        with httpx.Client(base_url=self._server.url, timeout=60) as client:
+            while True:
+                with self._lock:
+                    entry = next(numbered, None)
+                    picture, sound = draw_picture(self._rng), make_tone(self._rng)
+                if entry is None:
+                    return
+                number, (name, kind, data) = entry
+                self._judge(name, self._post(client, kind, data, "", max_tokens=1))
+                if number % ORDINARY_EVERY == 0 and self._model == "shapes":
+                    answer = self._post(client, "image", picture.encode(), QUESTION)
+                    self._judge_ordinary(answer, picture.answer)
+                elif number % ORDINARY_EVERY == 0:
+                    self._judge_ordinary(self._post(client, "audio", sound, "", max_tokens=1))
+
+    def _post(
+        self, client: httpx.Client, kind: Kind, data: bytes, text: str, **parameters: Any
+    ) -> httpx.Response:
+        url = f"data:{kind}/any;base64," + base64.b64encode(data).decode()
+        content = [{"type": f"{kind}_url", f"{kind}_url": {"url": url}}]
+        content += [{"type": "text", "text": text}] if text else []  # type: ignore[list-item]
+        messages = [{"role": "user", "content": content}]
+        body = {"model": self._model, "messages": messages, **parameters}
+        return client.post("/v1/chat/completions", json=body)
+
+    def _judge(self, name: str, response: httpx.Response) -> None:
+        code = "ok" if response.status_code == 200 else response.json()["error"]["code"]
+        with self._lock:
+            self.codes[code] += 1
+            # What was damaged a little may still be good, or longer than the model's context.
+            if not (response.status_code == 200 or (response.status_code == 400 and code in CODES)):
+                self.mistakes.append(f"{name}: {response.status_code} {response.text}")
+
+    def _judge_ordinary(self, response: httpx.Response, answer: str | None = None) -> None:
+        with self._lock:
+            self.num_ordinary += 1
+            if response.status_code == 200:
+                said = response.json()["choices"][0]["message"]["content"]
+                self.num_right += answer is None or said == answer
+            else:
+                self.mistakes.append(f"an ordinary request: {response.text}")
+
+
+def make_tone(rng: np.random.Generator) -> bytes:
+    """A second of sound that nobody has heard before."""
+    return make_sound(tone(1.0, seed=int(rng.integers(1 << 30))), 16_000)
+
+
+def private_nbytes(server: Server) -> Counter[str]:
+    """By process."""
+    used: Counter[str] = Counter()
+    for process in server.processes():
+        used[f"{process.cmdline()[2]} {process.pid}"] = process.memory_full_info().uss
+    return used
+
+
+def run_all(server: Server, judge: Judge, files: list[File]) -> None:
+    """Each gets its 4xx, memory stays flat, no worker is missing at the end."""
+    judge.run(files[::2])  # what is allocated once has been allocated by then
+    before = private_nbytes(server)
+    pids = {worker.pid for worker in server.preprocess_workers()}
+    judge.run(files[1::2])
+    after = private_nbytes(server)
+    growth = after.total() - before.total()
+    for name in after:
+        print(f"{name}: {(after[name] - before[name]) / MiB:+.1f} MiB")
+    wait_until(lambda: len(server.preprocess_workers()) == 2)
+    replaced = len({worker.pid for worker in server.preprocess_workers()} - pids)
+    print(f"{judge.codes.total()} files: {dict(judge.codes)}; memory {growth / MiB:+.1f} MiB")
+    print(f"{judge.num_right} of {judge.num_ordinary} ordinary answers right; replaced: {replaced}")
+    assert judge.mistakes == []
+    assert judge.codes.total() == len(files)
+    assert judge.num_right >= 0.85 * judge.num_ordinary
+    assert growth < MAX_GROWTH_NBYTES
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    assert server.store_figure("num_jobs_running") == 0
+
+
+@pytest.mark.timeout(600)
+def test_hostile_images_and_videos(seeing: Server, rng: np.random.Generator) -> None:
+    files = [file for file in all_files() if file[1] != "audio"]
+    run_all(seeing, Judge(seeing, rng, model="shapes"), files)
+
+
+@pytest.mark.timeout(600)
+def test_hostile_sounds(hearing: Server, rng: np.random.Generator) -> None:
+    files = [file for file in all_files() if file[1] == "audio"]
+    run_all(hearing, Judge(hearing, rng, model="voxtral"), files)

@@ -1,0 +1,93 @@
+"""Video and audio through the official client; features as the model's own processor has them."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from tests.media_files import make_av_sound, make_sound, make_video, tone
+from tests.models import make_voxtral
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+
+
+def media_part(kind: str, data: bytes) -> dict[str, Any]:
+    url = f"data:{kind}/any;base64," + base64.b64encode(data).decode()
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+
+
+def chat(server: Server, model: str, content: list[dict[str, Any]], **parameters: Any) -> Any:
+    messages: Any = [{"role": "user", "content": content}]
+    return server.client().chat.completions.create(model=model, messages=messages, **parameters)
+
+
+def test_a_video_and_a_picture(server: Server, rng: np.random.Generator) -> None:
+    """The built-in model was never taught what a video shows; it is made once, and read by all."""
+    picture = draw_picture(rng)
+    video = media_part("video", make_video(num_frames=90, rate=30))
+    content = [video, *ask([data_url(picture)], QUESTION)["messages"][0]["content"]]
+    before = server.metrics()
+    first = chat(server, "shapes", content)
+    again = chat(server, "shapes", content)
+    assert first.choices[0].message.content == again.choices[0].message.content
+    # 3 s at 2 frames a second: 3 pairs of 160 x 96, which become 9 x 5 patches merged by fours.
+    alone = chat(server, "shapes", [video], max_tokens=1)
+    silent = chat(server, "shapes", [{"type": "text", "text": ""}], max_tokens=1)
+    label = 'afferent_items_total{modality="video",outcome='
+    grown = {
+        outcome: server.metrics()[f'{label}"{outcome}"}}']
+        - before.get(f'{label}"{outcome}"}}', 0.0)
+        for outcome in ("made", "hit")
+    }
+    assert grown == {"made": 1, "hit": 2}
+    assert alone.usage.prompt_tokens - silent.usage.prompt_tokens > 3 * 10
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+
+
+def test_what_the_model_does_not_take(server: Server) -> None:
+    sound = make_sound(tone(0.5), 16_000)
+    with pytest.raises(openai.BadRequestError, match="takes no audio"):
+        chat(server, "shapes", [media_part("audio", sound)])
+    too_many = [media_part("video", b"x")] * 9
+    with pytest.raises(openai.BadRequestError, match="9 videos; at most 8"):
+        chat(server, "shapes", too_many)
+    with pytest.raises(openai.BadRequestError, match="video"):
+        chat(server, "shapes", [media_part("video", sound)])
+
+
+def test_audio(tmp_path: Path) -> None:
+    """As OpenAI spells it, and as a URL; the same sound in two files is two items."""
+    make_voxtral(tmp_path / "voxtral")
+    samples = tone(1.5)
+    wav, ogg = make_sound(samples, 16_000), make_av_sound(samples, 48_000, "libopus", "ogg")
+    with Server(str(tmp_path / "voxtral"), "--preprocess-workers", "1") as server:
+        data = base64.b64encode(wav).decode()
+        spelled = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        answers = [
+            chat(server, "voxtral", [part], max_tokens=8)
+            for part in (spelled, media_part("audio", wav), media_part("audio", ogg))
+        ]
+        assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+        assert len({answer.usage.prompt_tokens for answer in answers}) == 1
+        hit = 'afferent_items_total{modality="audio",outcome="hit"}'
+        assert server.metrics()[hit] == 1
+        wait_until(lambda: server.store_figure("held_nbytes") == 0)
+
+
+def test_features_of_the_models_own_processor(rng: np.random.Generator) -> None:
+    """A larger block for the same answer."""
+    picture = draw_picture(rng)
+    with Server("--processor", "reference", "--preprocess-workers", "1", "--explain") as server:
+        answer = server.post(ask([data_url(picture)], QUESTION)).json()
+        assert answer["choices"][0]["message"]["content"] == picture.answer
+        with server.store() as store:
+            sizes = [info.handle.nbytes for info in store.list_objects()]
+        tokens = answer["usage"]["prompt_tokens"]
+        assert max(sizes) > 10 * 4 * 1176 * 4, f"{sizes} for {tokens} tokens: not floats"

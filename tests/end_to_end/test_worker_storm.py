@@ -1,0 +1,99 @@
+"""Preprocess workers are killed under load: only what they held may fail, and retryably.
+
+The short form is a part of the tests; ``--storm`` (`make storm`) chooses two minutes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2 as httpx
+import numpy as np
+import psutil
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+NUM_CLIENTS = 4
+KILL_EVERY_S = 5.0
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    with Server("--preprocess-memory-nbytes", "256MiB") as server:
+        yield server
+
+
+class Load:
+    """Clients that ask about new pictures until they are told to stop."""
+
+    def __init__(self, server: Server, rng: np.random.Generator) -> None:
+        self._server, self._rng, self._lock = server, rng, threading.Lock()
+        self.stop = threading.Event()
+        self.statuses: Counter[int] = Counter()
+        self.codes: Counter[str] = Counter()
+        self.num_wrong = self.num_without_retry = 0
+
+    def run(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not self.stop.is_set():
+                with self._lock:
+                    picture = draw_picture(self._rng)
+                body = ask([data_url(picture)], QUESTION)
+                response = client.post(f"{self._server.url}/v1/chat/completions", json=body)
+                with self._lock:
+                    self._judge(response, picture.answer)
+
+    def _judge(self, response: httpx.Response, answer: str) -> None:
+        self.statuses[response.status_code] += 1
+        if response.status_code == 200:
+            said = response.json()["choices"][0]["message"]["content"]
+            self.num_wrong += said != answer
+        else:
+            self.codes[response.json()["error"]["code"]] += 1
+            self.num_without_retry += "retry-after" not in response.headers
+
+
+@pytest.mark.timeout(400)
+def test_workers_are_killed_under_load(
+    own_server: Server, rng: np.random.Generator, request: pytest.FixtureRequest
+) -> None:
+    num_kills = 24 if request.config.getoption("--storm") else 2
+    load = Load(own_server, rng)
+    seen: set[int] = set()
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+        running = [threads.submit(load.run) for _ in range(NUM_CLIENTS)]
+        try:
+            for number in range(num_kills):
+                wait_until(lambda: len(own_server.preprocess_workers()) == 2)
+                workers = own_server.preprocess_workers()
+                seen |= {worker.pid for worker in workers}
+                victim = workers[number % 2]
+                victim.kill()
+                died_s = time.monotonic()
+                psutil.wait_procs([victim], timeout=30)
+                load.stop.wait(KILL_EVERY_S - (time.monotonic() - died_s))
+        finally:
+            load.stop.set()
+        for client in running:
+            client.result()
+    total = load.statuses.total()
+    print(f"{num_kills} workers killed, {total} requests: {dict(load.statuses)} {dict(load.codes)}")
+    print(f"answers other than the drawn one: {load.num_wrong}")
+    assert len(seen) == num_kills + 1
+    assert load.statuses[200] > 5 * num_kills
+    # An item that loses its worker goes to the next: few requests, if any, lose two in a row.
+    assert load.statuses.keys() <= {200, 503}
+    assert load.codes.keys() <= {"worker_died", "maker_refused"}
+    assert load.num_without_retry == 0
+    assert load.num_wrong <= total * 0.15  # what the model itself gets wrong
+    wait_until(lambda: len(own_server.preprocess_workers()) == 2)
+    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
+    assert own_server.store_figure("num_jobs_running") == 0
+    assert own_server.store_figure("granted_nbytes") == 0

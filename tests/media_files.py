@@ -1,0 +1,124 @@
+"""Videos and sounds for tests, made in memory: `make_video` with PyAV, `make_sound` with both."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from fractions import Fraction
+
+import av
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+os.environ.setdefault("SVT_LOG", "1")  # of SVT-AV1 only its errors
+
+Pixels = NDArray[np.uint8]
+Samples = NDArray[np.float32]
+
+ENCODERS = {
+    "h264": ("libx264", "mp4", {"preset": "veryfast", "threads": "1"}),
+    "hevc": ("libx265", "mp4", {"preset": "ultrafast", "x265-params": "log-level=none:pools=1"}),
+    "vp8": ("libvpx", "webm", {"deadline": "realtime", "lag-in-frames": "16", "auto-alt-ref": "1"}),
+    "vp9": ("libvpx-vp9", "webm", {"deadline": "realtime", "cpu-used": "8"}),
+    "av1": ("libsvtav1", "mp4", {"preset": "12", "svtav1-params": "lp=1"}),
+}
+"""For each codec: its encoder, a container that holds it, and quick settings."""
+
+
+def drawn_frame(index: int, width: int = 160, height: int = 96) -> Pixels:
+    """Smooth colours that move, and a white bar that tells which frame it is."""
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    frame = np.stack(
+        (
+            128 + 100 * np.sin((x + 3 * index) / 23),
+            128 + 100 * np.cos((y - 2 * index) / 17),
+            128 + 100 * np.sin((x + y + index) / 31),
+        ),
+        axis=-1,
+    ).astype(np.uint8)
+    at = index * 5 % (width - 8)
+    frame[:16, at : at + 8] = 255
+    return frame
+
+
+def make_video(
+    codec: str = "h264",
+    *,
+    num_frames: int = 32,
+    width: int = 160,
+    height: int = 96,
+    rate: Fraction | int = 30,
+    gop: int = 12,
+    container: str = "",
+    options: dict[str, str] | None = None,
+    muxing: dict[str, str] | None = None,
+    pixel_format: str = "yuv420p",
+) -> bytes:
+    """`drawn_frame`s as a file; ``container`` is a format by its name in FFmpeg.
+
+    ``options`` are the encoder's, ``muxing`` the container's.
+    """
+    encoder, usual, quick = ENCODERS[codec]
+    file = io.BytesIO()
+    with av.open(file, "w", format=container or usual, options=muxing) as out:
+        stream = out.add_stream(encoder, rate=rate, options={**quick, **(options or {})})
+        stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
+        stream.codec_context.thread_count = 1
+        stream.codec_context.gop_size = gop
+        for index in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(drawn_frame(index, width, height), format="rgb24")
+            frame.pts = index
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def turned(mp4: bytes, matrix: tuple[int, int, int, int]) -> bytes:
+    """The same file, to be shown through ``(a, b, c, d)``: x' = ax + cy, y' = bx + dy."""
+    file = bytearray(mp4)
+    at = file.index(b"tkhd") + 4 + 40
+    a, b, c, d = (number << 16 for number in matrix)
+    struct.pack_into(">9i", file, at, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    return bytes(file)
+
+
+def tone(duration_s: float, rate_hz: int = 16_000, *, channels: int = 1, seed: int = 0) -> Samples:
+    """``(frames, channels)``: a rising tone, another one in each channel, and a little noise."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(round(duration_s * rate_hz)) / rate_hz
+    sound = [
+        0.4 * np.sin(2 * np.pi * (220 * (n + 1) + 90 * time) * time)
+        + 0.01 * rng.standard_normal(len(time))
+        for n in range(channels)
+    ]
+    return np.stack(sound, axis=1).astype(np.float32)
+
+
+def make_sound(
+    samples: Samples, rate_hz: int, form: str = "WAV", subtype: str | None = None
+) -> bytes:
+    """A file of one of libsndfile's formats: ``WAV``, ``FLAC``, ``OGG``, ``MP3``."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format=form, subtype=subtype)
+    return file.getvalue()
+
+
+def make_av_sound(samples: Samples, rate_hz: int, encoder: str, container: str) -> bytes:
+    """A file that PyAV makes: ``("aac", "ipod")`` is M4A, ``("libopus", "webm")`` WebM."""
+    channels = samples.shape[1]
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as out:
+        layout = {1: "mono", 2: "stereo"}[channels]
+        stream = out.add_stream(encoder, rate=rate_hz, layout=layout)
+        size = stream.codec_context.frame_size or 1024
+        resampler = av.AudioResampler(stream.codec_context.format, layout, rate_hz, size)
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(samples.T), format="fltp", layout=layout
+        )
+        frame.sample_rate, frame.pts = rate_hz, 0
+        for piece in (*resampler.resample(frame), *resampler.resample(None)):
+            out.mux(stream.encode(piece))
+        out.mux(stream.encode(None))
+    return file.getvalue()

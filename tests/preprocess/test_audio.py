@@ -1,0 +1,247 @@
+"""Sound: what is decoded, and the spectra and embeddings that models expect of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
+
+from afferent.config import Limits
+from afferent.errors import (
+    ConfigError,
+    InternalError,
+    InvalidMedia,
+    MediaTooLarge,
+    UnsupportedMedia,
+    UnsupportedModel,
+)
+from afferent.ingest.probe import AudioHeader, ImageHeader
+from afferent.preprocess.decode.audio import decode_audio, probe_audio
+from afferent.preprocess.families.mel import LogMel
+from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily, describe_audio
+from afferent.preprocess.media import Sound
+from afferent.types import Modality
+from tests.media_files import make_av_sound, make_sound, make_video, tone
+
+LIMITS = Limits()
+SOUNDS = {
+    "wav": ("WAV", None, 44_100),
+    "wav-float": ("WAV", "FLOAT", 22_050),
+    "wav-8-bit": ("WAV", "PCM_U8", 8_000),
+    "flac": ("FLAC", None, 48_000),
+    "vorbis": ("OGG", "VORBIS", 44_100),
+    "opus": ("OGG", "OPUS", 48_000),
+    "mp3": ("MP3", None, 44_100),
+}
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_samples_are_resampled_as_one(name: str, channels: int) -> None:
+    form, subtype, rate_hz = SOUNDS[name]
+    file = make_sound(tone(2.5, rate_hz, channels=channels), rate_hz, form, subtype)
+    samples, _ = soundfile.read(io.BytesIO(file), dtype="float32", always_2d=True)
+    header = probe_audio(memoryview(file), LIMITS)
+    assert header == AudioHeader(rate_hz, channels, len(samples))
+    sound = decode_audio(memoryview(file), 16_000, LIMITS)
+    expected = soxr.resample(samples.mean(axis=1), rate_hz, 16_000)
+    assert sound.header == AudioHeader(16_000, 1, len(expected))
+    np.testing.assert_allclose(sound.samples, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "container", "rate_hz"),
+    [("aac", "ipod", 44_100), ("libopus", "webm", 48_000), ("alac", "ipod", 16_000)],
+)
+def test_sound_in_a_container(encoder: str, container: str, rate_hz: int) -> None:
+    samples = tone(2.0, rate_hz, channels=2)
+    file = make_av_sound(samples, rate_hz, encoder, container)
+    header = probe_audio(file, LIMITS)
+    assert header.num_channels == 2
+    assert 2.0 <= header.duration_s < 2.1
+    sound = decode_audio(file, 16_000, LIMITS)
+    expected = soxr.resample(samples.mean(axis=1), rate_hz, 16_000)
+    assert 0 <= len(sound.samples) - len(expected) < 1600
+    # What is silent before the sound is left away: it is where it was.
+    assert np.corrcoef(sound.samples[: len(expected)], expected)[0, 1] > 0.995
+
+
+def test_limits() -> None:
+    stereo = tone(1.0, 16_000, channels=2)
+    file = make_sound(stereo, 16_000)
+    assert len(decode_audio(file, 16_000, LIMITS).samples) == 16_000
+    for limits in (
+        Limits(max_audio_s=0.9),
+        Limits(max_audio_channels=1),
+        Limits(max_audio_rate_hz=8000),
+    ):
+        with pytest.raises(MediaTooLarge):
+            probe_audio(file, limits)
+        with pytest.raises(MediaTooLarge):
+            decode_audio(file, 16_000, limits)
+
+
+def test_a_flac_that_does_not_say_its_length() -> None:
+    """As a recorder writes it that cannot seek: its length is known at its end."""
+    file = bytearray(make_sound(tone(2.0), 16_000, "FLAC"))
+    file[21] &= 0xF0
+    file[22:26] = bytes(4)
+    assert probe_audio(file, LIMITS).duration_s == LIMITS.max_audio_s
+    assert len(decode_audio(file, 16_000, LIMITS).samples) == 32_000
+    with pytest.raises(MediaTooLarge, match="longer"):
+        decode_audio(file, 16_000, Limits(max_audio_s=1.5))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, 32_000.0])
+def test_samples_that_are_no_sound(bad: float) -> None:
+    samples = tone(1.0)
+    samples[7000] = bad
+    with pytest.raises(InvalidMedia):
+        decode_audio(make_sound(samples, 16_000, "WAV", "FLOAT"), 16_000, LIMITS)
+
+
+def test_what_is_no_sound() -> None:
+    for file in (b"", b"RIFF", b"#EXTM3U\n/etc/passwd", b"FORM\0\0\0\x0eAIFFCOMM", bytes(100)):
+        with pytest.raises(UnsupportedMedia):
+            probe_audio(file, LIMITS)
+    for file in (b"fLaC" + bytes(50), b"OggS" + bytes(50), make_video(num_frames=2)):
+        with pytest.raises(InvalidMedia):
+            decode_audio(file, 16_000, LIMITS)
+    for form in ("AIFF", "AU", "CAF"):  # libsndfile would read them, behind a tag too
+        other = make_sound(tone(0.1), 16_000, form)
+        for file in (other, b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + other):
+            with pytest.raises((UnsupportedMedia, InvalidMedia)):
+                decode_audio(file, 16_000, LIMITS)
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+@pytest.mark.parametrize("duration_s", [0.001, 0.5, 12.3, 29.99, 30.0, 31.0])
+def test_spectra_are_those_of_the_extractor(num_mels: int, duration_s: float) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=num_mels)
+    mel = LogMel.from_settings(extractor.to_dict())
+    samples = tone(duration_s)[:, 0]
+    out = np.full(mel.spec(1).shape, np.nan, np.float32)
+    mel.write(samples, out)
+    by_torch = extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"]
+    np.testing.assert_allclose(out, by_torch, atol=1e-4)
+    if duration_s == 12.3:
+        padded = np.pad(samples, (0, 480_000 - len(samples)))[None]
+        by_numpy = extractor._np_extract_fbank_features(padded, "cpu")
+        np.testing.assert_allclose(out, by_numpy, atol=2e-5)
+
+
+def test_spectra_of_silence_and_of_one_sample() -> None:
+    extractor = WhisperFeatureExtractor()
+    mel = LogMel()
+    for samples in (np.zeros(1, np.float32), np.zeros(20_000, np.float32), np.ones(1, np.float32)):
+        out = np.empty(mel.spec(1).shape, np.float32)
+        mel.write(samples, out)
+        expected = extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"]
+        np.testing.assert_allclose(out, expected, atol=1e-4)
+
+
+def test_an_extractor_that_adds_noise() -> None:
+    with pytest.raises(UnsupportedModel):
+        LogMel.from_settings(WhisperFeatureExtractor(dither=0.1).to_dict())
+    with pytest.raises(UnsupportedModel):
+        LogMel.from_settings({"hop_length": 0})
+
+
+def folder_of(folder: Path, config: dict[str, object], num_mels: int = 80) -> dict[str, object]:
+    (folder / "config.json").write_text(json.dumps(config))
+    WhisperFeatureExtractor(feature_size=num_mels).save_pretrained(folder)
+    return config
+
+
+def test_whisper(tmp_path: Path) -> None:
+    family = describe_audio(tmp_path, folder_of(tmp_path, {"model_type": "whisper"}))
+    assert isinstance(family, WhisperFamily)
+    assert family.sample_rate_hz == 16_000
+    assert family.tokens.keys() == {Modality.AUDIO}
+    for num_frames in (1, 441_000, 44_100_000):
+        planned = family.plan(AudioHeader(44_100, 2, num_frames))
+        assert planned.prompt == ()
+        assert planned.specs["input_features"].shape == (1, 80, 3000)
+    sound = Sound(tone(1.0)[:, 0], 16_000)
+    out = {"input_features": np.empty((1, 80, 3000), np.float32)}
+    family.process(sound, out)
+    assert family.model_inputs(out).keys() == out.keys()
+    with pytest.raises(InvalidMedia):
+        family.plan(ImageHeader(10, 10))
+    with pytest.raises(InternalError):
+        family.process(Sound(sound.samples, 8000), out)
+
+
+def test_voxtral(tmp_path: Path) -> None:
+    """Its chunks are those of its own processor, and each becomes as many embeddings as planned."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = VoxtralConfig(
+        audio_config={**small, "intermediate_size": 64, "num_mel_bins": 128},
+        text_config={**small, "intermediate_size": 32, "vocab_size": 99, "head_dim": 8}
+        | {"num_key_value_heads": 2},
+        audio_token_id=24,
+    )
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    family = describe_audio(tmp_path, folder_of(tmp_path, saved, num_mels=128))
+    assert isinstance(family, VoxtralFamily)
+    assert family.tokens[Modality.AUDIO].embed == 24
+    sound = Sound(tone(61.7)[:, 0], 16_000)
+    planned = family.plan(sound.header)
+    assert planned.prompt == (3 * 375,)
+    out = {"input_features": np.empty(planned.specs["input_features"].shape, np.float32)}
+    family.process(sound, out)
+    extractor = WhisperFeatureExtractor(feature_size=128)
+    expected = extractor(
+        sound.samples,
+        sampling_rate=16_000,
+        padding=True,
+        truncation=False,
+        pad_to_multiple_of=480_000,
+        return_tensors="np",
+    )["input_features"]
+    expected = expected.reshape(128, -1, 3000).transpose(1, 0, 2)
+    np.testing.assert_allclose(out["input_features"], expected, atol=2e-4)
+    model = VoxtralForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        tensors = {name: torch.from_numpy(array[:1]) for name, array in out.items()}
+        encoded = model.get_audio_features(**family.model_inputs(tensors)).pooler_output
+    assert encoded.shape[0] == 375
+
+
+@pytest.mark.parametrize(
+    ("header", "num_chunks"),
+    [
+        (AudioHeader(16_000, 1, 1), 1),
+        (AudioHeader(16_000, 1, 480_000), 1),
+        (AudioHeader(16_000, 1, 480_001), 2),
+        (AudioHeader(44_100, 2, 44_100 * 30), 1),
+        (AudioHeader(44_100, 2, 44_100 * 30 + 1), 2),
+        (AudioHeader(8_000, 1, 8_000 * 600), 20),
+    ],
+)
+def test_chunks(header: AudioHeader, num_chunks: int) -> None:
+    family = VoxtralFamily(mel=LogMel(feature_size=128), audio_token_id=24, embeds_per_chunk=375)
+    planned = family.plan(header)
+    assert planned.num_embeds == num_chunks * 375
+    assert planned.specs["input_features"].shape == (num_chunks, 128, 3000)
+
+
+def test_models_that_are_none_of_these(tmp_path: Path) -> None:
+    assert describe_audio(tmp_path, {"model_type": "llava"}) is None
+    with pytest.raises(ConfigError):
+        describe_audio(tmp_path, {"model_type": "whisper"})
+    folder_of(tmp_path, {})
+    with pytest.raises(ConfigError, match="no audio token"):
+        describe_audio(tmp_path, {"model_type": "voxtral"})
+    with pytest.raises(ConfigError, match="whole number"):
+        describe_audio(
+            tmp_path, {"model_type": "voxtral", "audio_config": {"intermediate_size": 7000}}
+        )

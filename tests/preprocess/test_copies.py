@@ -1,0 +1,165 @@
+"""How often the bytes of an item are written on their way, counted by what is allocated.
+
+What goes into the arena in place allocates nothing; every copy beside it does. The counts are those
+of `docs/preprocessing.md`.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.profiler import ProfilerActivity, profile
+
+from afferent.config import Limits
+from afferent.ingest.probe import probe_image
+from afferent.preprocess.decode.audio import decode_audio
+from afferent.preprocess.decode.image import decode_image
+from afferent.preprocess.decode.video import open_video
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.measure import family_of
+from afferent.preprocess.media import Media
+from afferent.preprocess.patches import write_patches
+from afferent.preprocess.registry import AnyFamily, plan_for_sure
+from afferent.preprocess.resize import resize
+from afferent.store import codec
+from afferent.supervise import BUILT_IN_MODELS
+from tests.media_files import make_sound, make_video, tone
+from tests.models import make_voxtral
+from tests.pictures import encoded, oriented, photo
+from tests.preprocess.folders import make_qwen
+
+LIMITS = Limits()
+WIDTH, HEIGHT = 1275, 1650
+PIXELS_NBYTES = 3 * WIDTH * HEIGHT
+SLACK = 0.1
+
+
+def python_nbytes(work: Callable[[], Any]) -> int:
+    """The most that Python and numpy held at once for ``work``, its result included."""
+    work()  # what is loaded at the first call is no copy
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        result = work()
+        _, peak = tracemalloc.get_traced_memory()
+        del result
+    finally:
+        tracemalloc.stop()
+    return peak - before
+
+
+def torch_nbytes(work: Callable[[], Any]) -> int:
+    """All that torch allocated for ``work``, whether it was freed again or not."""
+    work()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    return sum(max(event.self_cpu_memory_usage, 0) for event in profiled.events())
+
+
+def num_copies(nbytes: int, size: int) -> int:
+    """How many things of this size; less than a tenth of one is none."""
+    return int(nbytes / size + 1 - SLACK)
+
+
+def in_arena(data: bytes) -> memoryview:
+    return memoryview(bytearray(data)).toreadonly()
+
+
+def write(family: AnyFamily, media: Media) -> tuple[Callable[[], None], int]:
+    """What a worker does with decoded media, and how many bytes of features it writes."""
+    plan = codec.plan(plan_for_sure(family, media.header).tree)
+    block = memoryview(bytearray(plan.nbytes))
+    return lambda: family.process(media, codec.lay_out(plan, block)), plan.nbytes
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> QwenVlFamily:
+    make_qwen(tmp_path)
+    family = family_of(tmp_path)
+    assert isinstance(family, QwenVlFamily)
+    return family
+
+
+@pytest.mark.parametrize(
+    ("format", "mode", "orientation", "copies"),
+    [
+        ("JPEG", "RGB", 1, 1),
+        ("JPEG", "RGB", 6, 2),
+        ("JPEG", "L", 1, 1),
+        ("PNG", "RGB", 1, 1),
+        ("WEBP", "RGB", 1, 1),
+    ],
+)
+def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
+    format: str, mode: str, orientation: int, copies: int
+) -> None:
+    picture = photo(WIDTH, HEIGHT).convert(mode)
+    exif = {"exif": oriented(orientation)} if orientation > 1 else {}
+    data = in_arena(encoded(picture, format, **exif))
+    header = probe_image(bytes(data), LIMITS)
+    nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
+    assert num_copies(nbytes, PIXELS_NBYTES) == copies
+
+
+def test_a_picture_is_resized_once_and_patched_in_place(qwen: QwenVlFamily) -> None:
+    pixels = np.asarray(photo(WIDTH, HEIGHT).convert("RGB"))
+    width, height = qwen.resized(WIDTH, HEIGHT)
+    assert (width, height) != (WIDTH, HEIGHT)
+    resized_nbytes = 3 * width * height
+
+    def resized() -> Any:
+        return resize(pixels, width, height, qwen.resample)
+
+    assert num_copies(python_nbytes(resized), PIXELS_NBYTES) == 0
+    # torch resizes in two passes: the rows at their new length, then the columns.
+    passes_nbytes = 3 * width * HEIGHT + resized_nbytes
+    assert torch_nbytes(resized) == pytest.approx(passes_nbytes, rel=SLACK)
+    ready = resized()
+    out = np.empty((resized_nbytes // (3 * qwen.patch_size**2), 3 * qwen.patch_size**2), np.uint8)
+    patched = python_nbytes(
+        lambda: write_patches(ready, out, patch_size=qwen.patch_size, merge_size=qwen.merge_size)
+    )
+    assert num_copies(patched, resized_nbytes) == 0
+
+
+def test_a_whole_picture(qwen: QwenVlFamily) -> None:
+    """Beside the arena: the pixels. What is resized is torch's, and counted above."""
+    data = in_arena(encoded(photo(WIDTH, HEIGHT), "JPEG"))
+    header = probe_image(bytes(data), LIMITS)
+    plan = codec.plan(qwen.plan(header).tree)
+    block = memoryview(bytearray(plan.nbytes))
+
+    def work() -> None:
+        qwen.process(decode_image(data, header, LIMITS), codec.lay_out(plan, block))
+
+    assert num_copies(python_nbytes(work), PIXELS_NBYTES) == 1
+
+
+def test_of_a_video_only_a_few_frames_are_held(tmp_path: Path) -> None:
+    family = family_of(BUILT_IN_MODELS / "shapes")
+    data = in_arena(make_video(num_frames=64, width=640, height=360, rate=2))
+    with open_video(data, LIMITS) as video:
+        work, features_nbytes = write(family, video)
+        nbytes = python_nbytes(work)
+    frame_nbytes = 3 * 640 * 360
+    assert features_nbytes > 6 * frame_nbytes
+    assert num_copies(nbytes, frame_nbytes) <= 3
+
+
+def test_sound_is_held_once(tmp_path: Path) -> None:
+    make_voxtral(tmp_path)
+    family = family_of(tmp_path)
+    data = in_arena(make_sound(tone(60.0, 44_100), 44_100, "FLAC"))
+    most_nbytes = int(LIMITS.max_audio_s * 16_000 * 4)
+    nbytes = python_nbytes(lambda: decode_audio(data, 16_000, LIMITS))
+    # Room for the longest that is accepted; pages that nothing is written to are not taken.
+    assert num_copies(nbytes, most_nbytes) == 1
+    sound = decode_audio(data, 16_000, LIMITS)
+    work, _ = write(family, sound)
+    assert num_copies(python_nbytes(work), sound.samples.nbytes) <= 1

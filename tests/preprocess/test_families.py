@@ -1,0 +1,464 @@
+"""The native families against the image processors of `transformers`, picture by picture."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import (
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    Qwen2VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+import afferent
+from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
+from afferent.ingest.probe import AudioHeader, ImageHeader, VideoHeader
+from afferent.preprocess.families.adapter import AdapterFamily
+from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.media import Array, Picture, Sound
+from afferent.preprocess.normalize import Normalization
+from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.registry import AnyFamily, describe, fingerprint, preload
+from afferent.testing.pictures import draw_picture
+from afferent.types import Modality
+from tests.preprocess.folders import (
+    draw_pixels,
+    make_gemma3,
+    make_llava,
+    make_qwen,
+    make_tokenizer,
+    pictures,
+    write_config,
+)
+
+SHAPES = Path(afferent.__file__).parent / "models" / "shapes"
+Native = QwenVlFamily | FixedFamily
+EDGES = {"shortest_edge": 56 * 56, "longest_edge": 160 * 160}
+SMALL = {"height": 64, "width": 64}
+HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+FOLDERS: dict[str, Callable[[Path], None]] = {
+    "qwen2_vl": lambda folder: make_qwen(folder, size=EDGES),
+    "qwen2_5_vl": lambda folder: make_qwen(
+        folder, "qwen2_5_vl", min_pixels=784, max_pixels=20_000, resample=2
+    ),
+    "qwen3_vl": lambda folder: make_qwen(
+        folder, "qwen3_vl", size=EDGES, patch_size=16, temporal_patch_size=2, **HALF
+    ),
+    "not rescaled": lambda folder: make_qwen(folder, size=EDGES, do_rescale=False),
+    "not normalized": lambda folder: make_qwen(folder, size=EDGES, do_normalize=False),
+    "clip": lambda folder: make_llava(
+        folder, size={"shortest_edge": 60}, crop_size={"height": 56, "width": 57}
+    ),
+    "siglip": lambda folder: make_llava(
+        folder, siglip=True, size=SMALL, num_additional=0, strategy="full"
+    ),
+    "gemma3": lambda folder: make_gemma3(folder, size=SMALL),
+}
+
+
+FAMILIES: dict[str, Native] = {}
+"""Hypothesis takes no fixtures of a function; these are filled once."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def families(tmp_path_factory: pytest.TempPathFactory) -> None:
+    torch.set_num_threads(1)  # small tensors: with more, threads wait for each other
+    for name in ("qwen2_vl", "qwen3_vl", "clip", "gemma3"):
+        FOLDERS[name](made := tmp_path_factory.mktemp("model"))
+        FAMILIES[name] = native(made)
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    FOLDERS[request.param](made)
+    return made
+
+
+def native(folder: Path) -> Native:
+    family = describe(folder)
+    assert isinstance(family, Native)
+    return family
+
+
+def process(family: AnyFamily, picture: Picture) -> dict[str, Array]:
+    """The features, in memory that the plan of the picture's header asks for."""
+    plan = family.plan(picture.header)
+    assert plan is not None
+    out = {name: np.full(s.shape, 77, np.dtype(s.dtype)) for name, s in plan.specs.items()}
+    family.process(picture, out)
+    return out
+
+
+def inputs(family: AnyFamily, features: dict[str, Array]) -> dict[str, Array]:
+    tensors = {name: torch.from_numpy(array) for name, array in features.items()}
+    return {name: tensor.numpy() for name, tensor in family.model_inputs(tensors).items()}
+
+
+def colours_last(family: Native, values: Array) -> Array:
+    """With the channels as the last dimension, and nothing repeated."""
+    if isinstance(family, QwenVlFamily):
+        split = values.reshape(len(values), 3, -1, family.patch_size**2)
+        assert (split == split[:, :, :1]).all()
+        return split[:, :, 0].transpose(0, 2, 1)
+    return values.transpose(0, 2, 3, 1)
+
+
+def in_bytes(values: Array, normalization: Normalization) -> Array:
+    n = normalization
+    return (values * np.array(n.std) + np.array(n.mean)) / n.rescale_factor
+
+
+def test_two_hundred_pictures(folder: Path) -> None:
+    family, reference = native(folder), describe(folder, reference=True)
+    assert isinstance(reference, AdapterFamily)
+    processor = AutoImageProcessor.from_pretrained(folder)
+    num_far = num_values = 0
+    for picture in pictures(seed=1, count=200):
+        expected = processor(images=Image.fromarray(picture.pixels), return_tensors="np")
+        assert_equal(process(reference, picture), expected)
+        features = process(family, picture)
+        normalization = (
+            family.normalization
+            if isinstance(family, QwenVlFamily)
+            else family.framing.normalization
+        )
+        theirs = in_bytes(colours_last(family, expected["pixel_values"]), normalization)
+        ours = colours_last(family, features["pixel_values"]).astype(np.int16)
+        apart = np.abs(ours - np.rint(theirs))
+        assert np.abs(theirs - np.rint(theirs)).max() < 0.01
+        assert apart.max() <= 2
+        num_values, num_far = num_values + apart.size, num_far + np.count_nonzero(apart > 1)
+        ready = inputs(family, features)
+        assert {n: (a.dtype, a.shape) for n, a in ready.items()} == {
+            n: (a.dtype, a.shape) for n, a in expected.items() if n in ready
+        }
+        error = np.abs(ready["pixel_values"] - expected["pixel_values"]).max()
+        assert error <= 2.01 * normalization.rescale_factor / min(normalization.std)
+        if isinstance(family, QwenVlFamily):
+            assert (ready["image_grid_thw"] == expected["image_grid_thw"]).all()
+            num_patches = processor.get_number_of_image_patches(*picture.pixels.shape[:2])
+            num_embeds = num_patches // processor.merge_size**2
+            assert family.plan(picture.header).prompt == (num_embeds,)
+    assert num_far <= 1e-4 * num_values
+
+
+def assert_equal(features: dict[str, Array], expected: Any) -> None:
+    for name, array in features.items():
+        assert array.dtype == expected[name].dtype
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_a_picture_that_needs_no_resizing(folder: Path) -> None:
+    """Then nothing but the rounding of floats may differ."""
+    family = native(folder)
+    size = (64, 64) if isinstance(family, FixedFamily) else (224, 56)
+    if isinstance(family, QwenVlFamily) and family.patch_size == 16:
+        size = (192, 64)
+    if isinstance(family, FixedFamily) and family.framing.shortest_edge:
+        size = (60, 83)
+    picture = Picture(draw_pixels(np.random.default_rng(3), *size, kind=1))
+    processor = AutoImageProcessor.from_pretrained(folder)
+    expected = processor(images=Image.fromarray(picture.pixels), return_tensors="np")
+    ready = inputs(family, process(family, picture))
+    np.testing.assert_allclose(
+        ready["pixel_values"], expected["pixel_values"], rtol=1e-6, atol=1e-6
+    )
+
+
+@given(st.integers(2, 700), st.integers(2, 700))
+@settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.parametrize("name", ["qwen3_vl", "clip", "gemma3"])
+def test_plans_are_exact(name: str, width: int, height: int) -> None:
+    family = FAMILIES[name]
+    picture = Picture(np.full((height, width, 3), 200, np.uint8))
+    try:
+        planned = family.plan(picture.header)
+    except InvalidMedia:
+        assert isinstance(family, QwenVlFamily)
+        assert max(width, height) > 200 * min(width, height)
+        return
+    features = process(family, picture)
+    if "image_grid_thw" in features:
+        _, rows, columns = features["image_grid_thw"][0].tolist()
+        assert rows * columns == len(features["pixel_values"])
+        assert planned.prompt == (rows * columns // 4,)
+    # Every byte was written: the same colour everywhere stays that colour.
+    assert (features["pixel_values"] == 200).all()
+
+
+@given(st.integers(2, 16_384), st.integers(2, 16_384))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_resized_size(width: int, height: int) -> None:
+    family = FAMILIES["qwen2_vl"]
+    assert isinstance(family, QwenVlFamily)
+    fewest, most = family.min_pixels, family.max_pixels
+    try:
+        expected = smart_resize(height, width, 28, fewest, most)
+    except ValueError:
+        with pytest.raises(InvalidMedia):
+            family.resized(width, height)
+        return
+    assert family.resized(width, height) == expected[::-1]
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "gemma3"])
+@pytest.mark.parametrize("strategy", ["default", "full"])
+def test_prompts_of_fixed_sizes(name: str, strategy: str, tmp_path: Path) -> None:
+    if name == "gemma3":
+        make_gemma3(tmp_path, image_seq_length=16 if strategy == "full" else 9)
+    else:
+        make_llava(tmp_path, siglip=name == "siglip", strategy=strategy)
+    family = native(tmp_path)
+    tokens = family.tokens[Modality.IMAGE]
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    text = processor.tokenizer.convert_ids_to_tokens
+    marker, embed = text(tokens.marker), text(tokens.embed)
+    prompt = family.plan(ImageHeader(100, 50)).prompt
+    expanded = "".join(piece if isinstance(piece, str) else embed * piece for piece in prompt)
+    made = processor(text=f"Look: {marker}!", images=Image.new("RGB", (100, 50)))
+    assert made["input_ids"][0] == processor.tokenizer(f"Look: {expanded}!")["input_ids"]
+
+
+def test_the_built_in_model(tmp_path: Path) -> None:
+    family = native(SHAPES)
+    rng = np.random.default_rng(0)
+    for width, height in rng.integers(20, 5000, (300, 2)).tolist():
+        if max(width, height) <= 36 * min(width, height):
+            assert family.plan(ImageHeader(width, height)).num_embeds <= 36
+
+
+def test_the_same_greedy_tokens() -> None:
+    """Bytes or the processor's own floats: the built-in model says the same."""
+    family, reference = native(SHAPES), describe(SHAPES, reference=True)
+    assert reference is not None
+    model = Qwen2VLForConditionalGeneration.from_pretrained(SHAPES).eval()
+    tokenizer = AutoTokenizer.from_pretrained(SHAPES)
+    parts = [{"type": "image"}, {"type": "text", "text": "What is in the picture?"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    rng = np.random.default_rng(5)
+    num_right = 0
+    for _ in range(20):
+        drawn = draw_picture(rng)
+        picture = Picture(np.asarray(drawn.image))
+        planned = family.plan(picture.header)
+        ids: list[int] = []
+        for token in tokenizer(text)["input_ids"]:
+            ids += [token] * (planned.num_embeds if token == family.image.marker else 1)
+        answers = [
+            generate(
+                model, each, family.image.embed, inputs(each_family, process(each_family, picture))
+            )
+            for each, each_family in ((ids, family), (ids, reference))
+        ]
+        assert answers[0] == answers[1]
+        num_right += tokenizer.decode(answers[0], skip_special_tokens=True).strip() == drawn.answer
+    assert num_right >= 18
+
+
+def generate(
+    model: Any, ids: list[int], image_token_id: int, features: dict[str, Array]
+) -> list[int]:
+    tensor = torch.tensor([ids])
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=tensor,
+            attention_mask=torch.ones_like(tensor),
+            mm_token_type_ids=(tensor == image_token_id).long(),
+            **{name: torch.from_numpy(array) for name, array in features.items()},
+            max_new_tokens=12,
+            do_sample=False,
+        )
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
+
+
+def test_settings_that_only_the_processor_itself_follows(tmp_path: Path) -> None:
+    def known(make: Callable[..., None], **settings: Any) -> bool:
+        make(tmp_path, **settings)
+        found = describe(tmp_path) is not None
+        assert (describe(tmp_path, reference=True) is not None) == found
+        for path in tmp_path.iterdir():
+            path.unlink()
+        return found
+
+    neither = {"do_rescale": False, "do_normalize": False}
+    assert known(make_qwen, resample=4)
+    assert not known(make_qwen, do_resize=False)
+    assert not known(make_qwen, **neither)
+    assert known(make_llava)
+    assert not known(make_llava, **neither)
+    assert not known(make_llava, size={"shortest_edge": 100})
+    assert not known(make_llava, do_center_crop=False)
+    assert not known(make_llava, size={"shortest_edge": 224, "longest_edge": 300})
+    assert known(make_gemma3)
+    assert not known(make_gemma3, do_pan_and_scan=True)
+    assert not known(make_gemma3, do_resize=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"image_processor_type": "SomethingElse"},
+        {"image_processor_type": "Qwen2VLImageProcessor", "auto_map": {}},
+        {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": "large"},
+        {},
+    ],
+)
+def test_processors_that_nobody_knows(settings: dict[str, Any], tmp_path: Path) -> None:
+    make_qwen(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_bytes(msgspec.json.encode(settings))
+    assert describe(tmp_path) is None
+
+
+def test_old_names_and_forms_of_settings(tmp_path: Path) -> None:
+    make_qwen(tmp_path)
+    old = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "min_pixels": 3136,
+        "max_pixels": 12_845_056,
+        "size": {"min_pixels": 3136, "max_pixels": 12_845_056},
+        "patch_size": None,
+    }
+    (tmp_path / "preprocessor_config.json").write_bytes(msgspec.json.encode(old))
+    family = native(tmp_path)
+    assert isinstance(family, QwenVlFamily)
+    assert (family.min_pixels, family.max_pixels, family.patch_size) == (3136, 12_845_056, 14)
+    make_llava(tmp_path)
+    (tmp_path / "processor_config.json").write_bytes(msgspec.json.encode({"patch_size": 14}))
+    old = {"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}
+    (tmp_path / "preprocessor_config.json").write_bytes(msgspec.json.encode(old))
+    family = native(tmp_path)
+    assert isinstance(family, FixedFamily)
+    assert family.plan(ImageHeader(9, 9)).num_embeds == 24 * 24
+    assert (family.framing.width, family.framing.shortest_edge) == (336, 336)
+
+
+def test_videos_of_qwen(tmp_path: Path) -> None:
+    """Their settings are read, from their own file or, as transformers does, from the pictures'."""
+    make_qwen(tmp_path, "qwen3_vl", size=EDGES, patch_size=16)
+    own = {"size": {"shortest_edge": 4096, "longest_edge": 9_000_000}, "fps": 4, "max_frames": 64}
+    (tmp_path / "video_preprocessor_config.json").write_bytes(msgspec.json.encode(own))
+    family = native(tmp_path)
+    assert isinstance(family, QwenVlFamily)
+    assert family.video is not None
+    assert family.tokens[Modality.VIDEO].embed == 6
+    assert (family.video.min_pixels, family.video.max_pixels) == (4096, 9_000_000)
+    assert (family.video.fps, family.video.max_frames, family.video.patch_size) == (4.0, 64, 16)
+    assert family.video.do_sample_frames
+    assert family.video.normalization.mean == (0.5, 0.5, 0.5)
+    (tmp_path / "video_preprocessor_config.json").unlink()
+    family = native(tmp_path)
+    assert isinstance(family, QwenVlFamily)
+    assert family.video is not None
+    assert family.video.max_pixels == EDGES["longest_edge"]
+
+
+def test_media_that_a_family_does_not_take(folder: Path) -> None:
+    family = native(folder)
+    sound = Sound(np.zeros(5, np.float32), 16_000)
+    with pytest.raises(UnsupportedMedia):
+        family.plan(AudioHeader(16_000, 1, 5))
+    with pytest.raises(UnsupportedMedia):
+        family.process(sound, {})
+    if isinstance(family, FixedFamily):
+        with pytest.raises(UnsupportedMedia):
+            family.plan(VideoHeader(64, 64, 10, 2.0))
+    assert family.sample_rate_hz == 0
+
+
+def test_folders_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        describe(tmp_path)
+    write_config(tmp_path, model_type="qwen2_vl")
+    with pytest.raises(ConfigError, match="media"):
+        describe(tmp_path)
+    make_gemma3(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="token"):
+        describe(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="tokenizer"):
+        describe(tmp_path)
+
+
+def test_families_travel(folder: Path) -> None:
+    for reference in (False, True):
+        family = describe(folder, reference=reference)
+        encoded = msgspec.msgpack.encode(family)
+        assert msgspec.msgpack.decode(encoded, type=AnyFamily) == family
+        assert isinstance(family, AnyFamily)
+        preload(family)
+
+
+def test_the_fingerprint_follows_family_and_settings(tmp_path: Path) -> None:
+    prints = set()
+    for longest_edge in (28224, 28225):
+        make_qwen(tmp_path, size={"shortest_edge": 3136, "longest_edge": longest_edge})
+        for reference in (False, True):
+            family = describe(tmp_path, reference=reference)
+            assert family is not None
+            prints.add(fingerprint(tmp_path, family))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    make_qwen(elsewhere, size={"shortest_edge": 3136, "longest_edge": 28225})
+    again = describe(elsewhere, reference=True)
+    assert again is not None
+    prints.add(fingerprint(elsewhere, again))
+    assert len(prints) == 4
+    write_config(tmp_path, model_type="qwen2_vl")
+    prints.add(fingerprint(tmp_path, again))
+    assert len(prints) == 5
+
+
+def test_frontends_need_no_torch() -> None:
+    code = (
+        "import sys; from pathlib import Path; from afferent.preprocess import registry, measure;"
+        "from afferent.ingest.probe import ImageHeader;"
+        "folder = Path(sys.argv[1]);"
+        "family = measure.family_of(folder, reference=sys.argv[2] == 'True');"
+        "family.plan(ImageHeader(30, 40)); registry.fingerprint(folder, family);"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    for reference in (False, True):
+        command = [sys.executable, "-c", code, str(SHAPES), str(reference)]
+        subprocess.run(command, check=True, timeout=60)
+
+
+def test_plans_count_what_stands_in_the_prompt() -> None:
+    plan = FeaturePlan({}, ("\n\n<a>", 4, "b", 2))
+    assert plan.num_embeds == 6
+
+
+def test_the_example_of_the_guide(tmp_path: Path) -> None:
+    """It says the same as the family that is there for such models."""
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-family.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": "square"}
+    exec(code, names)  # noqa: S102
+    make_gemma3(tmp_path, size=SMALL)
+    config = {"image_token_id": 5, "image_seq_length": 16}
+    family = names["describe"](tmp_path, config)
+    picture = Picture(draw_pixels(np.random.default_rng(0), 90, 50, kind=1))
+    assert family.plan(picture.header).prompt == ("<img>", 16, "</img>")
+    ours, theirs = process(family, picture), process(native(tmp_path), picture)
+    assert (ours["pixel_values"] == theirs["pixel_values"]).all()
+    assert inputs(family, ours)["pixel_values"].dtype == np.float32
