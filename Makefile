@@ -36,8 +36,9 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
-storm: setup  ## kill 300 clients of a store and 20 daemons under load, and see what is left
-	@$(BIN)/python -m pytest tests/store/test_storm.py --storm --timeout 1800 -q -s $(ARGS)
+storm: setup  ## kill clients, daemons and workers under load, and overload the arena (15 minutes)
+	@$(BIN)/python -m pytest tests/store/test_storm.py tests/end_to_end/test_worker_storm.py \
+		tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py --storm --timeout 1800 -q -s $(ARGS)
 
 lint: setup  ## check format and style
 	@$(BIN)/ruff format --check .

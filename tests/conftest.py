@@ -12,9 +12,7 @@ from tests.server import Server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--storm", action="store_true", help="kill many more clients and daemons of the store"
-    )
+    parser.addoption("--storm", action="store_true", help="the long form of all storms")
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,8 @@ class Server:
         if not self._announced.wait(START_TIMEOUT_S) or not self._url:
             self.popen.kill()
             raise AssertionError("the server did not start:\n" + self.log())
+        # Every process has said that it is ready; the frontend hears of the engine a little later.
+        wait_until(lambda: self.get("/ready").status_code == 200)
         return self
 
     def __exit__(

@@ -51,7 +51,7 @@ def test_the_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> Non
         ({"port": "70000"}, {}, "", ["port", "65535"]),
         ({"arena_nbytes": "1 banana"}, {}, "", ["arena_nbytes", "banana"]),
         ({"arena_nbytes": "1"}, {}, "", ["arena_nbytes"]),
-        ({"preprocess_workers": "0"}, {}, "", ["preprocess_workers"]),
+        ({"preprocess_workers": "-1"}, {}, "", ["preprocess_workers"]),
         ({"log_level": "loud"}, {}, "", ["log_level", "loud"]),
         ({}, {}, 'port = "8000x"', ["port"]),
         ({}, {}, "port = ", ["afferent.toml"]),

@@ -26,7 +26,7 @@ def test_every_error_has_a_status_and_openais_form() -> None:
     for cls in errors.walk():
         error = cls("why")
         status = http.status_of(error)
-        assert status in (400, 404, 413, 500, 503)
+        assert status in (400, 404, 408, 413, 500, 503)
         assert (status == 503) == cls.retryable
         assert (400 <= status < 500) == issubclass(cls, errors.InvalidRequest)
         body = http.openai_body(error)["error"]

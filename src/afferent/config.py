@@ -29,10 +29,8 @@ def _help(text: str) -> Meta:
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may ask of us. Every refusal names its limit."""
+    """What one request's media may be. Every refusal names its limit."""
 
-    max_body_nbytes: Annotated[int, _Positive, _help("longest request body")] = 64 * MiB
-    max_json_nbytes: Annotated[int, _Positive, _help("longest body, media left out")] = MiB
     max_images: Annotated[int, Meta(ge=1, le=4096), _help("most images in a request")] = 128
     max_image_nbytes: Annotated[int, _Positive, _help("largest image file")] = 32 * MiB
     max_image_pixels: Annotated[int, _Positive, _help("most pixels of an image")] = 64_000_000
@@ -57,13 +55,34 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fetch_total_timeout_s: Annotated[float, _Positive, _help("for one image in all")] = 10.0
     fetch_audio_timeout_s: Annotated[float, _Positive, _help("for one audio clip in all")] = 15.0
     fetch_video_timeout_s: Annotated[float, _Positive, _help("for one video in all")] = 30.0
+    fetch_min_nbytes_per_s: Annotated[
+        int, Meta(ge=0), _help("slowest rate at which a media host may deliver, after a while")
+    ] = 64 * KiB
+    fetch_max_per_host: Annotated[
+        int, _Positive, _help("most fetches from one media host at a time, by each frontend")
+    ] = 8
     fetch_allow: Annotated[
         tuple[str, ...],
         _help("HOST:PORT of your own media hosts that may be fetched from though they are private"),
     ] = ()
+    file_roots: Annotated[
+        tuple[str, ...], _help("folders whose files may be named by file: URLs; none by default")
+    ] = ()
 
 
-class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What its body may be besides, and how long it may wait for room."""
+
+    max_body_nbytes: Annotated[int, _Positive, _help("longest request body")] = 64 * MiB
+    max_json_nbytes: Annotated[int, _Positive, _help("longest body, media left out")] = MiB
+    body_idle_timeout_s: Annotated[float, _Positive, _help("without a byte from the client")] = 10.0
+    body_timeout_s: Annotated[float, _Positive, _help("for a body to arrive in all")] = 60.0
+    admission_timeout_s: Annotated[
+        float, _Positive, _help("for room in the arena, before a 503 is sent")
+    ] = 30.0
+
+
+class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of ``afferent serve``."""
 
     model: Annotated[str, _help("folder of a transformers image-text model, or 'shapes'")] = (
@@ -119,6 +138,11 @@ class ServeConfig(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def limits(self) -> Limits:
         """Only the limits, for processes that need no more."""
         return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        names = RequestLimits.__struct_fields__
+        return RequestLimits(**{name: getattr(self, name) for name in names})
 
     @property
     def num_preprocess_workers(self) -> int:

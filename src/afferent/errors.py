@@ -7,6 +7,7 @@
     │   ├── UnsupportedParameter
     │   ├── ModelNotFound
     │   ├── BodyTooLarge
+    │   ├── BodyTooSlow
     │   ├── TooManyItems
     │   ├── PromptTooLong
     │   ├── ArenaTooSmall            the media could never be in the arena at once
@@ -84,6 +85,10 @@ class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
 
+class BodyTooSlow(InvalidRequest):
+    code = "body_too_slow"
+
+
 class TooManyItems(InvalidRequest):
     code = "too_many_items"
 
@@ -125,8 +130,11 @@ class FetchFailed(InvalidMedia):
 
 
 class Unavailable(AfferentError):
+    """``retry_after_s`` is when it may be worth while to try again."""
+
     code = "unavailable"
     retryable = True
+    retry_after_s: float = 1.0
 
 
 class StoreFull(Unavailable):

@@ -55,6 +55,17 @@ class Metrics:
         self.in_flight = Gauge(
             "afferent_requests_in_flight", "Requests being answered", registry=self._registry
         )
+        self.admission_seconds = Histogram(
+            "afferent_admission_seconds",
+            "Seconds that a request waited for room in the arena, whether it came to it or not",
+            buckets=(0.001, *_SECONDS[1:]),
+            registry=self._registry,
+        )
+        self.admission_waiting = Gauge(
+            "afferent_admission_waiting",
+            "Requests that wait for room in the arena",
+            registry=self._registry,
+        )
         self._store = Gauge(
             "afferent_store", "The store's own figures", ["figure"], registry=self._registry
         )

@@ -133,7 +133,9 @@ class Supervisor:
         is_reference = config.processor == "reference"
         if describe(folder, reference=is_reference) is None:
             self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
-        family = family_of(folder, reference=is_reference)
+        family = family_of(
+            folder, reference=is_reference, max_sampled_frames=config.max_sampled_frames
+        )
         self._say("model", f"{self._model_name} from {folder}")
         start_s = time.monotonic()
         estate = Estate.create(config.arena_nbytes)
@@ -195,7 +197,7 @@ class Supervisor:
                     item_timeout_s=config.preprocess_timeout_s,
                     memory_nbytes=config.preprocess_memory_nbytes,
                 ),
-                env={**pool.THREAD_ENV, **_QUIET},
+                env={**pool.ENV, **_QUIET},
             ),
             _Part(
                 "frontend",

@@ -51,6 +51,13 @@ def test_a_video_and_a_picture(server: Server, rng: np.random.Generator) -> None
     wait_until(lambda: server.store_figure("held_nbytes") == 0)
 
 
+def test_a_picture_that_is_there_is_no_video(server: Server, rng: np.random.Generator) -> None:
+    data = draw_picture(rng).encode()
+    assert server.post(ask([data_url(data)], QUESTION)).status_code == 200
+    with pytest.raises(openai.BadRequestError, match="video"):
+        chat(server, "shapes", [media_part("video", data)])
+
+
 def test_what_the_model_does_not_take(server: Server) -> None:
     sound = make_sound(tone(0.5), 16_000)
     with pytest.raises(openai.BadRequestError, match="takes no audio"):

@@ -75,10 +75,11 @@ def test_json_logs_carry_the_request_id(rng: np.random.Generator) -> None:
         assert event["ms"] > 0
         wait_until(lambda: "copied in all" in server.log())
         account = server.log()[server.log().index("POST /v1/chat/completions") :]
-        stages = ["read body", "base64", "header, digest", "template, tokens", "acquire"]
-        stages += ["into the arena", "queue jobs"]
+        stages = ["read body", "header, digest", "template, tokens", "acquire"]
+        stages += ["into the arena", "room for features", "queue jobs"]
         stages += ["decode", "process", "map views", "encode", "prefill"]
-        places = [account.index(stage) for stage in stages]
+        rows = account[account.index("─") :]
+        places = [rows.index(f" {stage} ") for stage in stages]
         assert places == sorted(places), "the stages stand in the order in which they ran"
         pids = {
             int(pid) for pid in re.findall(r"(?:frontend|core|worker|preprocess-\d) (\d+)", account)

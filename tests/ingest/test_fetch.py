@@ -1,125 +1,78 @@
-"""The fetch policy: which URLs, which addresses, how much, how long."""
+"""Fetching: what is dialled and sent, how much, how fast, how many at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+import tracemalloc
+from collections.abc import Callable, Coroutine, Iterator
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from afferent.config import ServeConfig
-from afferent.errors import FetchFailed, ForbiddenUrl, InvalidMedia, MediaTooLarge
-from afferent.ingest import fetch
-from afferent.ingest.fetch import Fetcher, check_url, is_public
-from afferent.ingest.source import read_media
+from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge
+from afferent.ingest.dial import Resolver
+from afferent.ingest.fetch import Fetcher, FetchSession
+from tests.ingest.media_host import media_host, send, send_raw, send_slowly
 
-NOT_PUBLIC = """
-127.0.0.1 127.8.8.8 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1
-192.0.0.1 192.0.2.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 239.255.255.255 240.0.0.1
-255.255.255.255 168.63.129.16 :: ::1 ::7f00:1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1
-64:ff9b:1::1 2002:7f00:1:: 2001:0:1::1 fe80::1 fe80::1%eth0 fc00::1 fd00:ec2::254 fec0::1
-ff02::1 2001:db8::1
-"""
+MAX_NBYTES = 1000
 
 
-@pytest.mark.parametrize("address", NOT_PUBLIC.split())
-def test_addresses_that_are_not_public(address: str) -> None:
-    assert not is_public(address)
+def fetching(
+    where: str,
+    use: Callable[[FetchSession], Coroutine[Any, Any, Any]],
+    *,
+    allowed: bool = True,
+    budget: int = 10 * MAX_NBYTES,
+    resolve: Any = None,
+    grace_s: float = 3.0,
+    **limits: Any,
+) -> Any:
+    """What ``use`` makes of a session whose fetcher may reach ``where``."""
 
-
-@pytest.mark.parametrize(
-    "address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1"]
-)
-def test_addresses_that_are(address: str) -> None:
-    assert is_public(address)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "file:///etc/passwd",
-        "ftp://example.com/",
-        "gopher://example.com/",
-        "//example.com/",
-        "example.com/a.png",
-        "http://",
-        "http:///a",
-        "http://user@example.com/",
-        "http://user:pass@example.com/",
-        "http://@example.com/",
-        "http://example.com:8080/",
-        "http://example.com:99999/",
-        "http://example.com\\@127.0.0.1/",
-        "http://example.com/a b",
-        "http://example.com/\r\nHost: evil",
-        "http://example.com/\x00",
-        "http://[::1/",
-        "http://example.com/" + "a" * 9000,
-    ],
-)
-def test_urls_that_are_refused_unseen(url: str) -> None:
-    with pytest.raises(ForbiddenUrl):
-        check_url(url)
-
-
-def test_urls_that_are_not() -> None:
-    assert check_url("https://example.com/a.png?b#c").port == 443
-    assert check_url("http://example.com:443/").port == 443
-    assert check_url("http://example.com:8080/", allow=["example.com:8080"]).port == 8080
-
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def media_host(answers: dict[str, Answer]) -> Iterator[str]:
-    """A server on loopback; its ``HOST:PORT``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answers[self.path](self)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    host = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    host.daemon_threads = True
-    thread = threading.Thread(target=host.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{host.server_address[1]}"
-    finally:
-        host.shutdown()
-        thread.join()
-        host.server_close()
-
-
-def send(body: bytes, status: int = 200, **headers: str) -> Answer:
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            request.send_header(name, value)
-        request.end_headers()
-        request.wfile.write(body)
-
-    return answer
-
-
-def get(where: str, path: str, *, allowed: bool = True, **limits: Any) -> bytes:
-    async def main() -> bytes:
-        allow = (where,) if allowed else ()
-        fetcher = Fetcher(ServeConfig(fetch_allow=allow, **limits))
+    async def main() -> Any:
+        allow = tuple(where.split()) if allowed else ()
+        config = ServeConfig(fetch_allow=allow, **limits)
+        fetcher = Fetcher(config, resolve=resolve, grace_s=grace_s)
         try:
-            return await fetcher.fetch(f"http://{where}{path}", max_nbytes=1000)
+            return await use(fetcher.session(max_nbytes=budget))
         finally:
             await fetcher.close()
 
     return asyncio.run(main())
+
+
+def get(where: str, path: str, *, max_nbytes: int = MAX_NBYTES, **parameters: Any) -> bytes:
+    url = f"http://{where.split()[0]}{path}"
+    return fetching(
+        where,
+        lambda session: session.fetch(url, modality="image", max_nbytes=max_nbytes),
+        **parameters,
+    )
+
+
+def resolve_to(*addresses: str, asked: list[str] | None = None) -> Any:
+    async def resolve(host: str, port: int) -> list[str]:
+        if asked is not None:
+            asked.append(host)
+        return list(addresses)
+
+    return resolve
+
+
+@pytest.fixture
+def wait() -> Iterator[threading.Event]:
+    """Set when the test is over, so that no thread of a host outlives it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+# What is dialled, and sent
 
 
 def test_a_host_of_ones_own_can_be_allowed() -> None:
@@ -129,139 +82,402 @@ def test_a_host_of_ones_own_can_be_allowed() -> None:
         seen.append(dict(request.headers))
         send(b"picture")(request)
 
-    with media_host({"/a": answer}) as where:
-        assert get(where, "/a") == b"picture"
+    with media_host({"/a?b": answer}) as where:
+        assert get(where, "/a?b#c") == b"picture"
         with pytest.raises(ForbiddenUrl):
-            get(where, "/a", allowed=False)
+            get(where, "/a?b", allowed=False)
     assert seen == [{"Host": where, "Accept": "image/*", "Accept-Encoding": "identity"}]
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with media_host({"/a": send(b"picture")}) as where:
+        assert get(where, "/a") == b"picture"
+
+
+def test_every_answer_of_the_resolver_is_checked() -> None:
+    """One public address among private ones does not open the door; a name is resolved once."""
+    asked: list[str] = []
+    for addresses in (
+        ["1.1.1.1", "127.0.0.1"],
+        ["64:ff9b::7f00:1"],
+        ["2606:4700::1111", "::ffff:10.0.0.1"],
+    ):
+        with pytest.raises(ForbiddenUrl):
+            get(
+                "rebind.example:80",
+                "/",
+                allowed=False,
+                resolve=resolve_to(*addresses, asked=asked),
+            )
+    assert asked == ["rebind.example"] * 3
+
+
+def test_numbers_that_are_addresses_are_checked_too() -> None:
+    for host in ("2130706433", "0x7f.1", "127.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0"):
+        with pytest.raises((ForbiddenUrl, FetchFailed)):
+            get(host, "/", allowed=False)
+
+
+def test_the_checked_address_is_the_one_that_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that changes its address between check and connection gains nothing by it."""
+    hosts: list[str] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        hosts.append(request.headers["Host"])
+        send(b"picture")(request)
+
+    with media_host({"/a": answer}) as where:
+        port = int(where.rsplit(":", 1)[1])
+        name = f"pictures.example:{port}"
+
+        def look_up(host: str, *arguments: Any, **parameters: Any) -> Any:
+            assert host == "127.0.0.1", "a name was looked up a second time"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        asked: list[str] = []
+        assert get(name, "/a", resolve=resolve_to("127.0.0.1", asked=asked)) == b"picture"
+        assert asked == ["pictures.example"]
+    assert hosts == [name]
+
+
+def test_tls_sees_the_hosts_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        name = f"pictures.example:{listener.getsockname()[1]}"
+        hello: list[bytes] = []
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                hello.append(connection.recv(1 << 14))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(FetchFailed):
+            fetching(
+                name,
+                lambda session: session.fetch(f"https://{name}/", modality="image", max_nbytes=1),
+                resolve=resolve_to("127.0.0.1"),
+            )
+        thread.join()
+    assert b"pictures.example" in hello[0]
+
+
+def test_the_next_address_is_tried_if_one_refuses() -> None:
+    with media_host({"/a": send(b"picture")}) as where:
+        port = where.rsplit(":", 1)[1]
+        resolve = resolve_to("127.0.0.2", "127.0.0.1")
+        assert get(f"two.example:{port}", "/a", resolve=resolve) == b"picture"
+        with pytest.raises(FetchFailed, match="not be reached"):
+            get(f"two.example:{port}", "/a", resolve=resolve_to("127.0.0.2"))
+        with pytest.raises(FetchFailed, match="not be reached"):
+            get(f"two.example:{port}", "/a", resolve=resolve_to())
+
+
+def test_look_ups_count_as_connecting() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        await asyncio.sleep(20)
+        return []
+
+    started = time.monotonic()
+    with pytest.raises(FetchFailed, match="too long"):
+        get("slow.example:80", "/", resolve=resolve, fetch_connect_timeout_s=0.1)
+    assert time.monotonic() - started < 5
+
+
+def test_the_systems_resolver() -> None:
+    async def main() -> list[str]:
+        resolver = Resolver()
+        for name in ("no-such-name.invalid", "a..b", "a" * 70):
+            with pytest.raises(FetchFailed, match="not found"):
+                await resolver(name, 80)
+        found = await resolver("127.0.0.1", 80)
+        resolver.close()
+        return found
+
+    assert asyncio.run(main()) == ["127.0.0.1"]
 
 
 def test_redirects_are_checked_again() -> None:
     with media_host({}) as forbidden:
         answers = {
             "/ok": send(b"picture"),
-            "/once": send(b"", 302, Location="/ok"),
+            "/3": send(b"", 302, Location="/2"),
+            "/2": send(b"", 307, Location="/1"),
+            "/1": send(b"", 308, Location="/ok"),
+            "/4": send(b"", 302, Location="/3"),
             "/loop": send(b"", 302, Location="/loop"),
             "/metadata": send(b"", 302, Location="http://169.254.169.254/latest"),
             "/file": send(b"", 302, Location="file:///etc/passwd"),
+            "/user": send(b"", 302, Location="http://me@example.com/"),
             "/other": send(b"", 302, Location=f"http://{forbidden}/"),
+            "/private": send(b"", 302, Location="http://127.0.0.1/"),
             "/nowhere": send(b"", 302),
+            "/chosen": send(b"picture", 300, Location="/ok"),
         }
         with media_host(answers) as where:
-            assert get(where, "/once") == b"picture"
-            for path in ("/metadata", "/file", "/other"):
+            assert get(where, "/3") == b"picture"
+            for path in ("/metadata", "/file", "/user", "/other", "/private"):
                 with pytest.raises(ForbiddenUrl):
                     get(where, path)
-            for path in ("/loop", "/nowhere"):
+            for path in ("/4", "/loop", "/nowhere", "/chosen"):
                 with pytest.raises(FetchFailed):
                     get(where, path)
 
 
-def test_hosts_that_misbehave() -> None:
-    release = threading.Event()
+def test_the_time_of_redirects_adds_up(wait: threading.Event) -> None:
+    def slow(request: BaseHTTPRequestHandler) -> None:
+        wait.wait(0.25)
+        send(b"", 302, Location="/slow")(request)
 
-    def endless(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.end_headers()
-        while True:
-            try:
-                request.wfile.write(b"x" * 500)
-            except OSError:
-                return
+    with media_host({"/slow": slow}) as where, pytest.raises(FetchFailed, match="too long"):
+        get(where, "/slow", fetch_total_timeout_s=0.6)
 
-    def silent(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", "10")
-        request.end_headers()
-        release.wait(20)
 
-    def short(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", "1000")
-        request.end_headers()
-        request.wfile.write(b"x")
+# How much
 
+
+def test_encodings_that_were_not_asked_for() -> None:
     answers = {
-        "/large": send(b"x" * 1001),
-        "/endless": endless,
-        "/silent": silent,
-        "/short": short,
-        "/missing": send(b"", 404),
-        "/broken": send(b"", 500),
-        "/garbage": lambda request: request.wfile.write(b"\x00\x01nonsense\r\n\r\n"),
+        "/gzip": send(b"x", Content_Encoding="gzip"),
+        "/both": send_raw(
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\ncontent-encoding: identity\r\n"
+            b"Content-Length: 1\r\n\r\nx"
+        ),
+        "/list": send(b"x", Content_Encoding="identity, gzip"),
+        "/identity": send(b"x", Content_Encoding="Identity"),
     }
     with media_host(answers) as where:
-        for path in ("/large", "/endless"):
-            with pytest.raises(MediaTooLarge):
+        assert get(where, "/identity") == b"x"
+        for path in ("/gzip", "/both", "/list"):
+            with pytest.raises(FetchFailed, match="encoding"):
                 get(where, path)
-        for path in ("/short", "/missing", "/broken", "/garbage"):
-            with pytest.raises(FetchFailed):
+
+
+def test_sizes_announced_and_not(wait: threading.Event) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+    answers = {
+        "/fits": send(b"x" * MAX_NBYTES),
+        "/announced": send_slowly(b"", num=1, pause_s=20, length=MAX_NBYTES + 1, wait=wait),
+        "/endless": send_slowly(b"x" * 500, num=1 << 30, pause_s=0, wait=wait),
+        "/chunked": send_raw(chunked + b"\r\n" + b"1f4\r\n" + b"x" * 500 + b"\r\n0\r\n\r\n"),
+        "/chunks": send_raw(chunked + b"\r\n" + (b"1f4\r\n" + b"x" * 500 + b"\r\n") * 9),
+        "/two": send_raw(chunked + b"Content-Length: 1001\r\n\r\n0\r\n\r\n"),
+        "/more": send_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nxxx" + b"y" * 3000),
+    }
+    with media_host(answers) as where:
+        assert get(where, "/fits") == b"x" * MAX_NBYTES
+        assert get(where, "/chunked") == b"x" * 500
+        assert get(where, "/more") == b"xxx"
+        started = time.monotonic()
+        for path in ("/announced", "/endless", "/chunks", "/two"):
+            with pytest.raises(MediaTooLarge, match="more than 1000 bytes"):
                 get(where, path)
-        with pytest.raises(FetchFailed, match="too long"):
-            get(where, "/silent", fetch_idle_timeout_s=0.2)
-        with pytest.raises(FetchFailed, match="too long"):
-            get(where, "/silent", fetch_total_timeout_s=0.2)
-        release.set()
-
-
-def test_every_answer_of_the_resolver_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One public address among private ones does not open the door; a name is resolved once."""
-    lookups = []
-
-    async def resolve(host: str, port: int) -> list[str]:
-        lookups.append((host, port))
-        return ["1.1.1.1", "127.0.0.1"]
-
-    monkeypatch.setattr(fetch, "_resolve", resolve)
-    with pytest.raises(ForbiddenUrl):
-        get("rebind.example:80", "/", allowed=False)
-    assert lookups == [("rebind.example", 80)]
-
-
-def test_the_checked_address_is_the_one_that_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name keeps its place in the Host header; the connection goes to the pinned address."""
-    with media_host({"/a": send(b"picture")}) as where:
-        port = int(where.rsplit(":", 1)[1])
-
-        async def resolve(host: str, _: int) -> list[str]:
-            assert host == "pictures.example"
-            return ["127.0.0.1"]
-
-        monkeypatch.setattr(fetch, "_resolve", resolve)
-        monkeypatch.setattr(socket, "getaddrinfo", _no_lookup)
-        assert get(f"pictures.example:{port}", "/a") == b"picture"
-
-
-def _no_lookup(host: str, *arguments: Any, **parameters: Any) -> Any:
-    assert host == "127.0.0.1", "a name was looked up a second time"
-    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, arguments[0]))]
+        assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
-    ("url", "error"),
+    "answer",
     [
-        ("data:image/png;base64,aGVsbG8=", None),
-        ("DATA:image/png;BASE64,aGVsbG8=", None),
-        ("data:;base64,aGVsbG8=", None),
-        ("data:image/png;base64,aGVsbG8", InvalidMedia),
-        ("data:image/png;base64,aGVs bG8=", InvalidMedia),
-        ("data:image/png;base64,aGVsbG8=\n", InvalidMedia),
-        ("data:image/png;base64,ä", InvalidMedia),
-        ("data:image/png,hello", ForbiddenUrl),
-        ("data:image/png;base64", ForbiddenUrl),
-        ("data:image/png;base64," + "A" * 4000, MediaTooLarge),
+        b"",
+        b"\x00\x01nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\n\r\n",
+        b"HTTP/1.1 206 Partial\r\nContent-Length: 1\r\n\r\nx",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\n\r\n",
     ],
 )
-def test_data_urls(url: str, error: type[Exception] | None) -> None:
-    limits = ServeConfig(max_image_nbytes=2000)
+def test_answers_that_are_no_media(answer: bytes) -> None:
+    with media_host({"/": send_raw(answer)}) as where, pytest.raises(FetchFailed):
+        get(where, "/")
 
-    async def main() -> bytes:
-        return (
-            await read_media(url, limits=limits, fetches=Fetcher(limits).session(max_nbytes=1))
-        ).data
 
-    if error is None:
-        assert asyncio.run(main()) == b"hello"
-    else:
-        with pytest.raises(error):
-            asyncio.run(main())
+def test_fetches_side_by_side_never_exceed_their_budget(wait: threading.Event) -> None:
+    """What one has announced is not left for the others, though it has not come yet."""
+    delivered: dict[str, int] = {"/first": 0, "/second": 0, "/third": 0}
+    answers = {
+        "/first": send_slowly(b"x" * 300, num=2, pause_s=0.3, length=600, wait=wait),
+        "/second": send(b"x" * 401),
+        "/third": send_slowly(b"x" * 100, num=5, pause_s=0, wait=wait),
+        "/fourth": send(b"x" * 400),
+    }
+
+    async def use(session: FetchSession) -> None:
+        async def fetch(path: str) -> int:
+            def sink(data: bytes) -> None:
+                delivered[path] += len(data)
+
+            return await session.fetch_into(
+                f"http://{where}{path}", sink, modality="image", max_nbytes=MAX_NBYTES
+            )
+
+        first = asyncio.create_task(fetch("/first"))
+        while not delivered["/first"]:
+            await asyncio.sleep(0.01)
+        for path in ("/second", "/third"):
+            with pytest.raises(MediaTooLarge, match="more than 1000 bytes in all"):
+                await fetch(path)
+        delivered["/fourth"] = 0
+        assert await fetch("/fourth") == 400
+        assert await first == 600
+
+    with media_host(answers) as where:
+        fetching(where, use, budget=1000)
+    assert delivered["/second"] == 0
+    assert delivered["/third"] <= 400
+    assert delivered["/first"] + delivered["/fourth"] == 1000
+
+
+def test_nothing_large_is_held_in_memory() -> None:
+    body = bytes(16 << 20)
+    nbytes = largest = 0
+
+    def sink(data: bytes) -> None:
+        nonlocal nbytes, largest
+        nbytes += len(data)
+        largest = max(largest, len(data))
+
+    def use(session: FetchSession) -> Any:
+        url = f"http://{where}/"
+        return session.fetch_into(url, sink, modality="video", max_nbytes=len(body))
+
+    with media_host({"/": send(body)}) as where:
+        tracemalloc.start()
+        assert fetching(where, use, budget=len(body)) == len(body)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert nbytes == len(body)
+    assert largest <= 64 << 10
+    assert peak < 8 << 20
+
+
+def test_errors_of_the_sink_come_through() -> None:
+    class Full(Exception):
+        pass
+
+    def sink(data: bytes) -> None:
+        raise Full
+
+    with media_host({"/": send(b"x")}) as where, pytest.raises(Full):
+        fetching(
+            where,
+            lambda session: session.fetch_into(
+                f"http://{where}/", sink, modality="image", max_nbytes=9
+            ),
+        )
+
+
+# How fast
+
+
+def test_hosts_that_fall_silent(wait: threading.Event) -> None:
+    def dumb(request: BaseHTTPRequestHandler) -> None:
+        wait.wait(20)
+
+    answers = {
+        "/dumb": dumb,
+        "/silent": send_slowly(b"x", num=1, pause_s=20, length=10, wait=wait),
+    }
+    with media_host(answers) as where:
+        for path in answers:
+            with pytest.raises(FetchFailed, match="too long"):
+                get(where, path, fetch_idle_timeout_s=0.2)
+            with pytest.raises(FetchFailed, match="too long"):
+                get(where, path, fetch_total_timeout_s=0.2)
+
+
+def test_each_modality_has_its_own_time(wait: threading.Event) -> None:
+    def fetch(modality: str) -> Any:
+        return fetching(
+            where,
+            lambda session: session.fetch(
+                f"http://{where}/", modality=modality, max_nbytes=MAX_NBYTES
+            ),
+            fetch_total_timeout_s=0.1,
+            fetch_audio_timeout_s=0.15,
+            fetch_video_timeout_s=20.0,
+        )
+
+    with media_host({"/": send_slowly(b"x", num=1, pause_s=0.5, length=2, wait=wait)}) as where:
+        for modality in ("image", "audio"):
+            with pytest.raises(FetchFailed, match="too long"):
+                fetch(modality)
+        with pytest.raises(FetchFailed, match="not be reached"):  # it closes too early
+            fetch("video")
+
+
+def test_hosts_that_are_too_slow(wait: threading.Event) -> None:
+    answers = {
+        "/drip": send_slowly(b"x", num=1000, pause_s=0.02, wait=wait),
+        "/fair": send_slowly(b"x" * 50, num=10, pause_s=0.02, wait=wait),
+        "/grace": send_slowly(b"x", num=5, pause_s=0.02, wait=wait),
+    }
+    with media_host(answers) as where:
+        with pytest.raises(FetchFailed, match="fewer than 400 bytes a second"):
+            get(where, "/drip", fetch_min_nbytes_per_s=400, grace_s=0.1)
+        assert get(where, "/fair", fetch_min_nbytes_per_s=400, grace_s=0.1) == b"x" * 500
+        assert get(where, "/grace", fetch_min_nbytes_per_s=400, grace_s=10) == b"x" * 5
+
+
+# How many at a time
+
+
+@pytest.mark.parametrize(("num_sessions", "most"), [(1, 4), (3, 5)])
+def test_few_fetches_at_a_time(num_sessions: int, most: int, wait: threading.Event) -> None:
+    """Four of one request; of all requests together, as many as a host may have."""
+    running = highest = 0
+    lock = threading.Lock()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        nonlocal running, highest
+        with lock:
+            running += 1
+            highest = max(highest, running)
+        wait.wait(0.05)
+        with lock:
+            running -= 1
+        send(b"x")(request)
+
+    async def main() -> list[bytes]:
+        limits = ServeConfig(fetch_allow=(where,), fetch_max_per_host=5)
+        fetcher = Fetcher(limits)
+        sessions = [fetcher.session(max_nbytes=100) for _ in range(num_sessions)]
+        fetches = [
+            session.fetch(f"http://{where}/", modality="image", max_nbytes=1)
+            for session in sessions
+            for _ in range(20)
+        ]
+        try:
+            return await asyncio.gather(*fetches)
+        finally:
+            await fetcher.close()
+
+    with media_host({"/": answer}) as where:
+        assert asyncio.run(main()) == [b"x"] * 20 * num_sessions
+    assert highest == most
+
+
+def test_waiting_for_a_place_is_not_the_hosts_time(wait: threading.Event) -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        wait.wait(0.1)
+        send(b"x")(request)
+
+    async def use(session: FetchSession) -> list[bytes]:
+        url = f"http://{where}/"
+        fetches = [session.fetch(url, modality="image", max_nbytes=1) for _ in range(12)]
+        return await asyncio.gather(*fetches)
+
+    with media_host({"/": answer}) as where:
+        done = fetching(where, use, fetch_max_per_host=1, fetch_total_timeout_s=1.0)
+    assert done == [b"x"] * 12

@@ -30,12 +30,13 @@ from afferent.ingest.probe import AudioHeader, ImageHeader, VideoHeader
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.fixed import FixedFamily
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.jobs import PLAN_NBYTES, Planned
 from afferent.preprocess.media import Array, Picture, Sound
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.registry import AnyFamily, describe, fingerprint, preload
 from afferent.testing.pictures import draw_picture
-from afferent.types import Modality
+from afferent.types import Modality, encode
 from tests.preprocess.folders import (
     draw_pixels,
     make_gemma3,
@@ -361,15 +362,24 @@ def test_videos_of_qwen(tmp_path: Path) -> None:
     assert isinstance(family, QwenVlFamily)
     assert family.video is not None
     assert family.tokens[Modality.VIDEO].embed == 6
-    assert (family.video.min_pixels, family.video.max_pixels) == (4096, 9_000_000)
-    assert (family.video.fps, family.video.max_frames, family.video.patch_size) == (4.0, 64, 16)
-    assert family.video.do_sample_frames
+    settings = family.video.settings
+    assert (settings.min_pixels, settings.max_pixels) == (4096, 9_000_000)
+    assert (settings.fps, settings.max_frames, settings.patch_size) == (4.0, 64, 16)
     assert family.video.normalization.mean == (0.5, 0.5, 0.5)
     (tmp_path / "video_preprocessor_config.json").unlink()
     family = native(tmp_path)
     assert isinstance(family, QwenVlFamily)
     assert family.video is not None
-    assert family.video.max_pixels == EDGES["longest_edge"]
+    assert family.video.settings.max_pixels == EDGES["longest_edge"]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_the_longest_video_has_a_plan_that_fits(model_type: str, tmp_path: Path) -> None:
+    make_qwen(tmp_path, model_type)
+    header = VideoHeader(1920, 1080, 36_000, 10.0)
+    plan = native(tmp_path).plan(header)
+    assert plan is not None
+    assert len(encode(Planned(header, plan))) < PLAN_NBYTES // 2
 
 
 def test_media_that_a_family_does_not_take(folder: Path) -> None:

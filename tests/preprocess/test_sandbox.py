@@ -15,11 +15,20 @@ from afferent.errors import ConfigError
 from afferent.preprocess import sandbox
 
 TRY = """
-import json, os, socket, subprocess, sys, threading
+import json, os, resource, socket, subprocess, sys, threading
 import numpy as np
 from afferent.preprocess import sandbox
 
 before = socket.socketpair()
+asked, answered = threading.Event(), threading.Event()
+
+def old():
+    asked.wait()
+    attempt("old thread", lambda: socket.socket(socket.AF_UNIX))
+    answered.set()
+
+old_thread = threading.Thread(target=old)
+old_thread.start()
 sandbox.enter(memory_nbytes=64 << 20)
 outcomes = {}
 
@@ -31,6 +40,11 @@ def attempt(name, call):
     else:
         outcomes[name] = "done"
 
+asked.set()
+old_thread.join()
+attempt("kill", lambda: os.kill(os.getppid(), 0))
+attempt("chmod", lambda: os.fchmod(os.open(__file__, os.O_RDONLY), 0o777))
+attempt("limit", lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE))
 attempt("inet", lambda: socket.socket(socket.AF_INET))
 attempt("unix", lambda: socket.socket(socket.AF_UNIX))
 attempt("run", lambda: subprocess.run(["/bin/true"], check=True))
@@ -73,7 +87,8 @@ def test_what_is_left_to_a_worker(is_busy: bool, tmp_path: Path) -> None:
     assert {name for name, outcome in outcomes.items() if outcome == "done"} == allowed
     refused = {"PermissionError"}
     assert {outcomes[n] for n in ("inet", "unix", "run", "exec", "write", "append")} == refused
-    assert {outcomes[n] for n in ("remove", "rename", "mkdir")} == refused
+    assert {outcomes[n] for n in ("remove", "rename", "mkdir", "chmod")} == refused
+    assert {outcomes[n] for n in ("kill", "limit", "old thread")} == refused
     assert outcomes["memory"] in ("MemoryError", "_ArrayMemoryError")
     assert outcomes["files"] == "OSError"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["try.py"]

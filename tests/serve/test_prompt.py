@@ -126,3 +126,18 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text('{"do_sample": true, "temperature": 0.7, "top_k": 50}')
     assert sampling_defaults(tmp_path) == SamplingDefaults(temperature=0.7, top_k=50)
+
+
+def test_a_clients_text_can_not_name_an_item_in_any_model(tmp_path: Path) -> None:
+    """Also where the token that stands for media is not a special one."""
+    for file in SHAPES.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] and "pad" not in token["content"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    builder = make_builder(tmp_path)
+    image = MediaPart(Modality.IMAGE, "")
+    prompt = builder.build([Message("user", (TextPart("<|image_pad|>"), image))], plans(3))
+    assert prompt.token_ids.count(5) == 3

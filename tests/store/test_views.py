@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from afferent.store.client import DaemonStore
 from afferent.store.local import LocalStore
 from afferent.store.server import StoreServer
 from afferent.store.verbs import Store
+from afferent.store.views import DroppedPins
 from afferent.types import Handle, KiB, MiB, ObjectKind, TensorSpec
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, SHARES, STORES
@@ -284,3 +286,27 @@ def test_a_readers_map_can_not_be_written() -> None:
         wait_until(lambda: not is_pinned(store))
         with store.view(handle) as tree:
             assert tree["pixels"][0, 0].tolist() == [0, 1, 2]
+
+
+def test_notes_are_taken_by_several_at_a_time() -> None:
+    pins = DroppedPins()
+    taken: list[Handle] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+
+            def take() -> None:
+                for _ in range(3000):
+                    for handles in pins.take().values():
+                        taken.extend(handles)
+
+            takers = [threads.submit(take) for _ in range(3)]
+            for number in range(20_000):
+                pins.note(Handle(1, number, 1, 1))
+            for taker in takers:
+                taker.result()
+    finally:
+        sys.setswitchinterval(interval)
+    left = [handle for handles in pins.take().values() for handle in handles]
+    assert sorted(handle.offset for handle in [*taken, *left]) == list(range(20_000))

@@ -32,7 +32,7 @@ from afferent.config import Limits
 from afferent.errors import ConfigError
 from afferent.ingest.probe import ImageHeader, probe_image
 from afferent.preprocess import pool
-from afferent.preprocess.jobs import MakeFeatures
+from afferent.preprocess.jobs import InputRange, MakeFeatures
 from afferent.preprocess.registry import AnyFamily, describe
 from afferent.process import Child, LogSettings, Status, spawn
 from afferent.store import messages as m
@@ -264,7 +264,7 @@ class _Pool:
             if plan is None:
                 raise ConfigError("the family of the benchmark can't plan")
             key = ContentKey(keys.frame(b"bench", next(self._numbers).to_bytes(8, "little")))
-            job = m.JobSpec([raw], encode(MakeFeatures(header)))
+            job = m.JobSpec([raw], encode(MakeFeatures(header, InputRange(0, raw.nbytes))))
             items.append(m.AcquireItem(key, ObjectKind.FEATURES, plan.nbytes, job))
         return items
 
@@ -281,7 +281,7 @@ def _pool(family: AnyFamily) -> Iterator[_Pool]:
             memory_nbytes=512 * MiB,
         )
         log = LogSettings(level="warning", format="text")
-        child = spawn("preprocess", pool.__name__, settings, log=log, env=pool.THREAD_ENV)
+        child = spawn("preprocess", pool.__name__, settings, log=log, env=pool.ENV)
         try:
             _wait_ready(child)
             made = _Pool(server.address, family)

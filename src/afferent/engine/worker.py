@@ -51,10 +51,13 @@ class EngineWorker:
     def __init__(self, runner: Runner, store: DaemonStore, core: wire.SyncChannel) -> None:
         self._runner, self._store, self._core = runner, store, core
 
-    def run(self) -> None:
-        """Do steps until the core is gone."""
+    def say_hello(self) -> None:
+        """The core gives this worker its work from now on."""
         hello = m.WorkerHello(os.getpid(), self._runner.info)
         self._core.send(encode(hello), timeout_s=_CONNECT_TIMEOUT_S)
+
+    def run(self) -> None:
+        """Do steps until the core is gone."""
         while True:
             step = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
             self._core.send(encode(self._do(step)), timeout_s=_CONNECT_TIMEOUT_S)
@@ -143,6 +146,7 @@ def main() -> None:
     store = DaemonStore(settings.store_address, name="worker")
     core = wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S)
     worker = EngineWorker(runner, store, wire.SyncChannel(core))
+    worker.say_hello()
     child.report(f"up to {runner.info.max_model_len:,} tokens a request", ready=True)
     try:
         worker.run()

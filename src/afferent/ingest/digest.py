@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from afferent import keys
 
+Bytes = bytes | memoryview
+
 _WORTH_A_THREAD_NBYTES = 256 << 10
 """A hand-over to a thread costs what hashing some hundred kilobytes does."""
 
@@ -25,7 +27,7 @@ class Digester:
             ThreadPoolExecutor(num_workers, thread_name_prefix="digest") if num_workers else None
         )
 
-    async def digest_all(self, media: Sequence[bytes]) -> list[bytes]:
+    async def digest_all(self, media: Sequence[Bytes]) -> list[bytes]:
         """`afferent.keys.digest` of each; the event loop is not held up by large ones."""
         total = sum(map(len, media))
         if self._threads is None or total < _WORTH_A_THREAD_NBYTES:
@@ -45,10 +47,10 @@ class Digester:
             self._threads.shutdown(wait=False)
 
 
-def stripe(items: Sequence[bytes], num_parts: int) -> list[Sequence[bytes]]:
+def stripe(items: Sequence[Bytes], num_parts: int) -> list[Sequence[Bytes]]:
     """The items dealt out in turn: part ``i`` holds items ``i``, ``i + num_parts``, ..."""
     return [items[start::num_parts] for start in range(min(num_parts, len(items)))]
 
 
-def _digest_each(media: Sequence[bytes]) -> list[bytes]:
+def _digest_each(media: Sequence[Bytes]) -> list[bytes]:
     return [keys.digest(data) for data in media]

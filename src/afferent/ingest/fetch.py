@@ -1,245 +1,224 @@
 """Fetching media from URLs, without reaching anything that a client could not reach itself.
 
-The address is checked where it is dialled: a host is resolved once, all of its answers must be
-public, and the connection goes to one of those answers. A redirect is a new URL and is checked
-again. Nothing is read from the environment (no proxies), and no credentials are sent.
+`fetch_policy` says what may be reached, `dial` sees to it where connections are made, and `files`
+reads what the operator opened. Here is the rest: how much, how fast, how many at a time. Nothing
+is read from the environment (no proxies), and no credentials or cookies are sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
-import socket
 import ssl
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
 from afferent.config import Limits
-from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge
+from afferent.errors import FetchFailed
+from afferent.ingest.delivery import Budget, Delivery, MakeRoom, Sink
+from afferent.ingest.dial import CheckedBackend, Resolve, Resolver
+from afferent.ingest.fetch_policy import Target, check_redirect, check_url
+from afferent.ingest.files import FileRoots
 from afferent.types import Modality
 
-_PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
 _MAX_CONCURRENT_FETCHES = 4
-_MAX_URL_LENGTH = 8192
-# `is_global` lets these pass: translations that embed an IPv4 address, and a cloud's own services.
-_FORBIDDEN_NETWORKS = tuple(
-    ipaddress.ip_network(network)
-    for network in (
-        "64:ff9b::/96",
-        "64:ff9b:1::/48",
-        "2002::/16",
-        "2001::/32",
-        "::/96",
-        "fec0::/10",
-        "168.63.129.16/32",
-        "100.64.0.0/10",
-        "192.0.0.0/24",
-    )
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A URL that the policy lets through, so far: its host is not yet resolved."""
-
-    url: str
-    scheme: str
-    host: str
-    port: int
-
-
-def check_url(url: str, *, allow: Iterable[str] = ()) -> Target:
-    """The parts of an acceptable URL.
-
-    Raises:
-        ForbiddenUrl: Another scheme or port, credentials, or characters that parsers disagree on.
-    """
-    if len(url) > _MAX_URL_LENGTH or re.search(r"[\x00-\x20\x7f\\]", url):
-        raise ForbiddenUrl("the URL is too long, or has characters that a URL may not have")
-    if not url.isascii():
-        raise ForbiddenUrl(
-            "the URL is not ASCII: percent-encode its path, and write its host as xn--..."
-        )
-    try:
-        parts: SplitResult = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ForbiddenUrl("the URL is malformed") from error
-    if parts.scheme not in _PORTS:
-        raise ForbiddenUrl("media URLs are https:, http: or data:")
-    if not host or parts.username is not None or parts.password is not None:
-        raise ForbiddenUrl("a media URL names a host, and no user")
-    if port is None:
-        port = _PORTS[parts.scheme]
-    if port not in _PORTS.values() and f"{host}:{port}" not in set(allow):
-        raise ForbiddenUrl("media are fetched from ports 80 and 443 only")
-    return Target(url, parts.scheme, host, port)
-
-
-def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, and to nothing else."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    if any(ip in network for network in _FORBIDDEN_NETWORKS if network.version == ip.version):
-        return False
-    return ip.is_global and not ip.is_multicast
-
-
-class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Dials only addresses that the policy allows; TLS and Host still see the host's name."""
-
-    def __init__(self, allow: frozenset[str]) -> None:
-        self._inner = httpcore.AnyIOBackend()
-        self._allow = allow
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  (httpcore's signature)
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        addresses = await _resolve(host, port)
-        if f"{host}:{port}" not in self._allow and not all(map(is_public, addresses)):
-            raise ForbiddenUrl("the media host's address is not a public one")
-        return await self._inner.connect_tcp(
-            addresses[0], port, timeout, local_address, socket_options
-        )
-
-    async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
-        raise ForbiddenUrl("media are not fetched from unix sockets")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._inner.sleep(seconds)
-
-
-async def _resolve(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the latter for labels that no name may have
-        raise FetchFailed("the media host's name was not found") from error
-    return [str(entry[4][0]) for entry in found]
+_MAX_CONNECTIONS = 256
+_GRACE_S = 3.0
 
 
 class Fetcher:
-    """Fetches media; one per process."""
+    """Fetches media; one per process.
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    Args:
+        resolve: Looks up names; by default the system does.
+        grace_s: How long a host may stay below the slowest rate, from its first answer on.
+    """
+
+    def __init__(
+        self, limits: Limits, *, resolve: Resolve | None = None, grace_s: float = _GRACE_S
+    ) -> None:
+        self._limits, self._grace_s = limits, grace_s
+        self._resolver = Resolver()
+        self._files = FileRoots(limits.file_roots)
+        self._places = _PlacesByHost(limits.fetch_max_per_host)
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl.create_default_context(),
-            network_backend=_CheckedBackend(frozenset(limits.fetch_allow)),
-            max_connections=64,
+            network_backend=CheckedBackend(
+                resolve or self._resolver, allow=frozenset(limits.fetch_allow)
+            ),
+            max_connections=_MAX_CONNECTIONS,
             keepalive_expiry=5.0,
         )
 
     def session(self, *, max_nbytes: int) -> FetchSession:
         """The fetches of one request, which share a budget of bytes."""
-        return FetchSession(self, max_nbytes=max_nbytes)
+        return FetchSession(self, Budget(max_nbytes))
 
-    async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
-        """The bytes behind a URL.
-
-        Raises:
-            ForbiddenUrl: The policy refuses the URL, or one that it redirects to.
-            FetchFailed: The host did not deliver in time, or answered with an error.
-            MediaTooLarge: There are more than ``max_nbytes``.
-        """
+    async def fetch_into(self, url: str, delivery: Delivery, *, modality: Modality) -> None:
+        """As `FetchSession.fetch_into`."""
+        if url[:5].lower() == "file:":
+            await self._files.read_into(url, delivery)
+            return
         try:
-            async with asyncio.timeout(self._timeout_s(modality)):
-                target = check_url(url, allow=self._limits.fetch_allow)
-                return await self._follow(target, modality, max_nbytes)
+            await self._follow(url, delivery, modality)
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise FetchFailed("the media host took too long") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ssl.SSLError) as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             raise FetchFailed("the media host could not be reached") from error
 
-    def _timeout_s(self, modality: Modality) -> float:
-        match modality:
-            case Modality.IMAGE:
-                return self._limits.fetch_total_timeout_s
-            case Modality.AUDIO:
-                return self._limits.fetch_audio_timeout_s
-            case Modality.VIDEO:
-                return self._limits.fetch_video_timeout_s
-
-    async def _follow(self, target: Target, modality: Modality, max_nbytes: int) -> bytes:
+    async def _follow(self, url: str, delivery: Delivery, modality: Modality) -> None:
+        """Fetch, and go where redirects lead; waiting for a place does not count as time."""
+        allow = self._limits.fetch_allow
+        target = check_url(url, allow=allow)
+        left_s = _total_timeout_s(modality, self._limits)
         for _ in range(_MAX_REDIRECTS + 1):
-            data, location = await self._get(target, modality, max_nbytes)
+            async with self._places.at(target.host):
+                started = time.monotonic()
+                async with asyncio.timeout(left_s):
+                    location = await self._get(target, delivery, modality)
+                left_s -= time.monotonic() - started
             if location is None:
-                return data
-            following = check_url(urljoin(target.url, location), allow=self._limits.fetch_allow)
-            if target.scheme == "https" and following.scheme != "https":
-                raise ForbiddenUrl("a redirect leads from https to http")
-            target = following
+                return
+            target = check_redirect(target, location, allow=allow)
         raise FetchFailed("the media host redirects too often")
 
-    async def _get(
-        self, target: Target, modality: Modality, max_nbytes: int
-    ) -> tuple[bytes, str | None]:
-        """The body, or where the answer redirects to."""
-        limits = self._limits
+    async def _get(self, target: Target, delivery: Delivery, modality: Modality) -> str | None:
+        """Deliver the body, or say where the answer redirects to."""
+        url = httpcore.URL(
+            scheme=target.scheme, host=target.host, port=target.port, target=target.path
+        )
+        headers = [
+            ("Host", target.host_header),
+            ("Accept", f"{modality}/*"),
+            ("Accept-Encoding", "identity"),
+        ]
         timeouts = {
-            "connect": limits.fetch_connect_timeout_s,
-            "read": limits.fetch_idle_timeout_s,
-            "write": limits.fetch_idle_timeout_s,
-            "pool": self._timeout_s(modality),
+            "connect": self._limits.fetch_connect_timeout_s,
+            "read": self._limits.fetch_idle_timeout_s,
+            "write": self._limits.fetch_idle_timeout_s,
         }
-        host = target.url.split("://", 1)[1].split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
-        headers = {"Host": host, "Accept": f"{modality}/*", "Accept-Encoding": "identity"}
         async with self._pool.stream(
-            "GET",
-            target.url,
-            headers=list(headers.items()),
-            extensions={"timeout": timeouts},
+            "GET", url, headers=headers, extensions={"timeout": timeouts}
         ) as response:
-            answered = {k.lower(): v for k, v in response.headers}
-            if response.status in _REDIRECTS and b"location" in answered:
-                return b"", answered[b"location"].decode("latin-1")
+            locations = _values(response, b"location")
+            if response.status in _REDIRECTS and locations:
+                return locations[0].decode("latin-1")
             if response.status != 200:
                 raise FetchFailed(f"the media host answered {response.status}")
-            data = bytearray()
-            async for chunk in response.aiter_stream():
-                data += chunk
-                if len(data) > max_nbytes:
-                    raise MediaTooLarge(f"the media have more than {max_nbytes} bytes")
-            return bytes(data), None
+            if any(v.lower() != b"identity" for v in _values(response, b"content-encoding")):
+                raise FetchFailed("the media host sent an encoding that was not asked for")
+            for length in _values(response, b"content-length"):
+                await delivery.prepare(_parse_length(length))
+            await self._deliver(response, delivery)
+        return None
+
+    async def _deliver(self, response: httpcore.Response, delivery: Delivery) -> None:
+        """Raises: FetchFailed: The host delivers too slowly."""
+        least = self._limits.fetch_min_nbytes_per_s
+        started = time.monotonic()
+        async for data in response.aiter_stream():
+            await delivery.prepare(delivery.nbytes + len(data))
+            delivery.write(data)
+            elapsed_s = time.monotonic() - started
+            if elapsed_s > self._grace_s and delivery.nbytes < least * elapsed_s:
+                raise FetchFailed(f"the media host delivers fewer than {least} bytes a second")
 
     async def close(self) -> None:
         await self._pool.aclose()
+        self._resolver.close()
+        self._files.close()
 
 
 class FetchSession:
     """The fetches of one request: a few at a time, and so many bytes in all."""
 
-    def __init__(self, fetcher: Fetcher, *, max_nbytes: int) -> None:
-        self._fetcher = fetcher
-        self._max_nbytes = max_nbytes
-        self._used_nbytes = 0
+    def __init__(self, fetcher: Fetcher, budget: Budget) -> None:
+        self._fetcher, self._budget = fetcher, budget
         self._places = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
 
-    async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
-        """As `Fetcher.fetch`.
+    async def fetch_into(
+        self,
+        url: str,
+        sink: Sink,
+        *,
+        modality: Modality,
+        max_nbytes: int,
+        make_room: MakeRoom | None = None,
+    ) -> int:
+        """Hand the bytes behind a URL to ``sink``, and count them.
+
+        The sink is called from a thread for files, otherwise from the event loop; never after this
+        has returned or raised. After an error, what it got is of no use.
 
         Raises:
-            MediaTooLarge: Also when the request's fetches exceed their budget together.
+            ForbiddenUrl: The policy refuses the URL, or one that it redirects to.
+            FetchFailed: The host did not deliver in time, or answered with an error.
+            MediaTooLarge: There are more than ``max_nbytes``, or more than the request may have.
         """
         async with self._places:
-            room = self._max_nbytes - self._used_nbytes
-            data = await self._fetcher.fetch(
-                url, modality=modality, max_nbytes=min(max_nbytes, room)
-            )
-            self._used_nbytes += len(data)
-            if self._used_nbytes > self._max_nbytes:
-                raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes in all")
-            return data
+            with Delivery(
+                sink, max_nbytes=max_nbytes, budget=self._budget, make_room=make_room
+            ) as delivery:
+                await self._fetcher.fetch_into(url, delivery, modality=modality)
+            return delivery.nbytes
+
+    async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
+        """The bytes behind a URL. Raises as `fetch_into` does."""
+        data = bytearray()
+        await self.fetch_into(url, data.extend, modality=modality, max_nbytes=max_nbytes)
+        return bytes(data)
+
+
+@dataclass(slots=True)
+class _Host:
+    """``num_users`` have a place, or wait for one."""
+
+    places: asyncio.Semaphore
+    num_users: int = 0
+
+
+class _PlacesByHost:
+    """A few fetches at a time from each host; hosts that nobody asks are forgotten."""
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._hosts: dict[str, _Host] = {}
+
+    @asynccontextmanager
+    async def at(self, name: str) -> AsyncIterator[None]:
+        if name not in self._hosts:
+            self._hosts[name] = _Host(asyncio.Semaphore(self._num_places))
+        host = self._hosts[name]
+        host.num_users += 1
+        try:
+            async with host.places:
+                yield
+        finally:
+            host.num_users -= 1
+            if not host.num_users:
+                del self._hosts[name]
+
+
+def _values(response: httpcore.Response, name: bytes) -> list[bytes]:
+    return [value.strip() for key, value in response.headers if key.lower() == name]
+
+
+def _parse_length(text: bytes) -> int:
+    if not text.isdigit() or len(text) > 20:
+        raise FetchFailed("the media host announced no sensible length")
+    return int(text)
+
+
+def _total_timeout_s(modality: Modality, limits: Limits) -> float:
+    match modality:
+        case Modality.IMAGE:
+            return limits.fetch_total_timeout_s
+        case Modality.AUDIO:
+            return limits.fetch_audio_timeout_s
+        case Modality.VIDEO:
+            return limits.fetch_video_timeout_s

@@ -52,7 +52,7 @@ class AudioHeader(Struct, tag="audio", frozen=True, array_like=True, forbid_unkn
 MediaHeader = ImageHeader | VideoHeader | AudioHeader
 
 
-def probe_image(data: bytes, limits: Limits) -> ImageHeader:
+def probe_image(data: bytes | memoryview, limits: Limits) -> ImageHeader:
     """What the header says; no pixel is decoded.
 
     Raises:

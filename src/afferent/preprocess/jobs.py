@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.plan import FeaturePlan
-from afferent.types import Modality
+from afferent.types import Modality, NonNegative
 
 
 class _Job(Struct, array_like=True, forbid_unknown_fields=True):
@@ -22,18 +22,27 @@ class PlanImage(_Job, tag="plan image"):
     header: ImageHeader
 
 
+class InputRange(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where in the job's input the file lies: the items of a request may share one object."""
+
+    start: NonNegative
+    nbytes: NonNegative
+
+
 class PlanFile(_Job, tag="plan file"):
-    """What does this video or audio file, the job's input, become at most? Its container is read
-    where its frames are: a worker is confined, a frontend is not.
+    """What does this video or audio file become at most? Its container is read where its frames
+    are: a worker is confined, a frontend is not.
     """
 
     modality: Modality
+    file: InputRange
 
 
 class MakeFeatures(_Job, tag="features"):
-    """Make the features of the job's input, which has this header."""
+    """Make the features of a file, which has this header."""
 
     header: MediaHeader
+    file: InputRange
 
 
 Job = PlanImage | PlanFile | MakeFeatures
@@ -46,7 +55,7 @@ class Planned(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     plan: FeaturePlan
 
 
-PLAN_NBYTES = 16 << 10
+PLAN_NBYTES = 64 << 10
 """Room for a `Planned`; what it does not use is given back."""
 
 job_decoder = msgspec.msgpack.Decoder(Job)

@@ -18,24 +18,29 @@ import msgspec
 from afferent.errors import UnsupportedModel
 from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.families.adapter import AdapterFamily
+from afferent.preprocess.families.qwen_vl import MAX_SAMPLED_FRAMES
 from afferent.preprocess.family import MediaTokens
 from afferent.preprocess.registry import AnyFamily, describe
 
 _TIMEOUT_S = 300.0
 
 
-def family_of(folder: Path, *, reference: bool = False) -> AnyFamily:
+def family_of(
+    folder: Path, *, reference: bool = False, max_sampled_frames: int = MAX_SAMPLED_FRAMES
+) -> AnyFamily:
     """The family of the model in ``folder``, measured in another process where need be.
 
     Args:
         folder: As `transformers` saves models.
         reference: Let the model's own processor make the features, even if the family is known.
+        max_sampled_frames: Most frames that are taken of a video.
 
     Raises:
         ConfigError: The folder holds no model.
         UnsupportedModel: Its processor can't be loaded or used here.
     """
-    if (known := describe(folder, reference=reference)) is not None:
+    known = describe(folder, reference=reference, max_sampled_frames=max_sampled_frames)
+    if known is not None:
         return known
     done = subprocess.run(
         [sys.executable, "-m", "afferent.preprocess.measure", str(folder)],

@@ -16,7 +16,7 @@ from afferent.preprocess import resize
 from afferent.preprocess.families import gemma3, llava, qwen_vl, whisper
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.fixed import FixedFamily
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.families.qwen_vl import MAX_SAMPLED_FRAMES, QwenVlFamily
 from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily
 from afferent.preprocess.family import read_json
 from afferent.preprocess.plan import FeaturePlan
@@ -45,12 +45,16 @@ _LIBRARIES = (
 )
 
 
-def describe(folder: Path, *, reference: bool = False) -> AnyFamily | None:
+def describe(
+    folder: Path, *, reference: bool = False, max_sampled_frames: int = MAX_SAMPLED_FRAMES
+) -> AnyFamily | None:
     """The family of the model in ``folder``, from its files alone.
 
     Args:
         folder: As `transformers` saves models.
-        reference: Let the model's own processor make the features, even if the family is known.
+        reference: Let the model's own processor make the features of pictures, even if the family
+            is known.
+        max_sampled_frames: Most frames that are taken of a video, whatever the folder says.
 
     Returns:
         ``None`` if only the processor itself can tell; see `afferent.preprocess.measure`.
@@ -65,6 +69,8 @@ def describe(folder: Path, *, reference: bool = False) -> AnyFamily | None:
         return None
     if reference and isinstance(native, QwenVlFamily | FixedFamily):
         return AdapterFamily(folder=str(folder), image=native.image, native=native)
+    if isinstance(native, QwenVlFamily):
+        return native.with_frames(max_sampled_frames)
     return native
 
 

@@ -58,4 +58,7 @@ def load() -> Any:
 
 
 def _interpolate(tensor: Any, height: int, width: int, mode: str) -> Any:
-    return load().interpolate(tensor, size=(height, width), mode=mode, antialias=True)
+    try:
+        return load().interpolate(tensor, size=(height, width), mode=mode, antialias=True)
+    except RuntimeError as error:  # torch's way to say that there is no memory
+        raise MemoryError from error

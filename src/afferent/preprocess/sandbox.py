@@ -1,8 +1,8 @@
 """What a preprocess worker may do: decoders read hostile bytes, so as little as possible.
 
-A worker can't open sockets, start programs, look into other processes, or write files; its memory,
-its descriptors and the processor time of each item are limited. It keeps what it had before: the
-arena's map and its connection to the store.
+A worker can't open sockets, start programs, stop other processes, or write files; its memory, its
+descriptors and the processor time of each item are limited. It keeps what it had before: the
+arena's map and its connection to the store. It can still read what its user may read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from afferent.errors import ConfigError
 
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_SET_SECCOMP = 22
-_SECCOMP_MODE_FILTER = 2
+_SET_MODE_FILTER, _ALL_THREADS = 1, 1  # of seccomp(2)
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 # Opcodes of the kernel's packet filter, which judges each system call.
 _LOAD, _RETURN = 0x20, 0x06
@@ -60,6 +60,13 @@ _REFUSED = {
     "symlink": (88, None),
     "symlinkat": (266, 36),
     "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat2": (452, 452),
+    "fchown": (93, 55),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "pidfd_send_signal": (424, 424),
     "fchmodat": (268, 53),
     "chown": (92, None),
     "fchownat": (260, 54),
@@ -69,6 +76,8 @@ _REFUSED = {
 """Calls that nobody needs who decodes, with their numbers on x86-64 and on aarch64."""
 _OPENING = {"open": (2, None, 1), "openat": (257, 56, 2)}
 """Refused for writing: the last number says which argument holds the flags."""
+_PRLIMIT = (302, 261)
+"""Limits of this process, whose number is 0 there, and of no other."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FIRST_FOREIGN = 0x40000000
 """From here on x86-64 has the calls of another interface, under other numbers."""
@@ -90,6 +99,11 @@ def enter(*, memory_nbytes: int) -> None:
     _limit(resource.RLIMIT_NOFILE, _highest_fd() + _SPARE_FDS)
     _limit(resource.RLIMIT_CORE, 0)
     _refuse_calls()
+
+
+def check_machine() -> None:
+    """Raises: ConfigError: Workers can't be confined on this machine."""
+    _filter(platform.machine())
 
 
 def allow_cpu(seconds: float) -> None:
@@ -121,15 +135,17 @@ def _highest_fd() -> int:
 def _refuse_calls() -> None:
     program = _filter(platform.machine())
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    head = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    head = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    )
     libc = ctypes.CDLL(None, use_errno=True)
-    for arguments in (
-        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-        (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0),
-    ):
-        if libc.prctl(*arguments) != 0:
-            reason = os.strerror(ctypes.get_errno())
-            raise ConfigError(f"the kernel refused to confine a preprocess worker: {reason}")
+    failed = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not failed:  # the threads that there are already are confined, too
+        number = _SECCOMP[platform.machine()]
+        failed = libc.syscall(number, _SET_MODE_FILTER, _ALL_THREADS, head)
+    if failed:
+        reason = os.strerror(ctypes.get_errno())
+        raise ConfigError(f"the kernel refused to confine a preprocess worker: {reason}")
 
 
 _Line = tuple[int, int, int, int]
@@ -152,6 +168,13 @@ def _filter(machine: str) -> list[_Line]:
                 (_RETURN, 0, 0, _REFUSE),
                 (_RETURN, 0, 0, _ALLOW),
             ]
+    body += [
+        (_JUMP_IF_EQUAL, 0, 4, _PRLIMIT[column]),
+        (_LOAD, 0, 0, _ARGUMENTS_AT),
+        (_JUMP_IF_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _REFUSE),
+    ]
     checks = [(_JUMP_IF_AT_LEAST, _FIRST_FOREIGN)]
     refused = [numbers[column] for numbers in _REFUSED.values()]
     checks += [(_JUMP_IF_EQUAL, number) for number in refused if number is not None]

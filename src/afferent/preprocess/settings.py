@@ -43,15 +43,11 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Qwen2VLVideoProcessor": {
         **_CLIP_COLOURS,
         "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
-        "max_video_tokens": 128_000,
     },
     "Qwen3VLVideoProcessor": {
         **_PLAIN_COLOURS,
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
         "patch_size": 16,
-        "fps": 2.0,
-        "do_sample_frames": True,
-        "max_video_tokens": 768,
     },
 }
 
@@ -76,13 +72,6 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
     patch_size: int = 14
     merge_size: int = 2
     temporal_patch_size: int = 2
-    fps: float | None = None
-    num_frames: int | None = None
-    min_frames: int = 4
-    max_frames: int = 768
-    do_sample_frames: bool = False
-    cap_pixels_per_frame: bool = False
-    max_video_tokens: int = 768
 
     @property
     def normalization(self) -> Normalization | None:

@@ -18,7 +18,15 @@ from afferent.preprocess import sandbox
 from afferent.preprocess.decode.audio import decode_audio, probe_audio
 from afferent.preprocess.decode.image import decode_image
 from afferent.preprocess.decode.video import open_video
-from afferent.preprocess.jobs import Job, MakeFeatures, PlanFile, PlanImage, Planned, job_decoder
+from afferent.preprocess.jobs import (
+    InputRange,
+    Job,
+    MakeFeatures,
+    PlanFile,
+    PlanImage,
+    Planned,
+    job_decoder,
+)
 from afferent.preprocess.media import Media
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.registry import AnyFamily, plan_for_sure
@@ -93,14 +101,20 @@ class Worker:
         match job:
             case PlanImage(header):
                 return _write(Planned(header, self._plan(header)), block)
-            case PlanFile(modality):
+            case PlanFile(modality, file):
                 with self._span("read container", spans):
-                    found = self._probe(modality, self._store.block(order.inputs[0]))
+                    found = self._probe(modality, self._file(order, file))
                 return _write(Planned(found, self._plan(found)), block)
-            case MakeFeatures(header):
-                raw = self._store.block(order.inputs[0])
+            case MakeFeatures(header, file):
+                raw = self._file(order, file)
                 with self._open(header, raw, spans) as media:
                     return self._process(media, block, spans)
+
+    def _file(self, order: Order, file: InputRange) -> memoryview:
+        whole = self._store.block(order.inputs[0])
+        if file.start + file.nbytes > len(whole):
+            raise InternalError("a job's file lies outside of its input")
+        return whole[file.start : file.start + file.nbytes]
 
     def _process(self, media: Media, block: memoryview, spans: list[Span]) -> int:
         features = self._plan(media.header)
@@ -133,6 +147,8 @@ class Worker:
         """Of a video exact: its packets are counted, which takes milliseconds. Of sound a bound:
         some formats only let one guess, and what is too much is given back.
         """
+        if modality is Modality.IMAGE:
+            raise InternalError("an image is planned by its header")
         if modality is Modality.VIDEO:
             with open_video(raw, self._limits) as video:
                 return video.header

@@ -20,9 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from afferent import logs
+from afferent.admit.gate import Gate
+from afferent.config import RequestLimits
 from afferent.errors import (
     AfferentError,
-    BodyTooLarge,
     DeadlineExceeded,
     InternalError,
     ModelNotFound,
@@ -31,6 +32,7 @@ from afferent.metrics import Metrics
 from afferent.serve import account as accounts
 from afferent.serve import errors, openai_chat
 from afferent.serve.account import Account
+from afferent.serve.body import BodyReader
 from afferent.serve.pipeline import Pipeline
 from afferent.serve.request import End, GenerateRequest, Output, TextDelta
 
@@ -44,8 +46,7 @@ _API = "openai_chat"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSettings:
     model_name: str
-    max_body_nbytes: int
-    max_json_nbytes: int
+    limits: RequestLimits
     request_timeout_s: float
     explain: bool
 
@@ -57,8 +58,11 @@ class ClientGone(Exception):
 class Frontend:
     """The endpoints, over one `Pipeline`."""
 
-    def __init__(self, pipeline: Pipeline, metrics: Metrics, settings: AppSettings) -> None:
-        self._pipeline, self._metrics, self._settings = pipeline, metrics, settings
+    def __init__(
+        self, pipeline: Pipeline, gate: Gate, metrics: Metrics, settings: AppSettings
+    ) -> None:
+        self._pipeline, self._gate = pipeline, gate
+        self._metrics, self._settings = metrics, settings
         self._console: Console | None = accounts.make_console() if settings.explain else None
 
     def app(self) -> Starlette:
@@ -103,17 +107,25 @@ class Frontend:
             return _error(InternalError("unexpected"), request_id)
 
     async def _answer_chat(self, request: Request, account: Account) -> Response:
+        try:
+            return await self._answer(request, account)
+        except BaseException:
+            self._pipeline.store.forget(account.request_id)  # whatever stage it had come to
+            raise
+
+    async def _answer(self, request: Request, account: Account) -> Response:
         start_ns = time.monotonic_ns()
-        body = await _read_body(request, max_nbytes=self._settings.max_body_nbytes)
-        account.stage(start_ns, "read body", copied_nbytes=len(body))
+        reader = BodyReader(
+            self._pipeline.store, self._gate, account.request_id, self._settings.limits
+        )
+        body = await reader.read(request)
+        copied = sum(item.nbytes for item in body.media.values())
+        account.stage(start_ns, "read body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         start_ns = time.monotonic_ns()
         chat, generate = openai_chat.parse(
-            body,
-            request_id=account.request_id,
-            model=self._settings.model_name,
-            max_json_nbytes=self._settings.max_json_nbytes,
+            body, request_id=account.request_id, model=self._settings.model_name
         )
-        account.stage(start_ns, "parse JSON", copied_nbytes=len(body))
+        account.stage(start_ns, "parse JSON", copied_nbytes=len(body.json))
         del body
         if chat.stream:
             return await self._stream(request, chat, generate, account)
@@ -236,6 +248,7 @@ class Frontend:
                 log.warning("the store's figures are missing")
             else:
                 self._metrics.set_store_figures(msgspec.to_builtins(statistics))
+        self._metrics.admission_waiting.set(self._gate.num_waiting)
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
 
     def _finish(self, account: Account, outcome: str) -> None:
@@ -254,20 +267,6 @@ class Frontend:
         )
         if self._console is not None:
             accounts.render(account, outcome=outcome, console=self._console)
-
-
-async def _read_body(request: Request, *, max_nbytes: int) -> bytearray:
-    """The body, counted while it arrives."""
-    refusal = BodyTooLarge(f"the body has more than {max_nbytes} bytes")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > max_nbytes:
-        raise refusal
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_nbytes:
-            raise refusal
-    return body
 
 
 async def _next(outputs: AsyncGenerator[Output, None]) -> Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from afferent import errors as e
@@ -10,12 +11,12 @@ from afferent import errors as e
 _STATUS: dict[type[e.AfferentError], int] = {
     e.ModelNotFound: 404,
     e.BodyTooLarge: 413,
+    e.BodyTooSlow: 408,
     e.ArenaTooSmall: 413,
     e.InvalidRequest: 400,
     e.Unavailable: 503,
     e.AfferentError: 500,
 }
-RETRY_AFTER_S = 1
 
 
 def status_of(error: e.AfferentError) -> int:
@@ -37,4 +38,6 @@ def openai_error(
 
 
 def headers_of(error: e.AfferentError) -> dict[str, str]:
-    return {"retry-after": str(RETRY_AFTER_S)} if error.retryable else {}
+    if not isinstance(error, e.Unavailable):
+        return {}
+    return {"retry-after": str(math.ceil(error.retry_after_s))}

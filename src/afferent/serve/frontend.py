@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 from msgspec import Struct
 
+from afferent.admit.gate import Gate
 from afferent.config import ServeConfig
 from afferent.engine.client import CoreClient
 from afferent.ingest.digest import Digester
@@ -46,15 +47,21 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     engine = CoreClient(settings.core_address, name=f"{child.name} {os.getpid()}")
     engine_task = asyncio.create_task(engine.run())
+    gate = Gate(
+        store,
+        timeout_s=config.admission_timeout_s,
+        on_wait=metrics.admission_seconds.observe,
+    )
     pipeline = Pipeline(
         store=store,
         engine=engine,
         prompts=PromptBuilder(folder, settings.family),
         items=ItemStage(
             store,
+            gate,
             settings.family,
             fingerprint(folder, settings.family),
-            limits=config.limits,
+            limits=config.request_limits,
             shares=config.shares,
             timeout_s=config.request_timeout_s,
             metrics=metrics,
@@ -65,16 +72,16 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     )
     app_settings = AppSettings(
         model_name=settings.model_name,
-        max_body_nbytes=config.max_body_nbytes,
-        max_json_nbytes=config.max_json_nbytes,
+        limits=config.request_limits,
         request_timeout_s=config.request_timeout_s,
         explain=config.explain,
     )
     server = uvicorn.Server(
         uvicorn.Config(
-            Frontend(pipeline, metrics, app_settings).app(),
+            Frontend(pipeline, gate, metrics, app_settings).app(),
             log_config=None,
             access_log=False,
+            http="httptools",
             lifespan="off",
             timeout_graceful_shutdown=round(config.drain_timeout_s),
         )

@@ -9,31 +9,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from afferent import keys
-from afferent.config import Limits
+from afferent.admit.gate import Gate
+from afferent.config import RequestLimits
 from afferent.errors import (
     AfferentError,
     ArenaTooSmall,
     InternalError,
     InvalidMedia,
+    MediaTooLarge,
+    StoreFull,
     TooManyItems,
     UnsupportedMedia,
     error_from,
 )
 from afferent.ingest.digest import Digester
-from afferent.ingest.fetch import Fetcher
+from afferent.ingest.fetch import Fetcher, FetchSession
 from afferent.ingest.probe import ImageHeader, MediaHeader, probe_image
-from afferent.ingest.source import Media, read_media
+from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
+from afferent.ingest.source import max_nbytes, read_media
 from afferent.metrics import Metrics
 from afferent.preprocess.family import Family
 from afferent.preprocess.jobs import (
     PLAN_NBYTES,
+    InputRange,
     Job,
     MakeFeatures,
     PlanFile,
@@ -65,7 +70,7 @@ class SourceItem:
     """
 
     modality: Modality
-    data: bytes
+    raw: RawMedia
     digest: bytes
     key: ContentKey
     header: MediaHeader | None = None
@@ -87,16 +92,18 @@ class ItemStage:
     def __init__(
         self,
         store: AsyncDaemonStore,
+        gate: Gate,
         family: Family,
         fingerprint: bytes,
         *,
-        limits: Limits,
+        limits: RequestLimits,
         shares: Shares,
         timeout_s: float,
         metrics: Metrics,
         digester: Digester,
     ) -> None:
-        self._store, self._family, self._fingerprint = store, family, fingerprint
+        self._store, self._gate = store, gate
+        self._family, self._fingerprint = family, fingerprint
         self._limits, self._shares, self._timeout_s = limits, shares, timeout_s
         self._metrics, self._digester = metrics, digester
         self._fetcher = Fetcher(limits)
@@ -131,24 +138,23 @@ class ItemStage:
         if not parts:
             return []
         start_ns = time.monotonic_ns()
-        fetches = self._fetcher.session(max_nbytes=self._limits.max_body_nbytes)
-        media = await gather(
-            [
-                read_media(part.url, part.modality, limits=self._limits, fetches=fetches)
-                for part in parts
-            ]
-        )
-        fetched = any(item.origin == "fetch" for item in media)
-        nbytes = sum(len(item.data) for item in media)
-        stage = "fetch" if fetched else "base64"
-        account.stage(start_ns, stage, copied_nbytes=nbytes, note=_count(len(media), "item"))
+        most = [max_nbytes(part.modality, self._limits) for part in parts]
+        fetches = self._fetcher.session(max_nbytes=max(self._limits.max_body_nbytes, *most))
+        heap = HeapAllowance()
+        media = await gather([self._receive(request_id, part, fetches, heap) for part in parts])
+        fetched = [item.nbytes for item in media if item.origin == "fetch"]
+        if fetched:
+            note = _count(len(fetched), "item")
+            account.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
         start_ns = time.monotonic_ns()
-        headers = [self._header(p.modality, item) for p, item in zip(parts, media, strict=True)]
-        digests = await self._digester.digest_all([item.data for item in media])
+        views = [self._view(item) for item in media]
+        headers = [self._header(p.modality, view) for p, view in zip(parts, views, strict=True)]
+        digests = await self._digester.digest_all(views)
+        del views
         account.stage(start_ns, "header, digest")
         plans = await self._plan_images(request_id, headers, account)
         return [
-            SourceItem(part.modality, item.data, digest, self._key(digest), header, plan)
+            SourceItem(part.modality, item, digest, self._key(part.modality, digest), header, plan)
             for part, item, digest, header, plan in zip(
                 parts, media, digests, headers, plans, strict=True
             )
@@ -168,21 +174,17 @@ class ItemStage:
         if not distinct:
             return []
         self._check_room(distinct)
-        start_ns = time.monotonic_ns()
-        outcomes = await self._store.acquire(
-            request_id,
-            [m.AcquireItem(item.key, ObjectKind.FEATURES, 1, None) for item in distinct],
-        )
-        account.stage(start_ns, "acquire", note=_summary(outcomes))
-        absent = [index for index, outcome in enumerate(outcomes) if outcome.state == "absent"]
-        if absent:
-            missing = [distinct[index] for index in absent]
-            queued = await self._queue(request_id, missing, account)
-            for index, outcome in zip(absent, queued, strict=True):
-                outcomes[index] = outcome
+        outcomes = await self._find(request_id, distinct, account)
         states = [outcome.state for outcome in outcomes]
-        item_keys = [item.key for item in distinct]
-        outcomes = await self._settle(request_id, item_keys, outcomes, account)
+        if any(state != "hit" for state in states):
+            outcomes = await self._admit(request_id, distinct, outcomes, account)
+            states = [outcome.state for outcome in outcomes]
+            item_keys = [item.key for item in distinct]
+            outcomes = await self._settle(request_id, item_keys, outcomes, account)
+        # Jobs hold what they need of what was received.
+        received = {item.raw.handle for item in items if item.raw.handle is not None}
+        if received:
+            await self._store.release(request_id, list(received))
         self._count_outcomes(distinct, states, outcomes, account)
         ready = {
             item.key: self._ready(item, outcome)
@@ -194,51 +196,74 @@ class ItemStage:
         await self._fetcher.close()
         self._digester.close()
 
+    # Bytes
+
+    async def _receive(
+        self, request_id: str, part: MediaPart, fetches: FetchSession, heap: HeapAllowance
+    ) -> RawMedia:
+        if isinstance(part.source, RawMedia):
+            most = max_nbytes(part.modality, self._limits)
+            if part.source.nbytes > most:
+                raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
+            return part.source
+        buffer = RawBuffer(self._store, request_id, heap)
+        return await read_media(
+            part.source, part.modality, buffer, limits=self._limits, fetches=fetches
+        )
+
+    def _view(self, raw: RawMedia) -> memoryview:
+        if raw.handle is None:
+            return memoryview(raw.data or b"")
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+
     # Plans
 
-    def _header(self, modality: Modality, media: Media) -> MediaHeader | None:
+    def _header(self, modality: Modality, data: memoryview) -> MediaHeader | None:
         """Containers of video and audio are read by workers, which are confined."""
         if modality is Modality.IMAGE:
-            return probe_image(media.data, self._limits)
-        if not media.data:
+            return probe_image(data, self._limits)
+        if not len(data):
             raise InvalidMedia(f"the {modality} file is empty")
         return None
 
-    def _key(self, digest: bytes) -> ContentKey:
+    def _key(self, modality: Modality, digest: bytes) -> ContentKey:
+        """The same file as a picture and as a video is not the same item."""
         return keys.features_key(
-            tenant="", fingerprint=self._fingerprint, options=b"", media=digest
+            tenant="", fingerprint=self._fingerprint, options=modality.encode(), media=digest
         )
 
     async def _plan_images(
         self, request_id: str, headers: Sequence[MediaHeader | None], account: Account
     ) -> list[FeaturePlan | None]:
         """Exact, by the images' sizes; a worker is asked for those that only it knows."""
-        asked: dict[ContentKey, m.AcquireItem] = {}
-        sizes: dict[tuple[int, int], ContentKey] = {}
-        for header in headers:
-            if not isinstance(header, ImageHeader) or self._known_plan(header) is not None:
-                continue
-            upright = ImageHeader(header.width, header.height)
-            key = ContentKey(keys.frame(_PLAN_TAG, self._fingerprint, encode(upright)))
-            sizes[header.width, header.height] = key
-            asked[key] = _job(key, PLAN_NBYTES, PlanImage(upright), [])
+        images = [header for header in headers if isinstance(header, ImageHeader)]
+        plans = {_size(image): self._known_plan(image) for image in images}
+        asked: dict[tuple[int, int], m.AcquireItem] = {}
+        for size in (size for size, plan in plans.items() if plan is None):
+            key = ContentKey(keys.frame(_PLAN_TAG, self._fingerprint, encode(size)))
+            asked[size] = _job(key, PLAN_NBYTES, PlanImage(ImageHeader(*size)), [])
         if asked:
             planned = await self._ask(request_id, list(asked.values()), account)
-            for size, key in sizes.items():
-                if len(self._known_plans) >= _MAX_KNOWN_PLANS:
-                    self._known_plans.clear()
-                self._known_plans[size] = planned[key].plan
-        return [self._known_plan(h) if isinstance(h, ImageHeader) else None for h in headers]
+            found = {size: planned[ContentKey(item.key)].plan for size, item in asked.items()}
+            plans |= found
+            if len(self._known_plans) + len(found) > _MAX_KNOWN_PLANS:
+                self._known_plans.clear()
+            self._known_plans |= found
+        return [plans[_size(h)] if isinstance(h, ImageHeader) else None for h in headers]
 
     def _known_plan(self, header: ImageHeader) -> FeaturePlan | None:
-        known = self._known_plans.get((header.width, header.height))
+        known = self._known_plans.get(_size(header))
         return known or self._family.plan(header)
 
     async def _ask(
         self, request_id: str, asked: Sequence[m.AcquireItem], account: Account
     ) -> dict[ContentKey, Planned]:
         """Plans that workers make."""
+        room = [m.ReserveItem(item.kind, item.nbytes) for item in asked]
+        await self._gate.admit(request_id, room)
         outcomes = await self._store.acquire(request_id, asked)
+        if any(outcome.state != "miss" for outcome in outcomes):
+            await self._store.unreserve(request_id, room)
         item_keys = [ContentKey(item.key) for item in asked]
         outcomes = await self._settle(request_id, item_keys, outcomes, account, stage="plan")
         handles = [_handle_of(outcome) for outcome in outcomes]
@@ -250,50 +275,107 @@ class ItemStage:
 
     # Features
 
-    async def _queue(
+    async def _find(
         self, request_id: str, items: Sequence[SourceItem], account: Account
     ) -> list[m.Outcome]:
-        """Have the features made that nobody has made or is making."""
+        """Pin what is there; nothing else is made or waited for."""
         start_ns = time.monotonic_ns()
-        raw = await self._write_raw(request_id, items)
-        copied = sum(len(item.data) for item in items)
-        account.stage(start_ns, "into the arena", copied_nbytes=copied)
-        unplanned = {
-            ContentKey(
-                keys.frame(_PLAN_TAG, self._fingerprint, item.modality.encode(), item.digest)
-            ): (item, handle)
-            for item, handle in zip(items, raw, strict=True)
-            if item.plan is None
-        }
-        planned: dict[ContentKey, Planned] = {}
-        if unplanned:
-            asked = [
-                _job(key, PLAN_NBYTES, PlanFile(item.modality), [handle])
-                for key, (item, handle) in unplanned.items()
-            ]
-            found = await self._ask(request_id, asked, account)
-            planned = {unplanned[key][0].key: value for key, value in found.items()}
-        start_ns = time.monotonic_ns()
-        jobs = [
-            self._features_job(item, planned.get(item.key), handle)
-            for item, handle in zip(items, raw, strict=True)
-        ]
-        self._check_share(ObjectKind.FEATURES, [job.nbytes for job in jobs])
-        outcomes = await self._store.acquire(request_id, jobs)
-        await self._store.release(request_id, raw)
-        account.stage(start_ns, "queue jobs", note=_summary(outcomes))
+        wanted = [m.AcquireItem(item.key, ObjectKind.FEATURES, 1, "find") for item in items]
+        outcomes = await self._store.acquire(request_id, wanted)
+        account.stage(start_ns, "acquire", note=_summary(outcomes))
         return outcomes
 
+    async def _admit(
+        self,
+        request_id: str,
+        items: Sequence[SourceItem],
+        found: Sequence[m.Outcome],
+        account: Account,
+    ) -> list[m.Outcome]:
+        """Have room for all features granted, and those made that nobody has made.
+
+        Nothing is pinned while this waits for room, or requests might wait for one another.
+        """
+        hits = {
+            item.key: outcome.handle
+            for item, outcome in zip(items, found, strict=True)
+            if outcome.handle is not None
+        }
+        if hits:
+            await self._store.release(request_id, list(hits.values()))
+        missing = [item for item in items if item.key not in hits]
+        written = await self._write_raw(request_id, missing, account)
+        planned = await self._plan_files(request_id, missing, written, account)
+        wanted = {
+            item.key: self._features_job(item, planned.get(item.key), written.get(item.key))
+            for item in missing
+        }
+        for key, handle in hits.items():
+            wanted[key] = m.AcquireItem(key, ObjectKind.FEATURES, handle.nbytes, None)
+        outcomes = await self._acquire_granted(
+            request_id, [wanted[item.key] for item in items], account
+        )
+        if written:
+            await self._store.release(request_id, list(written.values()))
+        return outcomes
+
+    async def _acquire_granted(
+        self, request_id: str, wanted: Sequence[m.AcquireItem], account: Account
+    ) -> list[m.Outcome]:
+        """In order of arrival, all of it or nothing; what the grant was not needed for goes back.
+
+        Raises:
+            ArenaTooSmall: It could never be had.
+            StoreFull: Too many wait.
+            DeadlineExceeded: It was not granted in time.
+        """
+        self._check_share(ObjectKind.FEATURES, [item.nbytes for item in wanted])
+        start_ns = time.monotonic_ns()
+        room = [m.ReserveItem(ObjectKind.FEATURES, item.nbytes) for item in wanted]
+        await self._gate.admit(request_id, room)
+        account.stage(start_ns, "room for features")
+        start_ns = time.monotonic_ns()
+        outcomes = await self._store.acquire(request_id, wanted)
+        if any(outcome.state != "miss" for outcome in outcomes):
+            await self._store.unreserve(request_id, room)
+        account.stage(start_ns, "queue jobs", note=_summary(outcomes))
+        if any(outcome.state == "absent" for outcome in outcomes):
+            raise StoreFull("features were evicted while this request waited for room; try again")
+        return outcomes
+
+    async def _plan_files(
+        self,
+        request_id: str,
+        items: Sequence[SourceItem],
+        written: Mapping[ContentKey, Handle],
+        account: Account,
+    ) -> dict[ContentKey, Planned]:
+        """Of the items whose headers only workers read."""
+        asked: dict[ContentKey, m.AcquireItem] = {}
+        of_item: dict[ContentKey, ContentKey] = {}
+        for item in items:
+            if item.plan is None:
+                parts = (self._fingerprint, item.modality.encode(), item.digest)
+                key = ContentKey(keys.frame(_PLAN_TAG, *parts))
+                handle, file = _input_of(item, written.get(item.key))
+                asked[key] = _job(key, PLAN_NBYTES, PlanFile(item.modality, file), [handle])
+                of_item[item.key] = key
+        if not asked:
+            return {}
+        planned = await self._ask(request_id, list(asked.values()), account)
+        return {item_key: planned[key] for item_key, key in of_item.items()}
+
     def _features_job(
-        self, item: SourceItem, planned: Planned | None, raw: Handle
+        self, item: SourceItem, planned: Planned | None, written: Handle | None
     ) -> m.AcquireItem:
+        handle, file = _input_of(item, written)
         if planned is not None:
             header, plan = planned.header, planned.plan
         elif item.header is not None and item.plan is not None:
             header, plan = item.header, item.plan
         else:
             raise InternalError("an item has no plan")
-        return _job(item.key, plan.nbytes, MakeFeatures(header), [raw])
+        return _job(item.key, plan.nbytes, MakeFeatures(header, file), [handle])
 
     async def _settle(
         self,
@@ -326,22 +408,36 @@ class ItemStage:
         tree: Any = codec.view(self._store.block(handle))
         return ReadyItem(item.key, handle, tuple(tree["prompt"]))
 
-    async def _write_raw(self, request_id: str, items: Sequence[SourceItem]) -> list[Handle]:
-        """The encoded media in the arena, for the workers to read."""
+    async def _write_raw(
+        self, request_id: str, items: Sequence[SourceItem], account: Account
+    ) -> dict[ContentKey, Handle]:
+        """What is on the heap comes into the arena, for the workers to read."""
+        on_heap = {item.key: item.raw.data for item in items if item.raw.data is not None}
+        if not on_heap:
+            return {}
+        start_ns = time.monotonic_ns()
+        sizes = [len(data) for data in on_heap.values()]
+        if all(item.raw.handle is None for item in items):
+            room = [m.ReserveItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
+            await self._gate.admit(request_id, room)
+        # Who holds raw bytes already must not wait for more: he might wait for himself.
         handles = await self._store.create(
-            request_id, [m.CreateItem(ObjectKind.RAW, len(item.data)) for item in items]
+            request_id, [m.CreateItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
         )
-        for item, handle in zip(items, handles, strict=True):
+        for data, handle in zip(on_heap.values(), handles, strict=True):
             target = np.frombuffer(self._store.block(handle), dtype=np.uint8)
-            np.copyto(target, np.frombuffer(item.data, dtype=np.uint8))
-        sealed = [m.SealItem(handle, handle.nbytes) for handle in handles]
-        return await self._store.seal(request_id, sealed)
+            np.copyto(target, np.frombuffer(data, dtype=np.uint8))
+        items_to_seal = [m.SealItem(handle, handle.nbytes) for handle in handles]
+        sealed = await self._store.seal(request_id, items_to_seal)
+        account.stage(start_ns, "into the arena", copied_nbytes=sum(sizes))
+        return dict(zip(on_heap, sealed, strict=True))
 
     # Room and figures
 
     def _check_room(self, items: Sequence[SourceItem]) -> None:
         """Refuse what could never be in the arena at once, however long one waits."""
-        self._check_share(ObjectKind.RAW, [len(item.data) for item in items])
+        on_heap = [item.raw.nbytes for item in items if item.raw.data is not None]
+        self._check_share(ObjectKind.RAW, on_heap)
         planned = [item.plan.nbytes for item in items if item.plan is not None]
         self._check_share(ObjectKind.FEATURES, planned)
 
@@ -371,6 +467,19 @@ class ItemStage:
         for (modality, name), count in names.items():
             self._metrics.items.labels(modality, name).inc(count)
             account.items.append(f"{_count(count, modality)} {name}")
+
+
+def _size(header: ImageHeader) -> tuple[int, int]:
+    return header.width, header.height
+
+
+def _input_of(item: SourceItem, written: Handle | None) -> tuple[Handle, InputRange]:
+    """The object that an item's bytes are in, and where in it they are."""
+    if written is not None:
+        return written, InputRange(0, item.raw.nbytes)
+    if item.raw.handle is None:
+        raise InternalError("an item's bytes are not in the arena")
+    return item.raw.handle, InputRange(item.raw.start, item.raw.nbytes)
 
 
 def _job(key: ContentKey, nbytes: int, job: Job, inputs: list[Handle]) -> m.AcquireItem:

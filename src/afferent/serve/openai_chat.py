@@ -5,14 +5,15 @@ Unknown keys are refused, not dropped: a misspelt ``max_token`` must not become 
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from afferent.errors import BodyTooLarge, InvalidRequest, ModelNotFound, UnsupportedParameter
+from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+from afferent.ingest.raw import RawMedia
+from afferent.serve.body import ReceivedBody
 from afferent.serve.request import (
     End,
     GenerateRequest,
@@ -69,11 +70,12 @@ class _Message(Struct, forbid_unknown_fields=True):
     content: str | Annotated[list[_Part], Meta(max_length=4096)] | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: Any = UNSET
-    tool_call_id: Any = UNSET
-    function_call: Any = UNSET
-    annotations: Any = UNSET
-    audio: Any = UNSET
+    # Not looked into: a slice of the body, however much is nested in it.
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    tool_call_id: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
+    annotations: msgspec.Raw = msgspec.Raw()
+    audio: msgspec.Raw = msgspec.Raw()
 
 
 class _StreamOptions(Struct, forbid_unknown_fields=True):
@@ -112,7 +114,7 @@ class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=4)] | None = None
     # Accepted; they do not change the answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
@@ -130,26 +132,20 @@ class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
-_MEDIA = re.compile(rb'"data:[^"]*"|"data"\s*:\s*"[A-Za-z0-9+/=]*"')
 
 
 def parse(
-    body: bytes | bytearray, *, request_id: str, model: str, max_json_nbytes: int
+    body: ReceivedBody, *, request_id: str, model: str
 ) -> tuple[ChatRequest, GenerateRequest]:
     """The request as sent, and in our own words.
 
     Raises:
-        BodyTooLarge: Without its media the body exceeds ``max_json_nbytes``.
         InvalidRequest: The body is not JSON, or not of this schema; the message says where.
         ModelNotFound: Another model is asked for.
         UnsupportedParameter: A parameter that is known, and not served.
     """
-    # Parsing JSON costs a hundred times its length in memory; media are one string each.
-    media_nbytes = sum(match.end() - match.start() for match in _MEDIA.finditer(body))
-    if len(body) - media_nbytes > max_json_nbytes:
-        raise BodyTooLarge(f"the body has more than {max_json_nbytes} bytes besides its data: URLs")
     try:
-        chat = _decoder.decode(body)
+        chat = _decoder.decode(body.json)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -161,16 +157,22 @@ def parse(
         if value is not UNSET and value is not None and value not in neutral:
             raise UnsupportedParameter(f"{name} is not supported", param=name)
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
-    return chat, GenerateRequest(
+    media = dict(body.media)
+    generate = GenerateRequest(
         request_id=request_id,
-        messages=tuple(_message(index, message) for index, message in enumerate(chat.messages)),
+        messages=tuple(_message(i, message, media) for i, message in enumerate(chat.messages)),
         max_tokens=chat.max_completion_tokens or chat.max_tokens,
         temperature=chat.temperature,
         top_p=chat.top_p,
         seed=chat.seed,
         stop=stop,
     )
+    if media:
+        raise InvalidRequest("there are media where the API expects none", param="messages")
+    return chat, generate
 
+
+_NOTHING = (b"", b"null", b"[]")
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -180,33 +182,35 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def _message(index: int, message: _Message) -> Message:
+def _message(index: int, message: _Message, media: dict[str, RawMedia]) -> Message:
     where = f"messages[{index}]"
-    if message.role not in _ROLES or message.tool_calls not in (UNSET, None, []):
+    if message.role not in _ROLES or bytes(message.tool_calls) not in _NOTHING:
         raise UnsupportedParameter("tools are not supported", param=where)
     content = message.content
     if content is None:
         raise InvalidRequest("a message needs content", param=where)
     if isinstance(content, str):
         return Message(_ROLES[message.role], (TextPart(content),))
-    parts = tuple(map(_part, content))
+    parts = tuple(_part(part, media) for part in content)
     if message.role != "user" and any(isinstance(part, MediaPart) for part in parts):
         raise InvalidRequest("media stand in messages of the user", param=where)
     return Message(_ROLES[message.role], parts)
 
 
-def _part(part: _Part) -> Part:
+def _part(part: _Part, media: dict[str, RawMedia]) -> Part:
+    """``media`` loses what stands here."""
     match part:
         case _Text(text):
             return TextPart(text)
         case _Image(image):
-            return MediaPart(Modality.IMAGE, image.url)
+            return MediaPart(Modality.IMAGE, media.pop(image.url, image.url))
         case _Video(video):
-            return MediaPart(Modality.VIDEO, video.url)
+            return MediaPart(Modality.VIDEO, media.pop(video.url, video.url))
         case _AudioUrl(audio_url):
-            return MediaPart(Modality.AUDIO, audio_url.url)
+            return MediaPart(Modality.AUDIO, media.pop(audio_url.url, audio_url.url))
         case _Audio(audio):
-            return MediaPart(Modality.AUDIO, f"data:audio/{audio.format};base64,{audio.data}")
+            url = f"data:audio/{audio.format};base64,{audio.data}"  # so short that it was not cut
+            return MediaPart(Modality.AUDIO, media.pop(audio.data, url))
 
 
 def completion(chat: ChatRequest, request_id: str, text: str, end: End) -> dict[str, Any]:

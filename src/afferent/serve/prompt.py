@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from afferent.errors import ConfigError, InternalError, InvalidRequest
-from afferent.preprocess.family import Family, read_json
+from afferent.preprocess.family import Family, MediaTokens, read_json
 from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.request import MediaPart, Message, SamplingDefaults, TextPart
 from afferent.types import Modality, Placeholder
@@ -46,8 +46,15 @@ class PromptBuilder:
         # For text of clients in which special tokens are spelled out: there they are plain text.
         self._plain_tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self._plain_tokenizer.encode_special_tokens = True
+        # Those of media are not special in every model, and must not be written by clients in any.
+        media = {token for tokens in family.tokens.values() for token in _ids(tokens)}
+        written = [name for name in map(self._tokenizer.id_to_token, media) if name is not None]
+        self._plain_tokenizer.add_special_tokens(
+            [AddedToken(name, special=True) for name in written]
+        )
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special = tuple(token.content for token in added.values() if token.special)
+        special = [token.content for token in added.values() if token.special]
+        self._special = tuple(dict.fromkeys([*special, *written]))
         self._tokens = family.tokens
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
@@ -142,6 +149,11 @@ class PromptBuilder:
             raise InvalidRequest(
                 "the model's chat template can't express these messages", param="messages"
             ) from error
+
+
+def _ids(tokens: MediaTokens) -> tuple[int, ...]:
+    """Those that there are: an encoder-decoder model has none in its prompt."""
+    return tuple(token for token in (tokens.marker, tokens.embed) if token >= 0)
 
 
 class Detokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from afferent.ingest.raw import RawMedia
 from afferent.types import Modality, Sampling
 
 Role = Literal["system", "user", "assistant"]
@@ -17,10 +18,10 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image, audio clip or video by URL: ``data:``, ``http:`` or ``https:``."""
+    """An image, audio clip or video: as it came in the body, or by URL."""
 
     modality: Modality
-    url: str
+    source: str | RawMedia
 
 
 Part = TextPart | MediaPart

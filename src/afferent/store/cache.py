@@ -218,6 +218,7 @@ class ItemCache:
             outcomes = self.store.wait(request, busy) if busy else []
             for outcome in outcomes:
                 if outcome.failure is not None:
+                    self._give_up(request, outcomes)
                     raise error_from(outcome.failure.code, outcome.failure.message)
             slots = [self._slot(key, outcome) for key, outcome in zip(busy, outcomes, strict=True)]
             slots = [slot for slot in slots if not slot.is_ready]

@@ -31,7 +31,7 @@ from afferent.store.connection import (
     result_of,
 )
 from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result, Store
-from afferent.store.views import Bell
+from afferent.store.views import Bell, DroppedPins
 from afferent.types import Handle, decode, encode
 
 _LOOK_AGAIN_S = 0.02
@@ -55,8 +55,8 @@ class DaemonStore(Store):
         Raises:
             StoreUnavailable: No daemon answers within ``timeout_s``.
         """
-        self._bell = Bell()
-        super().__init__()
+        self._bell: Bell | None = Bell()
+        super().__init__(self._bell)
         self._where = Address(address=address, name=name, writable=writable)
         self._pid = os.getpid()
         self._arena: ArenaMap
@@ -104,14 +104,16 @@ class DaemonStore(Store):
         self._closed.set()
         if os.getpid() != self._pid:  # it is the parent's: only these descriptors are ours
             self._channel.close()
+            self._drop_bell()
             return
-        self._bell.ring()
+        self._ring()
         self._watcher.join()
         with contextlib.suppress(OSError):  # a call under way, which may wait for ever, ends
             self._channel.sock.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._connection = None
             self._channel.close()
+            self._drop_bell()
             unused: list[bool] = []
             self._arena.retire(lambda: unused.append(True))
             if unused:  # the store need not wait for this process to die
@@ -126,6 +128,7 @@ class DaemonStore(Store):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Result:
         self._check_process()
+        self._release_dropped_pins()  # this call may be for their room
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         soon = not isinstance(request, m.WAITING)
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
@@ -171,17 +174,24 @@ class DaemonStore(Store):
         if self._connection is not None:
             # The socket stays open: the thread polls it, and must not see its number used again.
             self._connection = None
+            self._ring()
+
+    def _ring(self) -> None:
+        """Wake the thread."""
+        if self._bell is not None:
             self._bell.ring()
 
-    def _on_dropped_pin(self) -> None:
-        self._bell.ring()
+    def _drop_bell(self) -> None:
+        """It is closed when the last view is gone that may ring it."""
+        self._bell, self._dropped_pins = None, DroppedPins()
 
     # The thread that connects again, and lets go of what views no longer hold
 
     def _watch(self) -> None:
-        while True:
+        bell = self._bell
+        while bell is not None:
             # First the call is cleared, then what it was about is looked at: none gets lost.
-            self._bell.silence()
+            bell.silence()
             if self._closed.is_set():
                 return
             self._release_dropped_pins()
@@ -191,7 +201,7 @@ class DaemonStore(Store):
                 continue
             poll = select.poll()
             poll.register(connection.sock.fileno(), select.POLLRDHUP)
-            poll.register(self._bell.fd, select.POLLIN)
+            poll.register(bell.fd, select.POLLIN)
             if any(fd == connection.sock.fileno() for fd, _ in poll.poll()):
                 with self._lock:
                     if self._connection is connection:

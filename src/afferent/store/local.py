@@ -102,9 +102,6 @@ class LocalStore(Store):
             if not self._is_closed:
                 self._deliver(self._state.handle(_CLIENT, request, now_s=time.monotonic()))
 
-    def _on_dropped_pin(self) -> None:
-        """The next call sees to it, or one that waits."""
-
     def _deliver(self, replies: Replies) -> None:
         for _, reply in replies:
             if reply.seq in self._replies:  # else the caller has given up

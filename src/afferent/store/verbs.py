@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from afferent.errors import AfferentError, DeadlineExceeded
 from afferent.store import codec
 from afferent.store import messages as m
-from afferent.store.views import VIEWS, DroppedPins, View, open_view
+from afferent.store.views import VIEWS, Bell, DroppedPins, View, open_view
 from afferent.types import Failure, Handle, ObjectKind, Span
 
 Result = TypeVar("Result")
@@ -35,9 +35,10 @@ class Store(ABC):
         DeadlineExceeded: From any verb: no answer within ``timeout_s``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell | None = None) -> None:
+        """``bell`` is rung when a view is gone."""
         self._seq = itertools.count(1)
-        self._dropped_pins = DroppedPins(self._on_dropped_pin)
+        self._dropped_pins = DroppedPins(bell)
 
     # Trees of tensors
 
@@ -277,10 +278,6 @@ class Store(ABC):
     @abstractmethod
     def _tell(self, request: m.Request) -> None:
         """Send a request whose reply nobody waits for; never fails."""
-
-    @abstractmethod
-    def _on_dropped_pin(self) -> None:
-        """A view is gone. Called by the collector, whatever its thread holds."""
 
     def _release_dropped_pins(self) -> None:
         for handles in self._dropped_pins.take().values():

@@ -47,22 +47,25 @@ class DroppedPins:
     leaves a note, and somebody who may wait for the lock picks it up.
     """
 
-    def __init__(self, ring: Callable[[], object] | None = None) -> None:
+    def __init__(self, bell: Bell | None = None) -> None:
+        """``bell`` is rung for each note."""
         self._handles: deque[Handle] = deque()
-        self._ring = ring
+        self._bell = bell
 
     def note(self, handle: Handle) -> None:
         self._handles.append(handle)
-        if self._ring is not None:
-            self._ring()
+        if self._bell is not None:
+            self._bell.ring()
 
     def take(self) -> dict[int, list[Handle]]:
         """All notes, by segment: those of a former life of the store are refused, as a batch."""
         taken: dict[int, list[Handle]] = {}
-        while self._handles:
-            handle = self._handles.popleft()
+        while True:
+            try:  # others may take at the same time
+                handle = self._handles.popleft()
+            except IndexError:
+                return taken
             taken.setdefault(handle.segment, []).append(handle)
-        return taken
 
 
 class View:

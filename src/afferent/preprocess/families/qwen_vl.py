@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
@@ -33,7 +34,7 @@ from afferent.preprocess.settings import pixel_settings
 from afferent.types import Modality, TensorSpec
 
 _MAX_ASPECT = 200
-_MAX_SAMPLED_FRAMES = 768
+MAX_SAMPLED_FRAMES = 768
 _NOT_TAKEN = "the model takes no such media"
 _IMAGE_TOKEN_ID, _VIDEO_TOKEN_ID = 151_655, 151_656  # where the configuration does not say
 
@@ -114,6 +115,15 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
             patches = inputs["pixel_values_videos"]
             inputs["pixel_values_videos"] = self._float_patches(patches, self.video.normalization)
         return inputs
+
+    def with_frames(self, most: int) -> QwenVlFamily:
+        """The same, which takes no more frames of a video than ``most``."""
+        if self.video is None or self.video.settings.max_frames <= most:
+            return self
+        settings = msgspec.structs.replace(self.video.settings, max_frames=most)
+        return msgspec.structs.replace(
+            self, video=msgspec.structs.replace(self.video, settings=settings)
+        )
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """The size that a picture is brought to: whole merged patches, pixels within the limits.
@@ -199,7 +209,7 @@ def _describe_video(
     given = _video_settings(folder)
     return QwenVideo(
         tokens=_tokens(config, "video_token_id", _VIDEO_TOKEN_ID),
-        settings=video_settings(given, generation, max_sampled_frames=_MAX_SAMPLED_FRAMES),
+        settings=video_settings(given, generation, max_sampled_frames=MAX_SAMPLED_FRAMES),
         resample=settings.resample,
         normalization=settings.normalization,
     )

@@ -1,0 +1,1 @@
+"""Admission: who may use how much of the arena, in which order."""

@@ -1,0 +1,290 @@
+"""Cutting the media out of a request's JSON while it arrives.
+
+Base64 goes to a sink, piece by piece; a marker takes its place. What is left is small, and is
+parsed when it is complete. Strings are searched, never walked: an image costs about what its
+decoding does.
+
+Three facts make cutting safe without parsing. In valid JSON
+
+- backslashes stand in strings only, and what follows a closing quote is punctuation or space. So a
+  quote that is followed by a letter, and has no backslash before it, *opens* a string;
+- a colon after a string says that the string was a key;
+- what stands between the quotes of a value can be replaced by plain letters, and nothing around it
+  changes its meaning.
+
+Text that is not valid JSON is not made valid by this: up to the first error all is as above, and
+the error stays where it is.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from afferent.errors import InvalidMedia, InvalidRequest, TooManyItems
+from afferent.ingest.base64_text import Base64Text
+from afferent.ingest.json_text import JsonText
+
+_WINDOW_NBYTES = 64 << 10
+
+
+class MediaSink(Protocol):
+    """Where the bytes of media go, one item after another."""
+
+    def begin(self) -> None:
+        """An item's bytes begin."""
+
+    def write(self, data: bytes) -> None:
+        """Some of them, in order; at most 64 KiB."""
+
+    def end(self) -> None:
+        """The item is complete. Not called if it was malformed, or if the body broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutMedia:
+    """One item that was cut out: the ``index``-th, in the order of the body.
+
+    ``media_type`` is what a ``data:`` URL says, such as ``"image/png"``, or ``""``. It is a hint.
+    """
+
+    index: int
+    marker: str
+    media_type: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutBody:
+    """The body's JSON, with a marker as the value of each string that was cut out."""
+
+    json: bytes
+    media: list[CutMedia]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Which strings are media: a pattern for their first ``num_chars``, without escapes.
+
+    What it matches is dropped; its group is the media type.
+    """
+
+    head: re.Pattern[bytes]
+    num_chars: int
+
+
+_DATA_URL = _Rule(re.compile(rb"(?i)data:([ !#-+\--\[\]-~]*);base64,"), 256)
+_BARE = _Rule(re.compile(rb"()(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
+
+
+def _spelled(word: str) -> str:
+    """A pattern for the ways in which JSON may write ``word``."""
+    return "".join(rf"(?:{c}|\\u00(?i:{ord(c):02x}))" for c in word)
+
+
+# The byte before the quote must be there, to see that it is no backslash; a key is never the first.
+_KEY = re.compile(
+    (
+        r'"(?=[adfiuv\\])(?<=[^\\]")(?:'
+        rf"((?:{_spelled('image_')}|{_spelled('video_')}|{_spelled('audio_')})?{_spelled('url')}"
+        rf"|{_spelled('file_data')})"
+        rf"|{_spelled('data')})"
+        '"'
+    ).encode()
+)
+_LONGEST_KEY_NBYTES = len('"') + 6 * len("image_url") + len('"')
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_HEAD = re.compile(rb"(?:[ !#-\[\]-~]|\\/|\\u00[0-7][0-9a-fA-F])*+")  # ASCII, escaped or not
+_PARTIAL_ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_LONGEST_ESCAPE_NBYTES = len(r"\u002f")
+
+_string_decoder = msgspec.json.Decoder(str)
+
+
+class BodyCutter:
+    """Cuts one body, fed in chunks of any size.
+
+    Media are strings under the keys ``url``, ``image_url``, ``video_url``, ``audio_url`` and
+    ``file_data`` that begin as a ``data:`` URL of base64 does, and under the key ``data`` those
+    that begin with 64 characters of base64. Whether the API expects media there is for the caller
+    to see: a marker that no media part refers to was none. Markers are made of 128 random bits, so
+    that no client can write one.
+
+    After an error the cutter is of no use.
+    """
+
+    def __init__(
+        self,
+        sink: MediaSink,
+        *,
+        max_json_nbytes: int,
+        max_media: int,
+        max_depth: int = 64,
+        marker: str | None = None,
+    ) -> None:
+        """``marker`` replaces the random prefix of the markers, for tests."""
+        self._sink, self._max_media = sink, max_media
+        self._marker = marker or f"afferent-media:{secrets.token_hex(16)}"
+        self._json = JsonText(max_nbytes=max_json_nbytes, max_depth=max_depth)
+        self._media: list[CutMedia] = []
+        self._step: Callable[[BodyCutter], bool] = BodyCutter._seek_key
+        self._buffer = b""
+        self._pos = 0  # what of the buffer has been looked at,
+        self._kept = 0  # and what of that has gone where it belongs
+        self._rule = _DATA_URL
+        self._base64 = Base64Text()
+        self._media_type = ""
+        self._nbytes = 0
+
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """The body's next bytes.
+
+        Raises:
+            InvalidMedia: The base64 of an item is malformed.
+            TooManyItems: There are more than ``max_media``.
+            BodyTooLarge: Without its media, the body exceeds ``max_json_nbytes``.
+            InvalidRequest: It is nested deeper than ``max_depth``.
+        """
+        view = memoryview(chunk)
+        for start in range(0, len(view), _WINDOW_NBYTES):
+            self._buffer += view[start : start + _WINDOW_NBYTES]
+            while self._step(self):
+                pass
+            self._keep()
+            self._buffer = self._buffer[self._pos :]
+            self._pos = self._kept = 0
+
+    def finish(self) -> CutBody:
+        """The body is complete.
+
+        Raises:
+            InvalidRequest: It broke off inside an item; or as `feed` does.
+        """
+        if self._step is BodyCutter._cut:
+            raise InvalidRequest("the body is not valid JSON")
+        self._pos = len(self._buffer)
+        self._keep()
+        return CutBody(self._json.finish(), self._media)
+
+    # The steps: each says whether the next one has something to do with what is in the buffer.
+
+    def _seek_key(self) -> bool:
+        """Find a key under which media may stand."""
+        key = _KEY.search(self._buffer, self._pos)
+        if key is None:
+            # The rest may begin a key: all but its last byte, and the byte before it.
+            self._pos = max(self._pos, len(self._buffer) - _LONGEST_KEY_NBYTES)
+            return False
+        self._rule = _BARE if key[1] is None else _DATA_URL
+        self._pos = key.end()
+        self._step = BodyCutter._expect_colon
+        return True
+
+    def _expect_colon(self) -> bool:
+        return self._expect(b":", BodyCutter._expect_string)
+
+    def _expect_string(self) -> bool:
+        return self._expect(b'"', BodyCutter._decide)
+
+    def _expect(self, byte: bytes, following: Callable[[BodyCutter], bool]) -> bool:
+        """Go on with ``following`` if the next byte that is no space is ``byte``."""
+        if space := _SPACE.match(self._buffer, self._pos):
+            self._pos = space.end()
+        if self._pos == len(self._buffer):
+            return False
+        if self._buffer.startswith(byte, self._pos):
+            self._pos += 1
+            self._step = following
+        else:
+            self._step = BodyCutter._seek_key
+        return True
+
+    def _decide(self) -> bool:
+        """See from a string's first characters whether it is media."""
+        most = self._pos + self._rule.num_chars * _LONGEST_ESCAPE_NBYTES
+        start = _HEAD.match(self._buffer, self._pos, most)
+        end = start.end() if start else self._pos
+        text = _unescape(self._buffer[self._pos : end])
+        if media := self._rule.head.match(text[: self._rule.num_chars]):
+            self._keep()
+            self._begin(media[1].partition(b";")[0].decode())
+            self._write(text[media.end() :])
+            self._pos = self._kept = end
+            self._step = BodyCutter._cut
+            return True
+        complete = end < len(self._buffer) and not _PARTIAL_ESCAPE.match(self._buffer, end)
+        if complete or len(text) >= self._rule.num_chars:
+            self._step = BodyCutter._seek_key
+            return True
+        return False
+
+    def _cut(self) -> bool:
+        """Hand the base64 on, up to the quote that ends it."""
+        # A quote that is escaped ends it too: it is malformed either way.
+        quote = self._buffer.find(b'"', self._pos)
+        end = quote if quote >= 0 else len(self._buffer)
+        if self._buffer.find(b"\\", self._pos, end) < 0:
+            self._write(self._buffer[self._pos : end])
+        else:
+            if quote < 0:
+                tail = max(self._pos, end - _LONGEST_ESCAPE_NBYTES + 1)
+                partial = _PARTIAL_ESCAPE.search(self._buffer, tail)
+                end = partial.start() if partial else end
+            try:
+                self._write(_unescape(self._buffer[self._pos : end]))
+            except (msgspec.DecodeError, UnicodeError) as error:
+                raise self._malformed() from error
+        self._pos = self._kept = end
+        if quote < 0:
+            return False
+        self._end()
+        self._step = BodyCutter._seek_key
+        return True
+
+    # Where things go
+
+    def _keep(self) -> None:
+        self._json.append(self._buffer[self._kept : self._pos])
+        self._kept = self._pos
+
+    def _begin(self, media_type: str) -> None:
+        if len(self._media) >= self._max_media:
+            raise TooManyItems(f"the request has more than {self._max_media} items")
+        self._media_type, self._nbytes, self._base64 = media_type, 0, Base64Text()
+        self._sink.begin()
+
+    def _write(self, text: bytes) -> None:
+        try:
+            data = self._base64.decode(text)
+        except InvalidMedia as error:
+            raise self._malformed() from error
+        if data:
+            self._nbytes += len(data)
+            self._sink.write(data)
+
+    def _end(self) -> None:
+        try:
+            self._base64.finish()
+        except InvalidMedia as error:
+            raise self._malformed() from error
+        self._sink.end()
+        index = len(self._media)
+        media = CutMedia(index, f"{self._marker}:{index}", self._media_type, self._nbytes)
+        self._media.append(media)
+        self._json.append_marker(media.marker.encode())
+
+    def _malformed(self) -> InvalidMedia:
+        return InvalidMedia(f"the base64 of item {len(self._media) + 1} is malformed")
+
+
+def _unescape(text: bytes) -> bytes:
+    """ASCII text as it stands between quotes, without its escapes."""
+    if b"\\" not in text:
+        return text
+    return _string_decoder.decode(b'"' + text + b'"').encode("ascii")

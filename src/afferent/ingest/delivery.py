@@ -1,0 +1,96 @@
+"""Media on their way from a host or a file into memory that somebody else provides."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from afferent.errors import MediaTooLarge
+
+Sink = Callable[[bytes], None]
+"""Takes an item's bytes, in order; tens of KiB at a time."""
+MakeRoom = Callable[[int], Awaitable[None]]
+"""Awaited, on the event loop, before a sink gets more than so many bytes in all."""
+
+
+class Budget:
+    """The bytes that all fetches of one request may read together. Any thread may ask."""
+
+    def __init__(self, max_nbytes: int) -> None:
+        self._max_nbytes = max_nbytes
+        self._taken_nbytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def taken_nbytes(self) -> int:
+        return self._taken_nbytes
+
+    def take(self, nbytes: int) -> None:
+        """Raises: MediaTooLarge: So many are not left; then nothing is taken."""
+        with self._lock:
+            if self._taken_nbytes + nbytes > self._max_nbytes:
+                raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes in all")
+            self._taken_nbytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self._taken_nbytes -= nbytes
+
+
+class Delivery:
+    """One item's bytes on their way into its sink, within its own limit and the budget.
+
+    What is announced is taken from the budget at once, so that fetches side by side never exceed
+    it together. Leaving the ``with`` block gives back what was not delivered, or everything after
+    an error.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        max_nbytes: int,
+        budget: Budget,
+        make_room: MakeRoom | None = None,
+    ) -> None:
+        self._sink, self._max_nbytes, self._budget = sink, max_nbytes, budget
+        self._make_room = make_room
+        self._taken_nbytes = 0
+        self.nbytes = 0
+
+    async def prepare(self, nbytes: int) -> None:
+        """So many are to come, and there is room for them. Raises: MediaTooLarge: Too many."""
+        self.announce(nbytes)
+        if self._make_room is not None:
+            await self._make_room(nbytes)
+
+    def announce(self, nbytes: int) -> None:
+        """So many are to come. Raises: MediaTooLarge: Too many."""
+        self._check(nbytes)
+        if nbytes > self._taken_nbytes:
+            self._budget.take(nbytes - self._taken_nbytes)
+            self._taken_nbytes = nbytes
+
+    def write(self, data: bytes) -> None:
+        """Raises: MediaTooLarge: Too many, announced or not; the sink has not seen them."""
+        self.announce(self.nbytes + len(data))
+        self.nbytes += len(data)
+        self._sink(data)
+
+    def _check(self, nbytes: int) -> None:
+        if nbytes > self._max_nbytes:
+            raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes")
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        kept = 0 if kind else self.nbytes
+        self._budget.give_back(self._taken_nbytes - kept)
+        self._taken_nbytes = kept

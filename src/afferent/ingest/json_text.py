@@ -1,0 +1,69 @@
+"""The JSON of a request without its media: bounded in length and in depth while it arrives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from afferent.errors import BodyTooLarge, InvalidRequest
+
+_STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
+"""By byte: how the nesting changes, as signed 8-bit numbers."""
+
+_PLAIN = bytes(byte for byte in range(256) if byte not in b'"[]{}')
+_CHECKED_NBYTES = 4096
+
+
+class JsonText:
+    """Collects JSON text, of which media have been cut out.
+
+    Parsing takes up to a hundred times the text's length in memory, and a stack as deep as it is
+    nested; so both are limited before anything is parsed.
+    """
+
+    def __init__(self, *, max_nbytes: int, max_depth: int) -> None:
+        self._max_nbytes, self._max_depth = max_nbytes, max_depth
+        self._text = bytearray()
+        self._markers_nbytes = 0
+        self._checked = 0  # how much of the text the nesting is known for
+        self._depth = 0
+        self._in_string = False
+        self._backslash = b""
+
+    def append(self, piece: bytes) -> None:
+        """Text as the client sent it.
+
+        Raises:
+            BodyTooLarge: There is more than ``max_nbytes`` of it.
+            InvalidRequest: It is nested deeper than ``max_depth``.
+        """
+        self._text += piece
+        if len(self._text) - self._markers_nbytes > self._max_nbytes:
+            raise BodyTooLarge(f"the body has more than {self._max_nbytes} bytes besides its media")
+        if len(self._text) - self._checked >= _CHECKED_NBYTES:
+            self._check_depth()
+
+    def append_marker(self, marker: bytes) -> None:
+        """Text of our own, which counts towards no limit."""
+        self._text += marker
+        self._markers_nbytes += len(marker)
+
+    def finish(self) -> bytes:
+        """All of it. Raises as `append` does."""
+        self._check_depth()
+        return bytes(self._text)
+
+    def _check_depth(self) -> None:
+        piece = self._backslash + self._text[self._checked :]
+        self._checked = len(self._text)
+        # Of each run of backslashes one remains if it is odd: that one escapes what follows.
+        piece = piece.replace(b"\\\\", b"")
+        self._backslash = b"\\" if piece.endswith(b"\\") else b""
+        strings = piece.replace(b'\\"', b"").translate(None, _PLAIN).split(b'"')
+        brackets = b"".join(strings[self._in_string :: 2])
+        self._in_string ^= len(strings) % 2 == 0
+        if brackets:
+            steps = np.frombuffer(brackets.translate(_STEPS), dtype=np.int8)
+            depths = self._depth + np.cumsum(steps, dtype=np.int32)
+            self._depth = int(depths[-1])
+            if depths.max() > self._max_depth:
+                raise InvalidRequest(f"the body is nested deeper than {self._max_depth} levels")

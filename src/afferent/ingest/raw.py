@@ -1,0 +1,143 @@
+"""Media as they arrive: on the heap while they are few bytes, then in the arena.
+
+A request's bytes in the arena are granted before they are read where their number is known. Where
+it is not, growth never waits: whoever waits for room while holding some may wait for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afferent.admit.gate import Gate
+from afferent.errors import MediaTooLarge
+from afferent.store import messages as m
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.types import Handle, KiB, MiB, ObjectKind
+
+SMALL_NBYTES = 256 * KiB
+"""What a request may have on the heap."""
+_MAX_STEP_NBYTES = 4 * MiB
+
+
+class HeapAllowance:
+    """What all buffers of a request may have on the heap together."""
+
+    def __init__(self, nbytes: int = SMALL_NBYTES) -> None:
+        self._left_nbytes = nbytes
+
+    def take(self, nbytes: int) -> bool:
+        """Whether there was so much left, and is taken now. A negative number gives back."""
+        if nbytes > self._left_nbytes:
+            return False
+        self._left_nbytes -= nbytes
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RawMedia:
+    """One item's encoded bytes: ``data``, or ``nbytes`` from ``start`` on in the object ``handle``.
+
+    Attributes:
+        origin: How they came: ``data`` or ``fetch``.
+    """
+
+    origin: str
+    nbytes: int
+    data: bytes | None = None
+    handle: Handle | None = None
+    start: int = 0
+
+
+class RawBuffer:
+    """Bytes of one request, one after another; its item boundaries are for the caller to know.
+
+    All of it belongs to the request: when the request is forgotten, so is this.
+    """
+
+    def __init__(
+        self, store: AsyncDaemonStore, request_id: str, allowance: HeapAllowance | None = None
+    ) -> None:
+        self._store, self._request_id = store, request_id
+        self._allowance = allowance or HeapAllowance()
+        self._allowed_nbytes = 0
+        self._heap = bytearray()
+        self._handle: Handle | None = None
+        self._block: NDArray[np.uint8] | None = None
+        self.nbytes = 0
+
+    @property
+    def is_on_heap(self) -> bool:
+        return self._handle is None
+
+    async def reserve(self, nbytes: int, gate: Gate) -> None:
+        """Wait for room for so many bytes in all, in order of arrival, and take it.
+
+        Raises:
+            ArenaTooSmall: There never is that much.
+            StoreFull: Too many wait already.
+            DeadlineExceeded: Not in time.
+        """
+        room = [m.ReserveItem(ObjectKind.RAW, nbytes)]
+        await gate.admit(self._request_id, room)
+        await self._allocate(nbytes)
+
+    async def make_room(self, nbytes: int) -> None:
+        """So many bytes in all may follow; what is not there is taken at once, or not at all.
+
+        Raises:
+            StoreFull: There is no room now.
+            ArenaTooSmall: There never is.
+        """
+        has_nbytes = self._allowed_nbytes if self._handle is None else self._handle.nbytes
+        if nbytes <= has_nbytes:
+            return
+        if self._handle is None and self._allowance.take(nbytes - self._allowed_nbytes):
+            self._allowed_nbytes = nbytes
+        else:
+            await self._allocate(nbytes + min(nbytes, _MAX_STEP_NBYTES))
+
+    def write(self, data: bytes) -> None:
+        """Append; there is room for it."""
+        if self._block is None:
+            self._heap += data
+        else:
+            target = self._block[self.nbytes : self.nbytes + len(data)]
+            if len(target) < len(data):
+                raise MediaTooLarge("the media are longer than was announced")
+            np.copyto(target, np.frombuffer(data, np.uint8))
+        self.nbytes += len(data)
+
+    async def finish(self, parts: Sequence[tuple[int, int]], *, origin: str) -> list[RawMedia]:
+        """No more comes: the items, which are ``(start, nbytes)`` each."""
+        self._block = None
+        if self._handle is None:
+            whole = bytes(self._heap)
+            self._heap = bytearray()
+            return [
+                RawMedia(origin, nbytes, data=whole[start : start + nbytes])
+                for start, nbytes in parts
+            ]
+        if not self.nbytes:
+            await self._store.abort(self._request_id, [self._handle])
+            return [RawMedia(origin, 0, data=b"") for _ in parts]
+        item = m.SealItem(self._handle, self.nbytes)
+        (sealed,) = await self._store.seal(self._request_id, [item])
+        return [RawMedia(origin, nbytes, handle=sealed, start=start) for start, nbytes in parts]
+
+    async def _allocate(self, nbytes: int) -> None:
+        item = m.CreateItem(ObjectKind.RAW, nbytes)
+        (handle,) = await self._store.create(self._request_id, [item])
+        block = np.frombuffer(self._store.block(handle), np.uint8)
+        before = self._block if self._block is not None else np.frombuffer(self._heap, np.uint8)
+        np.copyto(block[: self.nbytes], before[: self.nbytes])
+        del before
+        old, self._handle, self._block = self._handle, handle, block
+        self._heap = bytearray()
+        self._allowance.take(-self._allowed_nbytes)
+        self._allowed_nbytes = 0
+        if old is not None:
+            await self._store.abort(self._request_id, [old])

@@ -1,0 +1,168 @@
+"""The gate alone: waits, what is told to those who wait in vain, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from afferent.admit.gate import Gate
+from afferent.errors import ArenaTooSmall, DeadlineExceeded, StoreFull
+from afferent.store import messages as m
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.server import StoreServer
+from afferent.types import MiB, ObjectKind
+
+FEATURES = ObjectKind.FEATURES
+CAPACITY = 4 * MiB
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    with StoreServer(CAPACITY, shares={FEATURES: 1.0}) as made:
+        yield made
+
+
+class FakeLedger:
+    """Grants after as many seconds as it is told, on a clock that it moves itself."""
+
+    def __init__(self) -> None:
+        self.now_s, self.wait_s = 100.0, 0.0
+        self.refusal: type[Exception] | None = None
+        self.forgotten: list[str] = []
+
+    async def reserve(
+        self, request: str, items: Sequence[m.ReserveItem], *, timeout_s: float
+    ) -> None:
+        await asyncio.sleep(0)
+        self.now_s += self.wait_s
+        if self.refusal is not None:
+            raise self.refusal("no")
+
+    def forget(self, request: str) -> None:
+        self.forgotten.append(request)
+
+
+def test_a_refusal_says_when_to_try_again() -> None:
+    ledger = FakeLedger()
+    waits: list[float] = []
+    gate = Gate(ledger, timeout_s=5.0, on_wait=waits.append, clock=lambda: ledger.now_s)
+
+    async def main() -> None:
+        assert gate.retry_after_s == 1.0
+        ledger.wait_s = 4.0
+        for _ in range(10):  # one every four seconds
+            await gate.admit("r", [m.ReserveItem(FEATURES, 10)])
+        ledger.refusal = DeadlineExceeded
+        with pytest.raises(DeadlineExceeded) as refused:
+            await gate.admit("r", [m.ReserveItem(FEATURES, 10)])
+        assert 4.0 <= refused.value.retry_after_s <= 10.0
+        ledger.refusal, ledger.wait_s = StoreFull, 0.0
+        many = [gate.admit(f"{n}", [m.ReserveItem(FEATURES, 10)]) for n in range(8)]
+        errors = await asyncio.gather(*many, return_exceptions=True)
+        longest = max(error.retry_after_s for error in errors)  # type: ignore[union-attr]
+        assert 20.0 <= longest <= 60.0
+
+    asyncio.run(main())
+    assert gate.num_waiting == 0
+    assert len(waits) == 19
+    assert waits[:10] == [4.0] * 10
+
+
+@pytest.mark.parametrize("error", [None, ValueError("inside"), asyncio.CancelledError()])
+def test_what_was_reserved_goes_with_the_block(error: BaseException | None) -> None:
+    ledger = FakeLedger()
+
+    async def main() -> None:
+        async with Gate(ledger, timeout_s=1.0).reserve("r", {FEATURES: 100}):
+            assert ledger.forgotten == []
+            if error is not None:
+                raise error
+
+    if error is None:
+        asyncio.run(main())
+    else:
+        with pytest.raises(type(error)):
+            asyncio.run(main())
+    assert ledger.forgotten == ["r"]
+
+
+def test_a_block_that_is_not_entered_holds_nothing() -> None:
+    ledger = FakeLedger()
+    ledger.refusal = StoreFull
+
+    async def main() -> None:
+        with pytest.raises(StoreFull):
+            async with Gate(ledger, timeout_s=1.0).reserve("r", {FEATURES: 100}):
+                raise AssertionError
+
+    asyncio.run(main())
+    assert ledger.forgotten == []
+
+
+def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
+    """Ten requests of a third of the arena each: three at a time at most, first come first."""
+
+    async def main() -> tuple[list[int], int]:
+        store = await AsyncDaemonStore.connect(server.address, name="gate")
+        gate = Gate(store, timeout_s=30.0)
+        order: list[int] = []
+        inside = most = 0
+
+        async def one(number: int) -> None:
+            nonlocal inside, most
+            async with gate.reserve(f"r{number}", {FEATURES: CAPACITY * 3 // 10}):
+                order.append(number)
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0.01)
+                inside -= 1
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(10):
+                group.create_task(one(number))
+                await asyncio.sleep(0)
+        figures = await store.stat()
+        assert (figures.granted_nbytes, figures.num_reservations_queued) == (0, 0)
+        await store.close()
+        return order, most
+
+    order, most = asyncio.run(main())
+    assert order == list(range(10))
+    assert most == 3
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancelled", "never fits", "other process dies"])
+def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str) -> None:
+    async def main() -> None:
+        holder = await AsyncDaemonStore.connect(server.address, name="holder")
+        store = await AsyncDaemonStore.connect(server.address, name="gate")
+        await holder.reserve("held", [m.ReserveItem(FEATURES, CAPACITY * 3 // 4)])
+        gate = Gate(store, timeout_s=0.05 if how == "timeout" else 30.0)
+        nbytes = 2 * CAPACITY if how == "never fits" else CAPACITY // 2
+        waiting = asyncio.create_task(gate.admit("r", [m.ReserveItem(FEATURES, nbytes)]))
+        if how == "timeout":
+            with pytest.raises(DeadlineExceeded):
+                await waiting
+        elif how == "never fits":
+            with pytest.raises(ArenaTooSmall):
+                await waiting
+        else:
+            while (await holder.stat()).num_reservations_queued == 0:
+                await asyncio.sleep(0.001)
+            if how == "cancelled":
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            else:  # what it held is free, and who waited is let in
+                await holder.close()
+                await waiting
+                store.forget("r")
+        await holder.close()
+        while (await store.stat()).granted_nbytes:
+            await asyncio.sleep(0.001)
+        assert (await store.stat()).num_reservations_queued == 0
+        await store.close()
+
+    asyncio.run(main())

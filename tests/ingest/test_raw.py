@@ -1,0 +1,83 @@
+"""Bytes on their way: on the heap while they are few, then in the arena."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from afferent.errors import MediaTooLarge, StoreFull
+from afferent.ingest.raw import SMALL_NBYTES, HeapAllowance, RawBuffer
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.server import StoreServer
+from afferent.types import MiB, ObjectKind
+
+PIECE = bytes(range(256)) * 256
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Callable[[AsyncDaemonStore], Awaitable[None]]], None]]:
+    with StoreServer(8 * MiB, shares={ObjectKind.RAW: 1.0}) as server:
+
+        async def main(work: Callable[[AsyncDaemonStore], Awaitable[None]]) -> None:
+            store = await AsyncDaemonStore.connect(server.address, name="test", writable=True)
+            await work(store)
+            store.forget("r")
+            assert (await store.stat()).held_nbytes == 0
+            await store.close()
+
+        yield lambda work: asyncio.run(main(work))
+
+
+async def fill(buffer: RawBuffer, num_pieces: int) -> None:
+    for _ in range(num_pieces):
+        await buffer.make_room(buffer.nbytes + len(PIECE))
+        buffer.write(PIECE)
+
+
+def test_growth_keeps_what_there_is(run: Callable[..., None]) -> None:
+    async def work(store: AsyncDaemonStore) -> None:
+        for num_pieces in (1, 4, 5, 30):
+            buffer = RawBuffer(store, "r")
+            await fill(buffer, num_pieces)
+            assert buffer.is_on_heap == (num_pieces * len(PIECE) <= SMALL_NBYTES)
+            parts = [(0, 10), (100, 0), (70_000 % (num_pieces * len(PIECE)), 300)]
+            media = await buffer.finish(parts, origin="data")
+            for (start, nbytes), item in zip(parts, media, strict=True):
+                assert item.nbytes == nbytes
+                whole = item.data
+                if item.handle is not None:
+                    whole = bytes(store.block(item.handle)[item.start :][:nbytes])
+                    assert item.handle.nbytes == num_pieces * len(PIECE)
+                assert whole == (PIECE * num_pieces)[start : start + nbytes]
+            await store.release("r")
+
+    run(work)
+
+
+def test_all_buffers_of_a_request_share_the_heap(run: Callable[..., None]) -> None:
+    async def work(store: AsyncDaemonStore) -> None:
+        allowance = HeapAllowance()
+        buffers = [RawBuffer(store, "r", allowance) for _ in range(6)]
+        for buffer in buffers:
+            await fill(buffer, 1)
+        assert [buffer.is_on_heap for buffer in buffers] == [True] * 4 + [False] * 2
+        await fill(buffers[0], 1)  # it moves, and what it had is free for another
+        late = RawBuffer(store, "r", allowance)
+        await fill(late, 1)
+        assert not buffers[0].is_on_heap
+        assert late.is_on_heap
+
+    run(work)
+
+
+def test_growth_does_not_wait(run: Callable[..., None]) -> None:
+    async def work(store: AsyncDaemonStore) -> None:
+        buffer = RawBuffer(store, "r")
+        with pytest.raises(StoreFull):
+            await asyncio.wait_for(fill(buffer, 120), 10)
+        with pytest.raises(MediaTooLarge):
+            buffer.write(bytes(8 * MiB))
+
+    run(work)

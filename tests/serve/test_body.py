@@ -1,0 +1,176 @@
+"""Bodies as they arrive: whole and in chunks, large and small, right and wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from afferent.store import messages as m
+from afferent.store.client import DaemonStore
+from afferent.store.server import StoreServer
+from afferent.types import MiB, ObjectKind
+from tests.pictures import encoded, photo
+from tests.serve.frontends import SHARES, frontend, post, post_in_chunks, preprocess_worker
+from tests.serve.test_holding import holds_nothing, request
+from tests.server import ask, data_url, wait_until
+
+RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
+RAW_SHARE = int(32 * MiB * SHARES[RAW])
+FEATURES_SHARE = int(32 * MiB * SHARES[FEATURES])
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with (
+        StoreServer(32 * MiB, shares=SHARES) as server,
+        preprocess_worker(server.address),
+    ):
+        yield server.address
+
+
+@pytest.fixture
+def other(address: str) -> Iterator[DaemonStore]:
+    """Another user of the same arena."""
+    with DaemonStore(address, name="other") as store:
+        yield store
+
+
+def send(address: str, body: Any, *, chunk_nbytes: int = 0, **limits: Any) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with frontend(address, **limits) as client:
+            if chunk_nbytes:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                return await post_in_chunks(client, data, chunk_nbytes)
+            return await post(client, body)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("chunk_nbytes", [0, 1 << 20, 100_000, 7_777])
+def test_however_a_body_arrives(address: str, other: DaemonStore, chunk_nbytes: int) -> None:
+    body = request(1)
+    assert send(address, body).status_code == 200
+    misses = other.stat().num_misses
+    response = send(address, body, chunk_nbytes=chunk_nbytes)
+    assert response.status_code == 200, response.text
+    assert other.stat().num_misses == misses, "the same bytes have the same key"
+    escaped = json.dumps(body).replace("/", "\\/").encode()
+    assert send(address, escaped, chunk_nbytes=chunk_nbytes or 50_000).status_code == 200
+    assert other.stat().num_misses == misses
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_small_pictures_that_are_there_touch_nothing_of_the_arena(
+    address: str, other: DaemonStore
+) -> None:
+    body = ask([data_url(encoded(photo(60, 50), "JPEG"))], "What?")
+    assert send(address, body).status_code == 200
+    other.reserve("all", [m.ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
+    assert send(address, body, admission_timeout_s=0.1).status_code == 200
+
+
+def test_text_needs_no_room(address: str, other: DaemonStore) -> None:
+    for kind in (RAW, FEATURES):
+        other.reserve("all", [m.ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
+    text = "word " * 70_000
+    body = {"model": "shapes", "messages": [{"role": "user", "content": text}]}
+    response = send(address, body, admission_timeout_s=0.1)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("kind", [RAW, FEATURES])
+def test_a_busy_arena(address: str, other: DaemonStore, kind: ObjectKind) -> None:
+    """A request waits, is told when to come again, and is served when there is room."""
+    other.reserve("all", [m.ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
+    refused = send(address, request(2), admission_timeout_s=0.1)
+    assert refused.status_code == 503, refused.text
+    assert refused.json()["error"]["code"] == "deadline_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+    async def main() -> httpx.Response:
+        async with frontend(address) as client:
+            waiting = asyncio.create_task(post(client, request(2)))
+            while (await asyncio.to_thread(other.stat)).num_reservations_queued == 0:
+                await asyncio.sleep(0.005)
+            await asyncio.to_thread(other.release, "all")
+            return await waiting
+
+    assert asyncio.run(main()).status_code == 200
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_a_body_of_unknown_length_does_not_wait(address: str, other: DaemonStore) -> None:
+    other.reserve("all", [m.ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
+    refused = send(address, request(3), chunk_nbytes=50_000)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "store_full"
+
+
+def test_what_never_fits(address: str, other: DaemonStore) -> None:
+    filler = data_url(b"\xff\xd8\xff" + bytes(other.stat().kinds[RAW].capacity_nbytes), "jpeg")
+    refused = send(address, ask([filler], "What?"))
+    assert refused.status_code == 413, refused.text
+    assert refused.json()["error"]["code"] == "arena_too_small"
+    # While a body of unknown length grows, it is there twice, so that it fails for want of room.
+    refused = send(address, ask([filler], "What?"), chunk_nbytes=1 << 20)
+    assert refused.status_code in (413, 503), refused.text
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_limits_on_the_body(address: str) -> None:
+    body = request(4)
+    for chunk_nbytes in (0, 50_000):
+        large = send(address, body, chunk_nbytes=chunk_nbytes, max_body_nbytes=300_000)
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+        text = {**body, "user": "x" * 3000}
+        json_only = send(address, text, chunk_nbytes=chunk_nbytes, max_json_nbytes=2000)
+        assert (json_only.status_code, json_only.json()["error"]["code"]) == (413, "body_too_large")
+        item = send(address, body, chunk_nbytes=chunk_nbytes, max_image_nbytes=100_000)
+        assert (item.status_code, item.json()["error"]["code"]) == (400, "media_too_large")
+
+
+def test_a_body_that_comes_too_slowly(address: str, other: DaemonStore) -> None:
+    data = json.dumps(request(5)).encode()
+
+    async def main(pause_s: float, **limits: float) -> httpx.Response:
+        async def chunks() -> Any:
+            for start in range(0, len(data), 20_000):
+                yield data[start : start + 20_000]
+                await asyncio.sleep(pause_s)
+
+        async with frontend(address, **limits) as client:
+            return await client.post("/v1/chat/completions", content=chunks())
+
+    for limits in ({"body_idle_timeout_s": 0.05}, {"body_timeout_s": 0.3}):
+        slow = asyncio.run(main(0.1, **limits))
+        assert (slow.status_code, slow.json()["error"]["code"]) == (408, "body_too_slow")
+    wait_until(lambda: holds_nothing(other))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"metadata": {"url": "MEDIA"}},
+        {"user": "text", "metadata": {"data": "BARE"}},
+    ],
+)
+def test_media_in_the_wrong_place(address: str, other: DaemonStore, place: Any) -> None:
+    url = data_url(encoded(photo(60, 50), "JPEG"))
+    text = json.dumps({**ask([url], "What?"), **place})
+    text = text.replace("MEDIA", url).replace("BARE", url.partition(",")[2])
+    refused = send(address, text.encode(), chunk_nbytes=1 << 20)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "there are media where the API expects none"
+
+
+@pytest.mark.parametrize("cut", [10, 300_000, -5])
+def test_a_body_that_breaks_off(address: str, other: DaemonStore, cut: int) -> None:
+    data = json.dumps(request(6)).encode()[:cut]
+    refused = send(address, data, chunk_nbytes=60_000)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+    wait_until(lambda: holds_nothing(other))

@@ -1,0 +1,139 @@
+"""Nothing that a request holds outlives it: a failure and a cancellation at every await."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from afferent.errors import StoreUnavailable
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.client import DaemonStore
+from afferent.store.server import StoreServer
+from afferent.types import MiB
+from tests.pictures import encoded, photo
+from tests.serve.frontends import SHARES, frontend, post, preprocess_worker
+from tests.server import ask, data_url, wait_until
+
+How = Literal["fails", "fails after", "cancelled", "cancelled after"]
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with (
+        StoreServer(32 * MiB, shares=SHARES) as server,
+        preprocess_worker(server.address),
+    ):
+        yield server.address
+
+
+@pytest.fixture
+def watcher(address: str) -> Iterator[DaemonStore]:
+    with DaemonStore(address, name="watcher") as store:
+        yield store
+
+
+class Saboteur:
+    """A store whose ``at``-th awaited call fails, or is cancelled, before it is made or after."""
+
+    def __init__(self, store: AsyncDaemonStore, at: int, how: How) -> None:
+        self._store, self._at, self._how = store, at, how
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(real):
+            return real
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            if len(self.calls) - 1 != self._at:
+                return await real(*args, **kwargs)
+            if self._how.endswith("after"):
+                await real(*args, **kwargs)
+            if self._how.startswith("fails"):
+                raise StoreUnavailable("sabotage")
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            return await asyncio.sleep(10)
+
+        return call
+
+
+def request(number: int) -> dict[str, Any]:
+    """A large picture, a small one, and one of them twice: in the arena and on the heap."""
+    large = encoded(photo(500, 400, seed=2 * number), "PNG")
+    small = encoded(photo(60, 50, seed=2 * number + 1), "JPEG")
+    assert len(large) > 390_000
+    return ask([data_url(large, "png"), data_url(small), data_url(large, "png")], "What?")
+
+
+def holds_nothing(watcher: DaemonStore) -> bool:
+    figures = watcher.stat()
+    return (
+        figures.held_nbytes == 0
+        and figures.granted_nbytes == 0
+        and figures.num_reservations_queued == 0
+        and figures.num_jobs_queued == 0
+    )
+
+
+@pytest.mark.parametrize("how", ["fails", "fails after", "cancelled", "cancelled after"])
+def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: How) -> None:
+    seed = {"fails": 0, "fails after": 100, "cancelled": 200, "cancelled after": 300}[how]
+    seen: set[str] = set()
+
+    async def attempt(at: int) -> bool:
+        """Whether there was an ``at``-th call."""
+        saboteur: Saboteur | None = None
+
+        def wrap(store: AsyncDaemonStore) -> Saboteur:
+            nonlocal saboteur
+            saboteur = Saboteur(store, at, how)
+            return saboteur
+
+        async with frontend(address, wrap=wrap) as client:
+            body = request(seed + at)
+            if how.startswith("fails"):
+                answer: Any = await post(client, body)
+            else:
+                (answer,) = await asyncio.gather(post(client, body), return_exceptions=True)
+            assert saboteur is not None
+            was_disturbed = len(saboteur.calls) > at
+            if was_disturbed:
+                seen.add(saboteur.calls[at])
+                if how.startswith("fails"):
+                    assert answer.status_code == 503, answer.text
+            else:
+                assert answer.status_code == 200, answer.text
+            # While the frontend lives: it is the request's end that returns everything.
+            await asyncio.to_thread(wait_until, lambda: holds_nothing(watcher))
+        return was_disturbed
+
+    at = 0
+    while asyncio.run(attempt(at)):
+        at += 1
+    assert at >= 8
+    assert {"reserve", "create", "seal", "acquire", "wait", "release"} <= seen
+
+
+def test_requests_side_by_side_through_a_small_arena(address: str, watcher: DaemonStore) -> None:
+    """More than it holds at a time, some of them of the same pictures: all are served in turn."""
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 12, 40).tolist()
+
+    async def main() -> list[httpx.Response]:
+        async with frontend(address) as client:
+            bodies = {number: request(1000 + number) for number in set(numbers)}
+            return await asyncio.gather(*(post(client, bodies[number]) for number in numbers))
+
+    responses = asyncio.run(main())
+    assert [response.status_code for response in responses] == [200] * 40
+    assert watcher.stat().num_misses <= 2 * 12
+    wait_until(lambda: holds_nothing(watcher))
