@@ -305,7 +305,12 @@ def test_top_ends_by_ctrl_c(server: StoreServer) -> None:
     terminal, far_end = pty.openpty()
     command = [*AFFERENT, "store", "top", "--interval", "0.05", "--address", shown(server)]
     with subprocess.Popen(
-        command, stdout=far_end, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
+        command,
+        stdout=far_end,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm"},
+        # What runs the tests in the background may have it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as child:
         os.close(far_end)
         read_until(terminal, b"epoch 1")

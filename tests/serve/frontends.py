@@ -34,9 +34,11 @@ from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.client import DaemonStore
 from afferent.store.region import DEFAULT_SHARES
 from afferent.supervise import BUILT_IN_MODELS
+from afferent.types import MiB
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 SHARES = DEFAULT_SHARES
+ARENA_NBYTES = 32 * MiB
 
 
 class WordEngine:

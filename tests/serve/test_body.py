@@ -12,25 +12,15 @@ import pytest
 
 from afferent.store import messages as m
 from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
 from afferent.types import MiB, ObjectKind
 from tests.pictures import encoded, photo
-from tests.serve.frontends import SHARES, frontend, post, post_in_chunks, preprocess_worker
+from tests.serve.frontends import SHARES, frontend, post, post_in_chunks
 from tests.serve.test_holding import holds_nothing, request
 from tests.server import ask, data_url, wait_until
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
 RAW_SHARE = int(32 * MiB * SHARES[RAW])
 FEATURES_SHARE = int(32 * MiB * SHARES[FEATURES])
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    with (
-        StoreServer(32 * MiB, shares=SHARES) as server,
-        preprocess_worker(server.address),
-    ):
-        yield server.address
 
 
 @pytest.fixture

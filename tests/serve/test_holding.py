@@ -14,22 +14,11 @@ import pytest
 from afferent.errors import StoreUnavailable
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
-from afferent.types import MiB
 from tests.pictures import encoded, photo
-from tests.serve.frontends import SHARES, frontend, post, preprocess_worker
+from tests.serve.frontends import frontend, post
 from tests.server import ask, data_url, wait_until
 
 How = Literal["fails", "fails after", "cancelled", "cancelled after"]
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    with (
-        StoreServer(32 * MiB, shares=SHARES) as server,
-        preprocess_worker(server.address),
-    ):
-        yield server.address
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from afferent.serve.request import End, GenerateRequest, Output, TextDelta
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+_Answer = Callable[[Request, Account], Awaitable[Response]]
 
 _API = "openai_chat"
 
@@ -69,6 +70,7 @@ class Frontend:
         return Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/chat/completions/render", self._render, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", self._health),
@@ -81,12 +83,19 @@ class Frontend:
     # Endpoints
 
     async def _chat(self, request: Request) -> Response:
+        return await self._handle(request, "POST /v1/chat/completions", self._answer)
+
+    async def _render(self, request: Request) -> Response:
+        return await self._handle(request, "POST /v1/chat/completions/render", self._answer_render)
+
+    async def _handle(self, request: Request, what: str, answer: _Answer) -> Response:
+        """Answer within the time that there is; whatever goes wrong is an answer, too."""
         request_id = _new_request_id()
         logs.request_id.set(request_id)
-        account = Account(request_id, "POST /v1/chat/completions")
+        account = Account(request_id, what)
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
-                return await self._answer_chat(request, account)
+                return await self._answer_or_forget(request, account, answer)
         except AfferentError as error:
             self._finish(account, error.code)
             if errors.status_of(error) == 500:
@@ -106,14 +115,18 @@ class Frontend:
             self._finish(account, InternalError.code)
             return _error(InternalError("unexpected"), request_id)
 
-    async def _answer_chat(self, request: Request, account: Account) -> Response:
+    async def _answer_or_forget(
+        self, request: Request, account: Account, answer: _Answer
+    ) -> Response:
         try:
-            return await self._answer(request, account)
+            return await answer(request, account)
         except BaseException:
             self._pipeline.store.forget(account.request_id)  # whatever stage it had come to
             raise
 
-    async def _answer(self, request: Request, account: Account) -> Response:
+    async def _read(
+        self, request: Request, account: Account
+    ) -> tuple[openai_chat.ChatRequest, GenerateRequest]:
         start_ns = time.monotonic_ns()
         reader = BodyReader(
             self._pipeline.store, self._gate, account.request_id, self._settings.limits
@@ -122,11 +135,22 @@ class Frontend:
         copied = sum(item.nbytes for item in body.media.values())
         account.stage(start_ns, "read body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         start_ns = time.monotonic_ns()
-        chat, generate = openai_chat.parse(
+        found = openai_chat.parse(
             body, request_id=account.request_id, model=self._settings.model_name
         )
         account.stage(start_ns, "parse JSON", copied_nbytes=len(body.json))
-        del body
+        return found
+
+    async def _answer_render(self, request: Request, account: Account) -> Response:
+        chat, generate = await self._read(request, account)
+        with_features = request.query_params.get("features", "0") not in ("0", "false")
+        rendering = self._pipeline.render(generate, account, with_features=with_features)
+        rendered = await _unless_gone(request, rendering)
+        self._finish(account, "ok")
+        return _json(openai_chat.rendered(chat, rendered), account.request_id)
+
+    async def _answer(self, request: Request, account: Account) -> Response:
+        chat, generate = await self._read(request, account)
         if chat.stream:
             return await self._stream(request, chat, generate, account)
         text, end = await _unless_gone(request, self._collect(generate, account))

@@ -20,10 +20,11 @@ from afferent.serve.request import (
     MediaPart,
     Message,
     Part,
+    Rendered,
     Role,
     TextPart,
 )
-from afferent.types import Modality
+from afferent.types import Handle, Modality
 
 
 class _Text(Struct, tag="text", forbid_unknown_fields=True):
@@ -211,6 +212,25 @@ def _part(part: _Part, media: dict[str, RawMedia]) -> Part:
         case _Audio(audio):
             url = f"data:audio/{audio.format};base64,{audio.data}"  # so short that it was not cut
             return MediaPart(Modality.AUDIO, media.pop(audio.data, url))
+
+
+def rendered(chat: ChatRequest, rendered: Rendered) -> dict[str, Any]:
+    """The answer to a request to render; not an API of OpenAI's."""
+    items = []
+    for item in rendered.items:
+        place = {"offset": item.placeholder.offset, "length": item.placeholder.length}
+        entry: dict[str, Any] = {"modality": item.modality, "key": item.key, **place}
+        if item.features is not None:
+            entry["features"] = {
+                name: getattr(item.features, name) for name in Handle.__struct_fields__
+            }
+        items.append(entry)
+    return {
+        "object": "chat.completion.render",
+        "model": chat.model,
+        "token_ids": rendered.token_ids,
+        "items": items,
+    }
 
 
 def completion(chat: ChatRequest, request_id: str, text: str, end: End) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from afferent.serve.request import (
     End,
     GenerateRequest,
     Output,
+    Rendered,
+    RenderedItem,
     SamplingDefaults,
     StopMatcher,
     TextDelta,
@@ -29,7 +31,7 @@ from afferent.serve.request import (
     Usage,
 )
 from afferent.store.async_client import AsyncDaemonStore
-from afferent.types import Item, Sampling
+from afferent.types import Handle, Item, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
 
@@ -82,6 +84,40 @@ class Pipeline:
                 self._metrics.stage_seconds.labels(span.stage).observe(seconds)
                 if span.copied_nbytes:
                     self._metrics.copied_nbytes.labels(span.stage).inc(span.copied_nbytes)
+
+    async def render(
+        self, request: GenerateRequest, account: Account, *, with_features: bool
+    ) -> Rendered:
+        """The prompt that the engine would get, and nothing of it is run.
+
+        Pictures are placed by their headers alone. Features are made only if they are asked for, or
+        if a video's or a sound's length has to be known.
+
+        Raises:
+            InvalidRequest: Something in the request can't be used.
+            Unavailable: Try again.
+        """
+        self._items.check(request.media)
+        try:
+            sources = await self._items.read(request.request_id, request.media, account)
+            plans = [source.plan for source in sources if source.plan is not None]
+            if len(plans) == len(sources) and not with_features:
+                written = [plan.prompt for plan in plans]
+                prompt, _ = await self._prompt(request, written, account)
+                handles: list[Handle | None] = [None] * len(sources)
+            else:
+                ready = await self._items.prepare(request.request_id, sources, account)
+                prompt, _ = await self._prompt(request, [item.prompt for item in ready], account)
+                handles = [item.handle if with_features else None for item in ready]
+            items = [
+                RenderedItem(source.modality, source.key.hex(), placeholder, handle)
+                for source, placeholder, handle in zip(
+                    sources, prompt.placeholders, handles, strict=True
+                )
+            ]
+            return Rendered(prompt.token_ids, items)
+        finally:
+            self.store.forget(request.request_id)
 
     async def _prepare(self, request: GenerateRequest, account: Account) -> EngineRequest:
         """All that the engine has to know; the features are pinned under the request."""

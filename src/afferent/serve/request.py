@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 from afferent.ingest.raw import RawMedia
-from afferent.types import Modality, Sampling
+from afferent.types import Handle, Modality, Placeholder, Sampling
 
 Role = Literal["system", "user", "assistant"]
 
@@ -74,6 +76,26 @@ class SamplingDefaults:
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+
+
+class RenderedItem(Struct, frozen=True):
+    """Where an item stands in a prompt, and what it is.
+
+    ``key`` is the features' content key in hexadecimal. ``features`` is where they are, if they
+    were asked for; nobody holds them, so that they may be evicted.
+    """
+
+    modality: Modality
+    key: str
+    placeholder: Placeholder
+    features: Handle | None = None
+
+
+class Rendered(Struct, frozen=True):
+    """A prompt as the engine gets it."""
+
+    token_ids: list[int]
+    items: list[RenderedItem]
 
 
 @dataclass(frozen=True, slots=True)

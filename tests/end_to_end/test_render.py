@@ -1,0 +1,69 @@
+"""Prompts without a model run: for routers, and for engines that take handles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from afferent.types import Handle
+from tests.end_to_end.test_media import media_part
+from tests.media_files import make_video
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+
+
+def render(server: Server, body: dict[str, Any], query: str = "") -> httpx.Response:
+    url = f"{server.url}/v1/chat/completions/render{query}"
+    return httpx.post(url, json=body, timeout=60)
+
+
+def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
+    """The tokens that a real request has; nothing is decoded, and no room is taken."""
+    pictures = [draw_picture(rng) for _ in range(3)]
+    body = ask([data_url(picture) for picture in [*pictures, pictures[0]]], QUESTION)
+    misses = server.store_figure("num_misses")
+    answer = render(server, body).json()
+    assert server.store_figure("num_misses") == misses
+    items = answer["items"]
+    assert [item["modality"] for item in items] == ["image"] * 4
+    assert len({item["key"] for item in items}) == 3
+    assert items[0]["key"] == items[3]["key"]
+    assert all(len(item["key"]) == 64 and "features" not in item for item in items)
+    for item in items:
+        filled = answer["token_ids"][item["offset"] : item["offset"] + item["length"]]
+        assert set(filled) == {5}
+    assert answer["token_ids"].count(5) == sum(item["length"] for item in items)
+    completion = server.post(body).json()
+    assert completion["usage"]["prompt_tokens"] == len(answer["token_ids"])
+
+
+def test_with_handles_of_features(server: Server, rng: np.random.Generator) -> None:
+    video = media_part("video", make_video(num_frames=60, rate=30))
+    body = ask([data_url(draw_picture(rng))], QUESTION)
+    body["messages"][0]["content"].insert(0, video)
+    answer = render(server, body, "?features=1").json()
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    assert [item["modality"] for item in answer["items"]] == ["video", "image"]
+    names = ("pixel_values_videos", "pixel_values")
+    with server.store() as store:
+        for item, name in zip(answer["items"], names, strict=True):
+            with store.view(Handle(**item["features"])) as tree:
+                assert len(tree[name]) == 4 * item["length"]
+                assert sum(tree["prompt"]) == item["length"]
+    without = render(server, body).json()
+    assert without["token_ids"] == answer["token_ids"]
+    assert all("features" not in item for item in without["items"])
+
+
+@pytest.mark.parametrize("query", ["", "?features=1"])
+def test_bad_input(server: Server, query: str) -> None:
+    refused = render(server, ask([data_url(b"no picture")], QUESTION), query)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "unsupported_media"
+    assert render(server, {"model": "shapes"}, query).status_code == 400
+    assert server.store_figure("held_nbytes") == 0
