@@ -1,0 +1,110 @@
+"""Objects that a request wants: made under a grant, waited for, and their failures raised."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from afferent.admit.gate import Gate
+from afferent.errors import ArenaTooSmall, InternalError, StoreFull, error_from
+from afferent.serve.account import Account
+from afferent.store import messages as m
+from afferent.store.allocator import round_up
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.region import Shares
+from afferent.types import ContentKey, Handle, Modality, ObjectKind
+
+
+class Maker:
+    """Has objects made, with one store behind it."""
+
+    def __init__(
+        self, store: AsyncDaemonStore, gate: Gate, *, shares: Shares, timeout_s: float
+    ) -> None:
+        self._store, self._gate = store, gate
+        self._shares, self._timeout_s = shares, timeout_s
+
+    async def acquire(
+        self, request_id: str, wanted: Sequence[m.AcquireItem], account: Account
+    ) -> list[m.Outcome]:
+        """Pin what there is, and have the rest made, once there is room for all of it.
+
+        Room is given in order of arrival, all of it or nothing; what it was not needed for goes
+        back. Follow with `settle`.
+
+        Raises:
+            ArenaTooSmall: It could never be had.
+            StoreFull: Too many wait.
+            DeadlineExceeded: It was not granted in time.
+        """
+        self.check_share(ObjectKind.FEATURES, [item.nbytes for item in wanted])
+        start_ns = time.monotonic_ns()
+        room = [m.ReserveItem(ObjectKind.FEATURES, item.nbytes) for item in wanted]
+        await self._gate.admit(request_id, room)
+        account.stage(start_ns, "room for features")
+        start_ns = time.monotonic_ns()
+        outcomes = await self._store.acquire(request_id, wanted)
+        if any(outcome.state != "miss" for outcome in outcomes):
+            await self._store.unreserve(request_id, room)
+        account.stage(start_ns, "queue jobs", note=summary(outcomes))
+        if any(outcome.state == "absent" for outcome in outcomes):
+            raise StoreFull("features were evicted while this request waited for room; try again")
+        return outcomes
+
+    async def settle(
+        self,
+        request_id: str,
+        item_keys: Sequence[ContentKey],
+        outcomes: list[m.Outcome],
+        account: Account,
+        *,
+        stage: str = "wait for features",
+    ) -> list[m.Outcome]:
+        """The outcomes once none of them is pending."""
+        pending = [i for i, outcome in enumerate(outcomes) if outcome.state in ("busy", "miss")]
+        if not pending:
+            return outcomes
+        start_ns = time.monotonic_ns()
+        made = await self._store.wait(
+            request_id, [item_keys[index] for index in pending], timeout_s=self._timeout_s
+        )
+        account.stage(start_ns, stage, note=count(len(made), "item"))
+        settled = list(outcomes)
+        for index, outcome in zip(pending, made, strict=True):
+            settled[index] = outcome
+            account.add(outcome.spans)
+        return settled
+
+    def check_share(self, kind: ObjectKind, sizes: Sequence[int]) -> None:
+        """Raises: ArenaTooSmall: They are more than the kind's share."""
+        needed = sum(map(round_up, sizes))
+        share = int(self._store.capacity_nbytes * self._shares[kind])
+        if needed > share:
+            raise ArenaTooSmall(
+                f"the request's media take {needed} bytes as {kind}; "
+                f"their share of the arena is {share}",
+                param="messages",
+            )
+
+
+def summary(outcomes: Sequence[m.Outcome]) -> str:
+    """How many of each, such as ``"3 hit, 1 absent"``."""
+    counts = Counter(outcome.state for outcome in outcomes)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def handle_of(outcome: m.Outcome) -> Handle:
+    """Of an object that was made; otherwise what went wrong is raised."""
+    if outcome.failure is not None:
+        raise error_from(outcome.failure.code, outcome.failure.message)
+    if outcome.handle is None:
+        raise InternalError("the store named no handle")
+    return outcome.handle
+
+
+def count(number: int, noun: str) -> str:
+    """In words, such as ``"2 images"``."""
+    if noun == Modality.AUDIO:
+        noun = "audio clip"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
