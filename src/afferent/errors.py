@@ -6,12 +6,15 @@
     ├── InvalidRequest               the client's fault; the same request fails again
     │   ├── UnsupportedParameter
     │   ├── ModelNotFound
+    │   ├── ResponseNotFound         no answer of that id is kept
+    │   ├── NotAuthenticated         no API key, or none that is known
     │   ├── BodyTooLarge
     │   ├── BodyTooSlow
     │   ├── TooManyItems
     │   ├── PromptTooLong
     │   ├── ArenaTooSmall            the media could never be in the arena at once
     │   ├── InvalidPlaceholders      unsorted, overlapping, empty or outside the prompt
+    │   ├── MediaNotCached           an item came by name alone, and has to be sent again
     │   ├── EncoderCacheFull         more embeddings than the encoder's limits ever allow
     │   └── InvalidMedia             this item can't be used
     │       ├── UnsupportedMedia     its first bytes name no format that we read
@@ -20,11 +23,14 @@
     │       └── FetchFailed          the media host did not deliver
     ├── Unavailable                  try again: nothing was wrong with the request
     │   ├── StoreFull                no room that could be freed
+    │   ├── SlotTaken                as many requests as may are at it already
     │   ├── StoreUnavailable         the store daemon is gone or does not answer
     │   ├── StoreRestarted           the objects were lost with a former life of the store
     │   ├── WorkerDied               the process that worked on this request died
     │   ├── MakerRefused             this item killed two workers; refused for a minute
+    │   ├── ClientGone               a process that was to share in something is gone
     │   ├── EngineUnavailable
+    │   ├── QuotaExceeded            the tenant has as many requests running as it may have
     │   └── DeadlineExceeded
     ├── StoreError                   the store's rules were broken by its caller
     │   ├── StaleHandle              the object behind a handle is gone
@@ -81,6 +87,14 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
 
+class ResponseNotFound(InvalidRequest):
+    code = "previous_response_not_found"
+
+
+class NotAuthenticated(InvalidRequest):
+    code = "invalid_api_key"
+
+
 class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
@@ -103,6 +117,20 @@ class ArenaTooSmall(InvalidRequest):
 
 class InvalidPlaceholders(InvalidRequest):
     code = "invalid_placeholders"
+
+
+class MediaNotCached(InvalidRequest):
+    """Items that were named and not sent are not here any more: the same request works with their
+    data in it. ``uuids`` are their names.
+    """
+
+    code = "media_not_cached"
+
+    def __init__(
+        self, message: str, *, param: str | None = "messages", uuids: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, param=param)
+        self.uuids = uuids
 
 
 class EncoderCacheFull(InvalidRequest):
@@ -141,6 +169,10 @@ class StoreFull(Unavailable):
     code = "store_full"
 
 
+class SlotTaken(Unavailable):
+    code = "slot_taken"
+
+
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
 
@@ -157,8 +189,16 @@ class MakerRefused(Unavailable):
     code = "maker_refused"
 
 
+class ClientGone(Unavailable):
+    code = "client_gone"
+
+
 class EngineUnavailable(Unavailable):
     code = "engine_unavailable"
+
+
+class QuotaExceeded(Unavailable):
+    code = "rate_limit_exceeded"
 
 
 class DeadlineExceeded(Unavailable):

@@ -1,83 +1,366 @@
-"""Counters and histograms of one process, in Prometheus' text form.
+"""Every metric there is, and what one process has counted of them.
 
-Labels are words from fixed lists: never a URL, a hash or anything else that a client chooses.
+The store adds up what all processes have counted, and a frontend writes the sums in Prometheus'
+form, so this module needs no library. Labels are words from fixed lists: never a URL, a hash or
+anything else that a client chooses; any other word is counted as ``other``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import secrets
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from msgspec import Meta, Struct
+
+from afferent import errors
+from afferent.types import Modality, ObjectKind
+
+OTHER = "other"
+APIS = ("openai_chat", "openai_responses", "anthropic_messages", "anthropic_count_tokens")
+CODES = tuple(cls.code for cls in errors.walk())
+OUTCOMES = ("ok", "client_gone", *CODES)
+MEDIA = ("none", *Modality, "mixed", "unknown")
+"""The modality of a request's media; unknown where its body was not read to the end."""
+STAGES = (
+    "read body",
+    "parse JSON",
+    "fetch",
+    "header, digest",
+    "template, tokens",
+    "acquire",
+    "into the arena",
+    "room for features",
+    "wait for a slot",
+    "queue jobs",
+    "plan",
+    "read container",
+    "wait for features",
+    "decode",
+    "process",
+    "accept",
+    "map views",
+    "encode",
+    "copy embeddings",
+    "prefill",
+    "first token",
+    "decode tokens",
+)
+PLACES = ("body", "admission", "fetch", "preprocess", "engine")
+"""Where a request may end that does not end well."""
+SLOT_FAMILIES = ("preprocess", "tenant")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SHORT = (0.0001, 0.0005, 0.001, 0.005, *_SECONDS[1:])
+
+
+class Sample(Struct, array_like=True, forbid_unknown_fields=True):
+    """One series: of a histogram, the number in each bucket, the number above all of them, and the
+    sum of what was observed; of any other metric, one value.
+    """
+
+    name: Annotated[str, Meta(max_length=64)]
+    labels: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=8)]
+    values: Annotated[list[float], Meta(max_length=64)]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    name: str
+    words: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """``buckets`` are the upper bounds of a histogram's."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether it only grows; a gauge says how things are now."""
+        return self.kind != "gauge"
+
+    @property
+    def num_values(self) -> int:
+        return len(self.buckets) + 2 if self.kind == "histogram" else 1
+
+    def accepts(self, sample: Sample) -> bool:
+        """Whether a sample can be one of this metric's."""
+        return (
+            len(sample.values) == self.num_values
+            and len(sample.labels) == len(self.labels)
+            and all(
+                word in label.words or word == OTHER
+                for label, word in zip(self.labels, sample.labels, strict=True)
+            )
+        )
+
+
+REGISTRY: dict[str, Metric] = {}
+"""All of them, by name: what is not in here is neither counted nor shown."""
+
+
+def _metric(
+    name: str,
+    kind: Literal["counter", "gauge", "histogram"],
+    help: str,
+    buckets: Sequence[float] = (),
+    /,
+    **labels: Sequence[str],
+) -> Metric:
+    found = tuple(Label(label, frozenset(words)) for label, words in labels.items())
+    metric = REGISTRY[name] = Metric(name, kind, help, found, tuple(buckets))
+    return metric
+
+
+# Counted by processes
+
+REQUESTS = _metric(
+    "afferent_requests_total",
+    "counter",
+    "Requests by API and outcome: ok, client_gone, or the code of an error",
+    api=APIS,
+    outcome=OUTCOMES,
+)
+REQUEST_SECONDS = _metric(
+    "afferent_request_seconds",
+    "histogram",
+    "Seconds from a request's arrival to the end of its answer",
+    _SECONDS,
+    api=APIS,
+)
+REJECTIONS = _metric(
+    "afferent_rejections_total",
+    "counter",
+    "Requests that did not end well, by the error's code, where they had come to, and their media",
+    code=OUTCOMES,
+    where=PLACES,
+    media=MEDIA,
+)
+IN_FLIGHT = _metric("afferent_requests_in_flight", "gauge", "Requests being answered")
+STAGE_SECONDS = _metric(
+    "afferent_stage_seconds",
+    "histogram",
+    "Seconds of each stage that a request has completed, by the modality of its media",
+    _SHORT,
+    stage=STAGES,
+    media=MEDIA,
+)
+COPIED_BYTES = _metric(
+    "afferent_copied_bytes_total",
+    "counter",
+    "Bytes that stages copied, by the modality of the request's media",
+    stage=STAGES,
+    media=MEDIA,
+)
+MEDIA_BYTES = _metric(
+    "afferent_media_bytes_total",
+    "counter",
+    "Bytes of media as they came, by where from: in the body, or fetched",
+    modality=tuple(Modality),
+    origin=("data", "fetch"),
+)
+ITEMS = _metric(
+    "afferent_items_total",
+    "counter",
+    "Media items by modality and outcome: hit, made, joined or failed",
+    modality=tuple(Modality),
+    outcome=("hit", "made", "joined", "failed"),
+)
+CONVERSATIONS = _metric(
+    "afferent_conversations_total",
+    "counter",
+    "Conversations by outcome: kept, too_long or no_room; resumed or unknown",
+    outcome=("kept", "too_long", "no_room", "resumed", "unknown"),
+)
+TOKENS = _metric(
+    "afferent_tokens_total",
+    "counter",
+    "Tokens of prompts and of answers",
+    kind=("prompt", "completion"),
+)
+ADMISSION_SECONDS = _metric(
+    "afferent_admission_seconds",
+    "histogram",
+    "Seconds that a request waited for room in the arena, whether it came to it or not",
+    (0.001, *_SECONDS[1:]),
+)
+SLOT_SECONDS = _metric(
+    "afferent_slot_seconds",
+    "histogram",
+    "Seconds that a request waited for its turn at the count gate, whether it came or not",
+    (0.001, *_SECONDS[1:]),
+)
+
+# Known to the store
+
+STORE = _metric(
+    "afferent_store",
+    "gauge",
+    "The store's own figures over all kinds of objects",
+    figure=(
+        "segment",
+        "capacity_nbytes",
+        "used_nbytes",
+        "held_nbytes",
+        "granted_nbytes",
+        "num_objects",
+        "num_evicted",
+        "num_jobs_queued",
+        "num_jobs_running",
+        "num_workers",
+        "num_clients",
+        "num_reservations_queued",
+        "num_hits",
+        "num_misses",
+        "num_joined",
+    ),
+)
+ARENA_BYTES = _metric(
+    "afferent_arena_bytes",
+    "gauge",
+    "Bytes of each kind's share of the arena; held and granted together never exceed the capacity",
+    kind=tuple(ObjectKind),
+    part=("capacity", "used", "held", "granted", "largest_free"),
+)
+ARENA_OBJECTS = _metric(
+    "afferent_arena_objects",
+    "gauge",
+    "Objects of each kind in the arena, and those of them that somebody holds",
+    kind=tuple(ObjectKind),
+    part=("all", "held"),
+)
+EVICTIONS = _metric(
+    "afferent_evictions_total",
+    "counter",
+    "Objects that were evicted, by kind, since the store began",
+    kind=tuple(ObjectKind),
+)
+ADMISSION_WAITING = _metric(
+    "afferent_admission_waiting", "gauge", "Requests that wait for room in the arena"
+)
+SLOTS = _metric(
+    "afferent_slots",
+    "gauge",
+    "Places of the count gate and of tenants' quotas: taken, and waited for",
+    slot=SLOT_FAMILIES,
+    part=("taken", "queued"),
+)
+
+# Known to the engine
+
+ENGINE = _metric(
+    "afferent_engine",
+    "gauge",
+    "The engine's own figures, since it was started and as they are now",
+    figure=(
+        "num_waiting",
+        "num_running",
+        "num_steps",
+        "num_prompt_tokens",
+        "num_decode_tokens",
+        "num_preempted",
+        "num_restarts",
+        "num_embeddings_found",
+        "cache_nbytes",
+    ),
+)
+ENGINE_ENCODED = _metric(
+    "afferent_engine_encoded_total",
+    "counter",
+    "Items that each engine worker has encoded since the engine was started",
+    worker=tuple(map(str, range(64))),
+)
+
+
+class Series:
+    """One metric with one word for each of its labels."""
+
+    __slots__ = ("_buckets", "_values")
+
+    def __init__(self, metric: Metric) -> None:
+        self._buckets = metric.buckets
+        self._values = [0.0] * metric.num_values
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._values[0] += amount
+
+    def set(self, value: float) -> None:
+        self._values[0] = value
+
+    def observe(self, value: float) -> None:
+        """Of a histogram."""
+        self._values[bisect_left(self._buckets, value)] += 1.0
+        self._values[-1] += value
+
+    @contextlib.contextmanager
+    def track_inprogress(self) -> Iterator[None]:
+        """Of a gauge: one more while the block runs."""
+        self.inc()
+        try:
+            yield
+        finally:
+            self.inc(-1.0)
+
+    def values(self) -> list[float]:
+        return list(self._values)
+
+
+class Counted:
+    """What this process has counted of one metric."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self._series: dict[tuple[str, ...], Series] = {}
+        if not metric.labels:  # shown from the beginning
+            self.labels()
+
+    def labels(self, *words: str) -> Series:
+        """The series of these words, in the order in which the metric names its labels."""
+        found = self._series.get(words)
+        if found is None:
+            labels = zip(self.metric.labels, words, strict=True)
+            known = tuple(str(word) if word in label.words else OTHER for label, word in labels)
+            found = self._series.setdefault(known, Series(self.metric))
+        return found
+
+    def samples(self) -> Iterator[Sample]:
+        for words, series in self._series.items():
+            yield Sample(self.metric.name, list(words), series.values())
 
 
 class Metrics:
-    """What a frontend counts."""
+    """What this process counts. By ``source`` the store knows that it is the same process."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "afferent_requests",
-            "Requests by API and outcome: ok, or the code of an error",
-            ["api", "outcome"],
-            registry=self._registry,
-        )
-        self.request_seconds = Histogram(
-            "afferent_request_seconds",
-            "Seconds from a request's arrival to the end of its answer",
-            ["api"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.stage_seconds = Histogram(
-            "afferent_stage_seconds",
-            "Seconds of each stage of a request",
-            ["stage"],
-            buckets=(0.0001, 0.0005, 0.001, 0.005, *_SECONDS[1:]),
-            registry=self._registry,
-        )
-        self.items = Counter(
-            "afferent_items",
-            "Media items by modality and outcome: hit, made, joined or failed",
-            ["modality", "outcome"],
-            registry=self._registry,
-        )
-        self.copied_nbytes = Counter(
-            "afferent_copied_bytes",
-            "Bytes that stages copied",
-            ["stage"],
-            registry=self._registry,
-        )
-        self.tokens = Counter(
-            "afferent_tokens", "Tokens, prompt and completion", ["kind"], registry=self._registry
-        )
-        self.in_flight = Gauge(
-            "afferent_requests_in_flight", "Requests being answered", registry=self._registry
-        )
-        self.admission_seconds = Histogram(
-            "afferent_admission_seconds",
-            "Seconds that a request waited for room in the arena, whether it came to it or not",
-            buckets=(0.001, *_SECONDS[1:]),
-            registry=self._registry,
-        )
-        self.admission_waiting = Gauge(
-            "afferent_admission_waiting",
-            "Requests that wait for room in the arena",
-            registry=self._registry,
-        )
-        self._store = Gauge(
-            "afferent_store", "The store's own figures", ["figure"], registry=self._registry
-        )
+        self.source = secrets.randbits(62)
+        self._counted: list[Counted] = []
+        self.requests = self._count(REQUESTS)
+        self.request_seconds = self._count(REQUEST_SECONDS)
+        self.rejections = self._count(REJECTIONS)
+        self.in_flight = self._count(IN_FLIGHT).labels()
+        self.stage_seconds = self._count(STAGE_SECONDS)
+        self.copied_nbytes = self._count(COPIED_BYTES)
+        self.media_nbytes = self._count(MEDIA_BYTES)
+        self.items = self._count(ITEMS)
+        self.conversations = self._count(CONVERSATIONS)
+        self.tokens = self._count(TOKENS)
+        self.admission_seconds = self._count(ADMISSION_SECONDS).labels()
+        self.slot_seconds = self._count(SLOT_SECONDS).labels()
 
-    def set_store_figures(self, figures: Mapping[str, object]) -> None:
-        """The store's statistics, fetched for this scrape; those of a kind begin with its name."""
-        for name, value in figures.items():
-            if isinstance(value, int):
-                self._store.labels(name).set(value)
-            elif isinstance(value, Mapping):
-                for kind, parts in value.items():
-                    self.set_store_figures({f"{kind}_{part}": v for part, v in parts.items()})
+    def samples(self) -> list[Sample]:
+        """All that was counted since this process began."""
+        return [sample for counted in self._counted for sample in counted.samples()]
 
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
+    def _count(self, metric: Metric) -> Counted:
+        counted = Counted(metric)
+        self._counted.append(counted)
+        return counted

@@ -83,6 +83,15 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     top_k: Annotated[int, Meta(ge=0, le=2**20)] = 0
     seed: int | None = None
     ignore_eos: bool = False
+    num_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """Log-probabilities of each chosen token, and of this many most likely ones; ``None``: none."""
+
+
+class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How likely a chosen token was, and the most likely ones in its place, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from tests.store import attacks
 _BATCH = 500
 _SLOW_S = 2.0
 _MAX_FRAME_NBYTES = 1 << 12
+_REQUEST = inspect.type_info(messages.Request)
 
 
 def fuzz_blocks(rng: random.Random) -> bool:
@@ -37,7 +38,7 @@ def fuzz_blocks(rng: random.Random) -> bool:
 
 def fuzz_messages(rng: random.Random) -> bool:
     """A damaged message is refused, or is a message that survives its own way back."""
-    data = bytearray(encode(_value(inspect.type_info(messages.Request), rng)))
+    data = bytearray(encode(_value(_REQUEST, rng)))
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
         _damage(data, rng)
     try:

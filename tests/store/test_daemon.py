@@ -12,11 +12,13 @@ import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 
 from afferent import wire
 from afferent.errors import (
+    ClientGone,
     ConfigError,
     DeadlineExceeded,
     StaleHandle,
@@ -100,6 +102,74 @@ def test_a_dead_client_leaves_nothing_held(address: str, watcher: DaemonStore, b
     statistics = watcher.stat()
     assert statistics.num_objects == (1 if body else 0)
     assert statistics.num_clients == 1
+
+
+READER = """
+import sys
+from afferent.store import codec
+from afferent.store.client import DaemonStore
+from afferent.types import Handle
+import msgspec
+
+with DaemonStore(chr(0) + sys.argv[1], name="reader") as store:
+    print(store.client_number, flush=True)
+    for line in sys.stdin:
+        handle = msgspec.json.decode(line, type=Handle)
+        print(int(codec.view(store.block(handle))["pixels"].sum()), flush=True)
+        store.forget("r")
+"""
+
+
+def start_reader(address: str) -> tuple[subprocess.Popen[str], int]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", READER, address[1:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    return child, int(child.stdout.readline())
+
+
+def test_one_round_trip_pins_for_other_processes(address: str, watcher: DaemonStore) -> None:
+    """Each looks at the block under its own pin, and the one that is killed leaves none."""
+    pixels = np.full(1000, 3, np.uint8)
+    readers = [start_reader(address) for _ in range(2)]
+    numbers = [number for _, number in readers]
+    assert len({*numbers, watcher.client_number}) == 3
+    with DaemonStore(address, name="producer", writable=True) as producer:
+        handle = producer.put("made", {"pixels": pixels})
+        producer.get("r", [handle], also_for=numbers)
+        producer.release("made")
+        producer.release("r")
+    (info,) = watcher.list_objects()
+    assert sorted(info.pins) == sorted(numbers), "its own are gone, and it is"
+    (first, _), (second, gone) = readers
+    assert first.stdin is not None
+    assert first.stdout is not None
+    first.stdin.write(f"{msgspec.json.encode(handle).decode()}\n")
+    first.stdin.flush()
+    assert first.stdout.readline() == "3000\n"
+    wait_until(lambda: watcher.list_objects()[0].pins == [gone], timeout_s=5)
+    second.kill()
+    wait_until(lambda: watcher.stat().used_nbytes == 0, timeout_s=5)
+    with pytest.raises(ClientGone):
+        watcher.get("r", [], also_for=[gone])
+    for child, _ in readers:
+        child.communicate(timeout=10)
+
+
+def test_a_number_is_never_given_twice(server: StoreServer, watcher: DaemonStore) -> None:
+    """Nor by the daemon that comes after: a pin for who is gone is refused, not another's."""
+    with DaemonStore(server.address, name="gone") as store:
+        gone, mine = store.client_number, watcher.client_number
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until_back(watcher)
+    with DaemonStore(server.address, name="new") as store:
+        assert store.client_number > gone
+    assert watcher.client_number > gone
+    with pytest.raises(ClientGone):
+        watcher.get("r", [], also_for=[mine])
 
 
 def test_a_forked_child_that_keeps_the_socket_open_does_not_hide_the_death(
@@ -487,7 +557,9 @@ def test_a_roster_remembers_who_is_connected() -> None:
     os.close(living[2])
     second.remove(2)
     second.remove(3)
-    assert list(Roster(fd)) == []
+    third = Roster(fd)
+    assert list(third) == []
+    assert [third.new_client(), third.new_client(), Roster(fd).new_client()] == [1, 2, 3]
     reused = Entry(client=4, pid=os.getpid(), start_time=1, token=40)
     assert reused.open_pidfd() is None, "another process has got the pid since"
     os.close(fd)

@@ -180,6 +180,49 @@ def test_get_is_all_or_nothing() -> None:
     assert item.pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 2}
 
 
+def test_get_for_others_is_all_or_nothing() -> None:
+    store = Store()
+    first, second = store.raw(FRONTEND, "r"), store.raw(FRONTEND, "r")
+    store.disconnect(SECOND)
+    stale = Handle(1, 4096, 100, 99)
+    for gone in (SECOND, 77, 0):
+        refusal = store.refusal(OTHER, m.Get, "r", [first], [WORKER, gone])
+        assert refusal == "client_gone"
+    assert store.refusal(OTHER, m.Get, "r", [first, stale], [WORKER]) == "stale_handle"
+    item = store.state.objects.resolve(first)
+    assert item.pins == {(FRONTEND, "r"): 1}
+    store.call(OTHER, m.Get, "r", [first, second], [WORKER, OTHER])
+    assert item.pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 2, (WORKER, "r"): 1}
+
+
+def test_pins_for_others_are_theirs() -> None:
+    """They outlive whoever took them, and go by the other's release or death."""
+    store = Store()
+    handle = store.raw(FRONTEND, "r")
+    store.call(FRONTEND, m.Get, "s", [handle], [WORKER, OTHER])
+    for request in ("r", "s"):
+        store.release(FRONTEND, request)
+    store.die(FRONTEND)
+    assert store.state.objects.resolve(handle).pins == {(WORKER, "s"): 1, (OTHER, "s"): 1}
+    store.call(WORKER, m.Release, "s", [handle])
+    store.disconnect(OTHER)
+    assert store.state.statistics().num_objects == 1
+    store.die(OTHER)
+    assert store.state.statistics().num_objects == 0
+
+
+def test_pins_for_others_spend_one_promise() -> None:
+    """What was not held costs its bytes once, of the grant of who asks."""
+    store = Store(capacity_nbytes=4096)
+    (mine,) = store.claim(FRONTEND, "r")
+    store.seal(FRONTEND, "r", mine.handle)
+    store.release(FRONTEND, "r")
+    store.reserve(OTHER, "r", 1024, kind=FEATURES)
+    store.call(OTHER, m.Get, "r", [mine.handle], [WORKER, SECOND])
+    statistics = store.state.statistics()
+    assert (statistics.held_nbytes, statistics.granted_nbytes) == (1024, 0)
+
+
 def test_release_is_all_or_nothing() -> None:
     store = Store()
     first, second = store.raw(FRONTEND, "r"), store.raw(FRONTEND, "r")

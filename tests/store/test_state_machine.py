@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ class Anything(RuleBasedStateMachine):
         self.next_seq = 1
         self.places: list[int] = []
         self.lost: set[int] = set()
+        self.refused: set[int] = set()
         self.open: dict[tuple[int, int], m.Request] = {}
         self.handles: list[Handle] = [Handle(1, 64, 10, 999), Handle(2, 0, 10, 1)]
         self.orders: list[tuple[int, int]] = [(1, 99)]
@@ -60,14 +62,16 @@ class Anything(RuleBasedStateMachine):
         request = kind(seq, *arguments)
         self.open[client, seq] = request
         self.deliver(self.state.handle(client, request, now_s=self.now_s))
-        waits = isinstance(request, m.Wait | m.Create | m.Reserve | m.Take)
+        waits = isinstance(request, m.Wait | m.Create | m.Reserve | m.Enter | m.Take)
         assert waits or (client, seq) not in self.open, "this is answered at once"
 
     def deliver(self, replies: Replies) -> None:
         for client, reply in replies:
             assert client in self.places, "only who is connected is answered"
             request = self.open.pop((client, reply.seq))  # asked, and answered once
-            if reply.failure is None:
+            if reply.failure is not None:
+                self.refused.add(reply.seq)
+            else:
                 self.note(client, request, reply.result)
 
     def note(self, client: int, request: m.Request, result: bytes) -> None:
@@ -205,14 +209,37 @@ class Anything(RuleBasedStateMachine):
     def get(self, slot: int, request: str, which: list[int]) -> None:
         self.send(slot, m.Get, request, self.pick(which))
 
+    @rule(slot=SLOTS, request=REQUESTS, which=PICKS, others=st.lists(st.integers(0, 5), max_size=3))
+    def get_for_others(self, slot: int, request: str, which: list[int], others: list[int]) -> None:
+        """For those in their places, one who has gone, and one who has never been there."""
+        numbers = [*self.places, *sorted(self.lost)[:1], self.next_client]
+        also_for = [numbers[n % len(numbers)] for n in others]
+        before, handles, seq = self.pins(), self.pick(which), self.next_seq
+        self.send(slot, m.Get, request, handles, also_for)
+        if seq not in self.refused:
+            leases = [(client, request) for client in [self.places[slot], *also_for]]
+            before.update((lease, handle.generation) for lease in leases for handle in handles)
+        assert self.pins() == before, "all, and once for each, or nothing"
+
+    def pins(self) -> Counter[tuple[object, int]]:
+        """How often each lease has each object pinned."""
+        return Counter(
+            {
+                (lease, item.handle.generation): count
+                for item in self.state.objects
+                for lease, count in item.pins.items()
+            }
+        )
+
     @rule(slot=SLOTS, request=REQUESTS, which=st.none() | PICKS)
     def release(self, slot: int, request: str, which: list[int] | None) -> None:
-        self.send(slot, m.Release, request, None if which is None else self.pick(which))
-        if which is None:
-            lease = (self.places[slot], request)
-            assert all(
-                item.writer != lease and lease not in item.pins for item in self.state.objects
-            )
+        lease = (self.places[slot], request)
+        if which is not None:  # who lets go of what he has not been told of has himself to blame
+            known = [handle for handle in self.pick(which) if not self.is_untold(lease, handle)]
+            self.send(slot, m.Release, request, known)
+            return
+        self.send(slot, m.Release, request, None)
+        assert all(item.writer != lease and lease not in item.pins for item in self.state.objects)
 
     @rule(slot=SLOTS, request=REQUESTS, key=KEY, nbytes=SIZES, is_read=st.booleans())
     def acquire_by_a_job(
@@ -266,6 +293,25 @@ class Anything(RuleBasedStateMachine):
     def unreserve(self, slot: int, request: str, kind: ObjectKind, nbytes: int, which: int) -> None:
         ticket = self.tickets[-1 - which % len(self.tickets)]
         self.send(slot, m.Unreserve, request, [m.ReserveItem(kind, nbytes)], ticket)
+
+    @rule(
+        slot=SLOTS,
+        request=REQUESTS,
+        name=st.sampled_from(["preprocess", "t/a"]),
+        queue=st.booleans(),
+    )
+    def enter(self, slot: int, request: str, name: str, queue: bool) -> None:
+        self.send(slot, m.Enter, request, name, 2, queue)
+
+    @rule(slot=SLOTS, request=REQUESTS, name=st.sampled_from(["preprocess", "t/a"]))
+    def leave(self, slot: int, request: str, name: str) -> None:
+        self.send(slot, m.Leave, request, name)
+
+    @rule(slot=SLOTS, request=REQUESTS, key=KEY)
+    def enter_and_acquire(self, slot: int, request: str, key: bytes) -> None:
+        """As a request of the server does."""
+        self.send(slot, m.Enter, request, "preprocess", 2, False)
+        self.acquire_under_a_grant(slot, request, key, 100, True)
 
     @rule(slot=SLOTS, keys=st.lists(KEY, max_size=2))
     def delete(self, slot: int, keys: list[bytes]) -> None:
@@ -357,6 +403,17 @@ class Anything(RuleBasedStateMachine):
         assert len(being_made) == len(set(being_made))
 
     @invariant()
+    def no_slot_has_more_than_its_limit(self) -> None:
+        for slot in self.state.slots._slots.values():
+            assert slot.num_taken <= 2
+
+    @invariant()
+    def a_place_of_the_gone_stands_for_a_job_that_runs(self) -> None:
+        running = {(job.id, job.worker) for job in self.state.making.jobs}
+        for _, work in self.state.slots._lingering:
+            assert work & running
+
+    @invariant()
     def whoever_waits_waits_for_somebody(self) -> None:
         """A `Wait` is open only while somebody makes one of its keys, or waits for room to."""
         unplaced = set(self.state.making.unplaced_keys())
@@ -377,6 +434,7 @@ class Anything(RuleBasedStateMachine):
         assert statistics.held_nbytes == statistics.granted_nbytes == 0
         assert statistics.num_jobs_queued == statistics.num_jobs_running == 0
         assert statistics.num_reservations_queued == statistics.num_workers == 0
+        assert statistics.slots == {}
         assert statistics.num_clients == len(self.open) == len(self.state.making.waiters) == 0
         assert all(item.state is ObjectState.SEALED for item in self.state.objects)
 

@@ -15,10 +15,12 @@ import pytest
 from afferent.errors import (
     AfferentError,
     ArenaTooSmall,
+    ClientGone,
     ConfigError,
     DeadlineExceeded,
     FormatError,
     NotPermitted,
+    SlotTaken,
     StaleHandle,
     StoreError,
     StoreFull,
@@ -29,6 +31,7 @@ from afferent.store import codec
 from afferent.store import messages as m
 from afferent.store.local import LocalStore
 from afferent.types import Failure, Handle, KiB, MiB, ObjectKind
+from tests.server import wait_until
 from tests.store.stores import CAPACITY, STORES
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -85,6 +88,29 @@ def test_without_a_key_only_the_handle_finds_it(store: Any) -> None:
     assert store.stat().num_objects == 0
     with pytest.raises(StaleHandle):
         store.get("reader", [handle])
+
+
+def test_pins_for_a_client_by_its_number(store: Any) -> None:
+    """Here its own; what it was not is said by name, and pins nothing."""
+    handle = put(store, "writer", b"features")
+    with pytest.raises(ClientGone):
+        store.get("reader", [handle], also_for=[store.client_number, store.client_number + 1])
+    store.get("reader", [handle], also_for=[store.client_number])
+    store.release("writer")
+    for _ in range(2):
+        assert bytes(store.block(handle)) == b"features"
+        store.release("reader", [handle])
+    assert held_nbytes(store) == 0
+
+
+def test_forgetting_needs_no_answer(store: Any) -> None:
+    handle = put(store, "writer", b"features")
+    store.get("reader", [handle])
+    store.forget("writer")
+    store.forget("nobody")
+    assert held_nbytes(store) > 0
+    store.forget("reader")
+    assert held_nbytes(store) == 0
 
 
 def test_a_tree_crosses_without_a_copy(store: Any) -> None:
@@ -514,3 +540,30 @@ def test_every_error_of_a_store_is_typed(store: Any) -> None:
         store.release(f"r{number}")
     statistics = store.stat()
     assert (statistics.held_nbytes, statistics.granted_nbytes) == (0, 0)
+
+
+def slots(store: Any) -> dict[str, tuple[int, int]]:
+    return {name: (s.num_taken, s.num_queued) for name, s in store.stat().slots.items()}
+
+
+def test_places_in_slots(store: Any) -> None:
+    store.enter("r", "preprocess", limit=1)
+    with pytest.raises(NotPermitted):
+        store.enter("r", "preprocess", limit=2)
+    with pytest.raises(SlotTaken):
+        store.enter("s", "preprocess", limit=1, queue=False)
+    with pytest.raises(DeadlineExceeded):
+        store.enter("s", "preprocess", limit=1, timeout_s=0.05)
+    store.enter("r", "tenant/anna", limit=1, queue=False)
+    store.enter("s", "tenant/bob", limit=1, queue=False)
+    wait_until(lambda: slots(store) == {"preprocess": (1, 0), "tenant": (2, 0)})
+    store.leave("r", "tenant/anna")
+    store.leave("r", "tenant/anna")
+    store.release("s")
+    wait_until(lambda: slots(store) == {"preprocess": (1, 0)})
+    store.release("r")
+    store.enter("s", "preprocess", limit=1)
+    store.release("s")
+    assert slots(store) == {}
+    with pytest.raises(FormatError):
+        store.enter("r", "", limit=1)

@@ -173,11 +173,12 @@ class ArenaMap:
 
     def _advise(self, offset: int, nbytes: int, advice: int) -> int:
         """madvise(2); the error number, or 0."""
-        address = self._address + offset
+        address = self.address + offset
         failed = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice)
         return ctypes.get_errno() if failed else 0
 
     @property
-    def _address(self) -> int:
+    def address(self) -> int:
+        """Where the map begins in this process."""
         interface: dict[str, Any] = np.frombuffer(self._map, dtype=np.uint8).__array_interface__
         return int(interface["data"][0])

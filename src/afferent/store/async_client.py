@@ -7,12 +7,12 @@ import contextlib
 import gc
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Sequence
 
 from afferent import wire
-from afferent.errors import DeadlineExceeded, NotPermitted, StoreRestarted, StoreUnavailable
+from afferent.errors import DeadlineExceeded, StoreRestarted, StoreUnavailable
+from afferent.metrics import Sample
 from afferent.store import messages as m
 from afferent.store.arena import ArenaMap
 from afferent.store.connection import (
@@ -25,6 +25,7 @@ from afferent.store.connection import (
     leave,
     result_of,
 )
+from afferent.store.owner import Owner
 from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result
 from afferent.types import Failure, Handle, ObjectKind, decode, encode
 
@@ -44,7 +45,7 @@ class AsyncDaemonStore:
         self._calls: dict[int, asyncio.Future[m.Reply]] = {}
         self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
         self._is_closed = False
-        self._pid = os.getpid()
+        self._owner = Owner()
         self._reconnecting: asyncio.Task[None] | None = None
         # Set when there is something new for the task that connects again.
         self._stirred = asyncio.Event()
@@ -73,6 +74,11 @@ class AsyncDaemonStore:
     def capacity_nbytes(self) -> int:
         return self._arena.nbytes
 
+    @property
+    def client_number(self) -> int:
+        """See `Store.client_number`."""
+        return self._connection.client
+
     def block(self, handle: Handle) -> memoryview:
         """The object's bytes in the arena, without a copy. Valid while this process holds it.
 
@@ -80,7 +86,7 @@ class AsyncDaemonStore:
             StoreRestarted: It was lost with a former life of the store.
             StaleHandle: No handle that the store gave out.
         """
-        self._check_process()
+        self._owner.check()
         if not self.is_open or handle.segment != self._connection.segment:
             raise StoreRestarted("the object was lost with a former life of the store")
         return self._arena.block(handle.offset, handle.nbytes)
@@ -121,9 +127,12 @@ class AsyncDaemonStore:
         """See `Store.abort`."""
         await self._call(m.Abort(next(self._seq), request, list(handles), failure), type(None))
 
-    async def get(self, request: str, handles: Sequence[Handle]) -> None:
+    async def get(
+        self, request: str, handles: Sequence[Handle], *, also_for: Sequence[int] = ()
+    ) -> None:
         """See `Store.get`."""
-        await self._call(m.Get(next(self._seq), request, list(handles)), type(None))
+        message = m.Get(next(self._seq), request, list(handles), list(also_for))
+        await self._call(message, type(None))
 
     async def release(self, request: str, handles: Sequence[Handle] | None = None) -> None:
         """See `Store.release`."""
@@ -165,6 +174,35 @@ class AsyncDaemonStore:
         """See `Store.unreserve`."""
         await self._call(m.Unreserve(next(self._seq), request, list(items), 0), type(None))
 
+    async def enter(
+        self,
+        request: str,
+        slot: str,
+        *,
+        limit: int,
+        queue: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """See `Store.enter`. A call that is cancelled leaves no place taken."""
+        message = m.Enter(next(self._seq), request, slot, limit, queue)
+        try:
+            await self._call(message, type(None), timeout_s=timeout_s)
+        except (DeadlineExceeded, asyncio.CancelledError):
+            self.leave(request, slot)
+            raise
+
+    def leave(self, request: str, slot: str) -> None:
+        """See `Store.leave`."""
+        self._tell(m.Leave(m.NO_REPLY, request, slot))
+
+    async def push(self, source: int, samples: Sequence[Sample]) -> None:
+        """Say all that this process has counted so far; see `afferent.metrics.Metrics`."""
+        await self._call(m.Push(next(self._seq), source, list(samples)), type(None))
+
+    async def figures(self) -> list[Sample]:
+        """The sums of what all processes have counted, those that are gone included."""
+        return await self._call(m.Figures(next(self._seq)), list[Sample])
+
     async def stat(self) -> m.Statistics:
         return await self._call(m.Stat(next(self._seq)), m.Statistics)
 
@@ -180,7 +218,7 @@ class AsyncDaemonStore:
 
     async def close(self) -> None:
         """End the connection. What arrays still use stays pinned until this process ends."""
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or not self._owner.is_here:
             return
         self._is_closed = True
         self._stirred.set()
@@ -198,7 +236,7 @@ class AsyncDaemonStore:
     async def _call(
         self, request: m.Request, result_type: type[Result], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Result:
-        self._check_process()
+        self._owner.check()
         future: asyncio.Future[m.Reply] = asyncio.get_running_loop().create_future()
         self._calls[request.seq] = future
         try:
@@ -216,12 +254,8 @@ class AsyncDaemonStore:
             del future
         return result_of(reply, result_type)
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise NotPermitted("a forked process makes a connection of its own to the store")
-
     def _tell(self, request: m.Request) -> None:
-        if os.getpid() != self._pid:  # a forked child holds nothing
+        if not self._owner.is_here:  # a forked child holds nothing
             return
         with contextlib.suppress(wire.ConnectionClosed):
             self._channel.send(encode(request))

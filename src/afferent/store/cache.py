@@ -126,14 +126,14 @@ class ItemCache:
     def set_embeddings(
         self,
         request: str,
-        embeddings: Mapping[ContentKey, NDArray[Any]],
+        embeddings: Mapping[ContentKey, codec.Tree],
         *,
         computed_from: Mapping[ContentKey, Handle] | None = None,
     ) -> None:
         """Store the encoder's output under the items' keys and the digest of its weights.
 
         Args:
-            embeddings: For each item an array of shape ``(num_embeds, hidden)``.
+            embeddings: For each item an array of shape ``(num_embeds, hidden)``, or a tree of such.
             computed_from: The features that each was computed from, pinned by this request: should
                 a pin have been lost meanwhile, nothing is stored.
 

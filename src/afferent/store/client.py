@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import select
 import socket
 import threading
@@ -14,7 +13,6 @@ from afferent import wire
 from afferent.errors import (
     DeadlineExceeded,
     FormatError,
-    NotPermitted,
     StoreRestarted,
     StoreUnavailable,
 )
@@ -30,6 +28,7 @@ from afferent.store.connection import (
     leave,
     result_of,
 )
+from afferent.store.owner import Owner
 from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result, Store
 from afferent.store.views import Bell, DroppedPins
 from afferent.types import Handle, decode, encode
@@ -58,11 +57,12 @@ class DaemonStore(Store):
         self._bell: Bell | None = Bell()
         super().__init__(self._bell)
         self._where = Address(address=address, name=name, writable=writable)
-        self._pid = os.getpid()
+        self._owner = Owner()
         self._arena: ArenaMap
         connection, self._arena = connect(self._where, None, timeout_s=timeout_s)
         self._lock = threading.Lock()
         self._connection: Connection | None = connection
+        self._client_number = connection.client
         self._channel = wire.SyncChannel(connection.sock)
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name=f"{name}-store", daemon=True)
@@ -71,6 +71,15 @@ class DaemonStore(Store):
     @property
     def capacity_nbytes(self) -> int:
         return self._arena.nbytes
+
+    @property
+    def client_number(self) -> int:
+        return self._client_number
+
+    @property
+    def arena(self) -> ArenaMap:
+        """This process's map of the arena; another one only if the arena is another."""
+        return self._arena
 
     @property
     def address(self) -> str:
@@ -83,7 +92,7 @@ class DaemonStore(Store):
         return self._connection is not None
 
     def block(self, handle: Handle) -> memoryview:
-        self._check_process()
+        self._owner.check()
         connection = self._connection
         if connection is not None and connection.segment == handle.segment:
             block = self._arena.block(handle.offset, handle.nbytes)
@@ -102,7 +111,7 @@ class DaemonStore(Store):
         if self._closed.is_set():
             return
         self._closed.set()
-        if os.getpid() != self._pid:  # it is the parent's: only these descriptors are ours
+        if not self._owner.is_here:  # it is the parent's: only these descriptors are ours
             self._channel.close()
             self._drop_bell()
             return
@@ -127,7 +136,7 @@ class DaemonStore(Store):
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Result:
-        self._check_process()
+        self._owner.check()
         self._release_dropped_pins()  # this call may be for their room
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         soon = not isinstance(request, m.WAITING)
@@ -155,7 +164,7 @@ class DaemonStore(Store):
         return result_of(reply, result_type)
 
     def _tell(self, request: m.Request) -> None:
-        if os.getpid() != self._pid:  # a forked child holds nothing
+        if not self._owner.is_here:  # a forked child holds nothing
             return
         with self._lock:
             if self._connection is None:
@@ -164,10 +173,6 @@ class DaemonStore(Store):
                 self._channel.send(encode(request), timeout_s=1.0)
             if self._channel.is_torn:
                 self._lose()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise NotPermitted("a forked process makes a connection of its own to the store")
 
     def _lose(self) -> None:
         """The connection is of no use any more; the thread makes another. The lock is held."""
@@ -230,5 +235,5 @@ class DaemonStore(Store):
             with self._lock:
                 connection, self._arena = found
                 self._channel = wire.SyncChannel(connection.sock)
-                self._connection = connection
+                self._connection, self._client_number = connection, connection.client
             return

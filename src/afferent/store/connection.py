@@ -47,10 +47,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connection:
-    """One life of the connection; ``segment`` is the store's epoch."""
+    """One life of the connection; ``segment`` is the store's epoch, ``client`` our number in it."""
 
     sock: socket.socket
     segment: int
+    client: int
 
 
 def connect(
@@ -117,7 +118,7 @@ def _say_hello(
             arena = ArenaMap(fds[0], writable=where.writable)
         else:
             arena.renew()
-        return Connection(sock, welcome.segment), arena
+        return Connection(sock, welcome.segment, welcome.client), arena
     except (ConnectionResetError, BrokenPipeError):
         sock.close()
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import resource
@@ -77,7 +76,6 @@ class StoreDaemon:
         self._former: dict[Entry, int] = {}  # pidfds of clients of the former epoch
         self._recovered = asyncio.Event()
         self._clients: dict[ClientId, _Client] = {}
-        self._next_client = itertools.count(1 + max((e.client for e in self._roster), default=0))
         self._greetings: set[asyncio.Task[None]] = set()
         self._awake_until_s, self._is_spinning = 0.0, False
 
@@ -161,7 +159,7 @@ class StoreDaemon:
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Answer without the arena."""
-        sock.send(wire.pack_frame(encode(m.Welcome(m.VERSION, self._settings.segment))))
+        sock.send(wire.pack_frame(encode(m.Welcome(m.VERSION, self._settings.segment, 0))))
         sock.close()
 
     def _forget(self, token: int) -> None:
@@ -185,7 +183,7 @@ class StoreDaemon:
 
     async def _let_in(self, sock: socket.socket, peer: wire.Peer, hello: m.Hello) -> None:
         """Give a client the arena's descriptor, and serve it."""
-        client, pidfd = next(self._next_client), wire.open_peer_pidfd(sock, peer)
+        client, pidfd = self._roster.new_client(), wire.open_peer_pidfd(sock, peer)
         try:
             self._roster.add(client, peer.pid, hello.token)
         except StoreFull:
@@ -196,7 +194,7 @@ class StoreDaemon:
         asyncio.get_running_loop().add_reader(pidfd, self._let_go, client)
         self.state.connect(client, name=hello.name, pid=peer.pid)
         fd = self._settings.arena_fd if hello.writable else self._read_only_fd
-        welcome = m.Welcome(m.VERSION, self._settings.segment)
+        welcome = m.Welcome(m.VERSION, self._settings.segment, client)
         try:
             socket.send_fds(sock, [wire.pack_frame(encode(welcome))], [fd])
             await channel.attach(sock)

@@ -66,6 +66,12 @@ class JobQueue:
     def __iter__(self) -> Iterator[Job]:
         return iter(self._by_id.values())
 
+    def is_running(self, work: tuple[int, ClientId]) -> bool:
+        """Whether the worker that took a job still works on it."""
+        job_id, worker = work
+        job = self._by_id.get(job_id)
+        return job is not None and job.worker == worker
+
     def find(self, key: ContentKey) -> Job | None:
         return self._by_key.get(key)
 

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Mapping
 
-from afferent.errors import DeadlineExceeded, NotPermitted, StoreRestarted, StoreUnavailable
+from afferent.errors import DeadlineExceeded, StoreRestarted, StoreUnavailable
 from afferent.store import messages as m
 from afferent.store.arena import ArenaMap, create_segment
 from afferent.store.connection import result_of
+from afferent.store.owner import Owner
 from afferent.store.region import DEFAULT_SHARES
 from afferent.store.state import Replies, StoreState
 from afferent.store.verbs import DEFAULT_TIMEOUT_S, Result, Store
@@ -44,14 +45,18 @@ class LocalStore(Store):
         self._changed = threading.Condition()
         self._replies: dict[int, m.Reply | None] = {}
         self._is_closed = False
-        self._pid = os.getpid()
+        self._owner = Owner()
 
     @property
     def capacity_nbytes(self) -> int:
         return self._arena.nbytes
 
+    @property
+    def client_number(self) -> int:
+        return _CLIENT
+
     def block(self, handle: Handle) -> memoryview:
-        self._check_process()
+        self._owner.check()
         if handle.segment != _SEGMENT:
             raise StoreRestarted("the object is not of this store")
         return self._arena.block(handle.offset, handle.nbytes)
@@ -69,7 +74,7 @@ class LocalStore(Store):
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Result:
-        self._check_process()
+        self._owner.check()
         request = decode(m.request_decoder, encode(request))  # as strict as a daemon
         seq = request.seq
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -92,10 +97,6 @@ class LocalStore(Store):
             finally:
                 del self._replies[seq]
         return result_of(reply, result_type)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise NotPermitted("a forked process has not the store of its parent")
 
     def _tell(self, request: m.Request) -> None:
         with self._changed:

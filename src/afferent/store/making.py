@@ -80,6 +80,11 @@ class Making:
         self._hand_out_jobs(now_s)
         return made
 
+    def running_for(self, lease: Lease) -> list[tuple[int, ClientId]]:
+        """The jobs that run for this request alone, each with its worker."""
+        found = (self.jobs.find(key) for key in self.waiters.awaited_alone(lease))
+        return [(job.id, job.worker) for job in found if job is not None and job.worker is not None]
+
     def stop_waiting(self, lease: Lease) -> None:
         """The request has gone; a job that nobody else waits for is dropped if nobody works on it.
 

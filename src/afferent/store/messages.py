@@ -1,8 +1,8 @@
 """What clients and the store daemon say to each other: schema'd msgpack, version 1.
 
 Every request carries ``seq``, which its `Reply` repeats. A verb works on many objects in one round
-trip. Requests that wait (`Wait`, `Take`, `Reserve`) are answered when there is something to say,
-out of order.
+trip. Requests that wait (`Wait`, `Take`, `Reserve`, `Enter`) are answered when there is something
+to say, out of order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from afferent.errors import FormatError
+from afferent.metrics import Sample
 from afferent.types import (
     Failure,
     Handle,
@@ -28,11 +29,16 @@ VERSION = 1
 NO_REPLY = 0
 """The ``seq`` of a request whose sender does not wait for a reply; only a failure is told."""
 MAX_ITEMS = 4096
+MAX_ALSO_FOR = 256
 
 _Payload = Annotated[bytes, Meta(max_length=4096)]
 _Handles = Annotated[list[Handle], Meta(max_length=MAX_ITEMS)]
 _Keys = Annotated[list[KeyBytes], Meta(max_length=MAX_ITEMS)]
 _Positive = Annotated[int, Meta(ge=1, le=2**48)]
+_Samples = Annotated[list[Sample], Meta(max_length=MAX_ITEMS)]
+
+SlotName = Annotated[str, Meta(min_length=1, max_length=128)]
+"""Such as ``"preprocess"``, or ``"tenant/NAME"``: what comes before the slash is its family."""
 
 
 class Hello(Struct, array_like=True, tag="hello", forbid_unknown_fields=True):
@@ -59,10 +65,13 @@ class Bye(Struct, array_like=True, tag="bye", forbid_unknown_fields=True):
 
 
 class Welcome(Struct, array_like=True, forbid_unknown_fields=True):
-    """``segment`` is the number of the store's epoch."""
+    """``segment`` is the number of the store's epoch; ``client`` the client's own, never given to
+    another one. It is 0 for who was not let in.
+    """
 
     version: int
     segment: NonNegative
+    client: NonNegative
 
 
 class JobSpec(Struct, array_like=True, forbid_unknown_fields=True):
@@ -146,11 +155,14 @@ class Abort(Struct, array_like=True, tag="abort", forbid_unknown_fields=True):
 
 
 class Get(Struct, array_like=True, tag="get", forbid_unknown_fields=True):
-    """Pin sealed objects by handle, all or none."""
+    """Pin sealed objects by handle, all or none: for the sender, and once for each of the clients
+    in ``also_for``, under the same name of a request.
+    """
 
     seq: int
     request: RequestId
     handles: _Handles
+    also_for: Annotated[list[NonNegative], Meta(max_length=MAX_ALSO_FOR)] = []
 
 
 class Release(Struct, array_like=True, tag="release", forbid_unknown_fields=True):
@@ -191,6 +203,28 @@ class Unreserve(Struct, array_like=True, tag="unreserve", forbid_unknown_fields=
     request: RequestId
     items: Annotated[list[ReserveItem], Meta(max_length=MAX_ITEMS)]
     ticket: int
+
+
+class Enter(Struct, array_like=True, tag="enter", forbid_unknown_fields=True):
+    """Be one of at most ``limit`` requests of all clients that are in a slot of this name.
+
+    With ``queue`` it is answered when there is a place, in order of arrival. The place is the
+    request's until it leaves, or is released and its jobs have ended.
+    """
+
+    seq: int
+    request: RequestId
+    slot: SlotName
+    limit: Annotated[int, Meta(ge=1, le=2**31)]
+    queue: bool
+
+
+class Leave(Struct, array_like=True, tag="leave", forbid_unknown_fields=True):
+    """Give a place in a slot back, or stop waiting for one."""
+
+    seq: int
+    request: RequestId
+    slot: SlotName
 
 
 class Delete(Struct, array_like=True, tag="delete", forbid_unknown_fields=True):
@@ -247,6 +281,20 @@ class Stat(Struct, array_like=True, tag="stat", forbid_unknown_fields=True):
     seq: int
 
 
+class Push(Struct, array_like=True, tag="push", forbid_unknown_fields=True):
+    """All that a process has counted so far; ``source`` is a number that it keeps for its life."""
+
+    seq: int
+    source: NonNegative
+    samples: _Samples
+
+
+class Figures(Struct, array_like=True, tag="figures", forbid_unknown_fields=True):
+    """What all processes have counted, the dead included: a list of `Sample`."""
+
+    seq: int
+
+
 Request = (
     Acquire
     | Wait
@@ -257,6 +305,8 @@ Request = (
     | Release
     | Reserve
     | Unreserve
+    | Enter
+    | Leave
     | Delete
     | Evict
     | List
@@ -264,6 +314,8 @@ Request = (
     | Take
     | Finish
     | Stat
+    | Push
+    | Figures
 )
 
 
@@ -331,6 +383,13 @@ class KindStatistics(Struct, forbid_unknown_fields=True):
     num_evicted: int
 
 
+class SlotStatistics(Struct, forbid_unknown_fields=True):
+    """The slots of one family: places taken, and requests that wait for one."""
+
+    num_taken: int
+    num_queued: int
+
+
 class Statistics(Struct, forbid_unknown_fields=True):
     segment: int
     capacity_nbytes: int
@@ -348,6 +407,7 @@ class Statistics(Struct, forbid_unknown_fields=True):
     num_hits: int
     num_misses: int
     num_joined: int
+    slots: dict[str, SlotStatistics]
 
 
 class Reply(Struct, array_like=True, forbid_unknown_fields=True):
@@ -358,7 +418,7 @@ class Reply(Struct, array_like=True, forbid_unknown_fields=True):
     failure: Failure | None = None
 
 
-WAITING = (Wait, Reserve, Take)
+WAITING = (Wait, Reserve, Enter, Take)
 """Requests that are answered when there is something to say; all others are answered at once."""
 
 request_decoder = msgspec.msgpack.Decoder(Request)

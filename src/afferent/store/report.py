@@ -10,6 +10,7 @@ from afferent.store import messages as m
 from afferent.store.ledger import ClientId
 from afferent.store.making import Making
 from afferent.store.objects import ObjectTable
+from afferent.store.slots import Slots
 from afferent.store.stored import StoredObject
 from afferent.types import ObjectKind
 
@@ -26,9 +27,14 @@ class Client:
 
 class Report:
     def __init__(
-        self, objects: ObjectTable, making: Making, clients: Mapping[ClientId, Client]
+        self,
+        objects: ObjectTable,
+        making: Making,
+        slots: Slots,
+        clients: Mapping[ClientId, Client],
     ) -> None:
-        self._objects, self._making, self._clients = objects, making, clients
+        self._objects, self._making = objects, making
+        self._slots, self._clients = slots, clients
 
     def statistics(self) -> m.Statistics:
         """Figures that cost nothing to have, however many objects there are."""
@@ -52,6 +58,7 @@ class Report:
             num_hits=making.num_hits,
             num_misses=making.num_misses,
             num_joined=making.num_joined,
+            slots=self._slots.statistics(),
         )
 
     def objects(self, kind: ObjectKind | None, *, limit: int) -> list[m.ObjectInfo]:

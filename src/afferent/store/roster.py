@@ -19,12 +19,15 @@ from afferent.errors import StoreFull
 # The fields of an `Entry`. A power of two: no slot lies on two pages.
 _SLOT = struct.Struct("<QQQQ")
 _NUM_SLOTS = 4096
+_NUMBER = struct.Struct("<Q")
+_NUMBER_OFFSET = _SLOT.size * _NUM_SLOTS
+_NBYTES = _NUMBER_OFFSET + _NUMBER.size
 
 
 def create_roster() -> int:
     """The memory of a roster; its descriptor."""
     fd = os.memfd_create("afferent-roster", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _SLOT.size * _NUM_SLOTS)
+    os.ftruncate(fd, _NBYTES)
     return fd
 
 
@@ -52,8 +55,9 @@ class Entry:
 class Roster:
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        data = os.pread(fd, _SLOT.size * _NUM_SLOTS, 0)
-        slots = [Entry(*fields) for fields in _SLOT.iter_unpack(data)]
+        data = os.pread(fd, _NBYTES, 0)
+        slots = [Entry(*fields) for fields in _SLOT.iter_unpack(data[:_NUMBER_OFFSET])]
+        (self._last_number,) = _NUMBER.unpack_from(data, _NUMBER_OFFSET)
         self._free = [index for index, entry in enumerate(slots) if not entry.client]
         self._free.reverse()
         self._slots = {entry.client: index for index, entry in enumerate(slots) if entry.client}
@@ -62,6 +66,14 @@ class Roster:
     def __iter__(self) -> Iterator[Entry]:
         """The entries that were there when the roster was opened."""
         return iter(self._read)
+
+    def new_client(self) -> int:
+        """A number that no client has ever had, under this daemon or an earlier one: pins are taken
+        for others by their number, who may have gone with the former epoch.
+        """
+        self._last_number += 1
+        os.pwrite(self._fd, _NUMBER.pack(self._last_number), _NUMBER_OFFSET)
+        return int(self._last_number)
 
     def add(self, client: int, pid: int, token: int) -> None:
         """Write a client down, before it is given the arena.

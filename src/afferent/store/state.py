@@ -13,7 +13,7 @@ from typing import assert_never
 
 import msgspec
 
-from afferent.errors import AfferentError, NotPermitted, StaleHandle, StoreError
+from afferent.errors import AfferentError, ClientGone, NotPermitted, StaleHandle, StoreError
 from afferent.store import messages as m
 from afferent.store.allocator import round_up
 from afferent.store.ledger import Amounts, ClientId, Lease, Reservation
@@ -21,7 +21,9 @@ from afferent.store.making import Making
 from afferent.store.objects import ObjectTable
 from afferent.store.region import DEFAULT_SHARES, Shares
 from afferent.store.report import Client, Report
+from afferent.store.slots import Entry, Slots
 from afferent.store.stored import NewObject, ObjectState
+from afferent.store.tallies import Tallies
 from afferent.store.waiters import RELEASED
 from afferent.types import ContentKey, Failure, Handle, ObjectKind, encode
 
@@ -42,7 +44,9 @@ class StoreState:
         self.objects = ObjectTable(capacity_nbytes, segment=segment, shares=shares)
         self.making = Making(self.objects, self._reply)
         self._clients: dict[ClientId, Client] = {}
-        self._report = Report(self.objects, self.making, self._clients)
+        self.slots = Slots()
+        self.tallies = Tallies()
+        self._report = Report(self.objects, self.making, self.slots, self._clients)
         # `Create`s under a grant that wait for a run that is long enough.
         self._pending: deque[_Pending] = deque()
         self._num_let_go = 0
@@ -90,6 +94,9 @@ class StoreState:
         if client in self._clients:
             self._clients[client].connected = False
         self._drop_pending(lambda entry: entry[0] == client)
+        self.tallies.lose(client)
+        for lease in self.slots.leases_of(client):
+            self._retire(lease)
         self.making.client_lost(client, now_s=now_s)
         for lease in self.objects.ledger.leases_of(client):
             self.objects.ledger.drop(lease)
@@ -117,7 +124,7 @@ class StoreState:
                 self._abort((client, request.request), request)
                 return None
             case m.Get():
-                self._get((client, request.request), request.handles)
+                self._get(client, request)
                 return None
             case m.Release():
                 self._release((client, request.request), request.handles)
@@ -133,6 +140,15 @@ class StoreState:
                 else:
                     amounts = _amounts(request.items)
                     self.objects.ledger.give_back((client, request.request), amounts)
+                return None
+            case m.Enter():
+                ticket, lease = (client, request.seq), (client, request.request)
+                entry = Entry(ticket, lease, request.slot, request.limit)
+                return None if self.slots.enter(entry, queue=request.queue) else _LATER
+            case m.Leave():
+                waiting = self.slots.leave((client, request.request), request.slot)
+                if waiting is not None:
+                    self._fail(*waiting, RELEASED)
                 return None
             case m.Delete():
                 return [self._delete(ContentKey(key)) for key in request.keys]
@@ -151,6 +167,11 @@ class StoreState:
                 return self._report.clients()
             case m.Stat():
                 return self.statistics()
+            case m.Push():
+                self.tallies.push(client, request.source, request.samples)
+                return None
+            case m.Figures():
+                return self.tallies.total()
             case _:
                 assert_never(request)
 
@@ -205,9 +226,16 @@ class StoreState:
             if item.writer == lease:  # not, if a handle is named twice
                 self.objects.abort(lease, item)
 
-    def _get(self, lease: Lease, handles: Sequence[Handle]) -> None:
-        found = self.objects.resolve_sealed(handles)
-        self.objects.pin_all(lease, found)
+    def _get(self, client: ClientId, request: m.Get) -> None:
+        """All or none: once they are held, a pin more can't be refused."""
+        found = self.objects.resolve_sealed(request.handles)
+        others = [self._clients.get(other) for other in request.also_for]
+        if not all(other is not None and other.connected for other in others):
+            raise ClientGone("a process that should read an object is gone; try again")
+        self.objects.pin_all((client, request.request), found)
+        for number in request.also_for:
+            for item in found:
+                self.objects.pin((number, request.request), item)
 
     def _release(self, lease: Lease, handles: list[Handle] | None) -> None:
         if handles is None:
@@ -228,8 +256,15 @@ class StoreState:
             lambda entry: (entry[0], entry[1].request) == lease
         ):
             self._fail(client, create.seq, RELEASED)
-        self.making.stop_waiting(lease)
+        self._retire(lease)
         self.objects.drop_lease(lease)
+
+    def _retire(self, lease: Lease) -> None:
+        """A request has gone; its places in slots outlast it where jobs still run for it alone."""
+        if lease in self.slots:
+            for ticket in self.slots.retire(lease, self.making.running_for(lease)):
+                self._fail(*ticket, RELEASED)
+        self.making.stop_waiting(lease)
 
     def _reserve(self, client: ClientId, request: m.Reserve) -> object:
         lease, amounts = (client, request.request), _amounts(request.items)
@@ -253,6 +288,7 @@ class StoreState:
         """Check every rule; for tests."""
         self.objects.validate()
         self.making.validate()
+        self.slots.validate()
         if any(not self._clients[client].connected for client, _ in self._pending):
             raise StoreError("a client that was lost still waits for room")
         for item in self.objects:
@@ -267,6 +303,8 @@ class StoreState:
         self.making.hand_on(now_s=now_s)
         for reservation in self.objects.ledger.grant_queued():
             self._reply(*reservation.ticket, None)
+        for entry in self.slots.settle(self.making.jobs.is_running):
+            self._reply(*entry.ticket, None)
         if self._num_let_go != self.objects.num_let_go:
             self.making.place_waiting(now_s=now_s)
             self._retry_creates()

@@ -153,14 +153,22 @@ class Store(ABC):
         """
         self._call(m.Abort(next(self._seq), request, list(handles), failure), type(None))
 
-    def get(self, request: str, handles: Sequence[Handle]) -> None:
+    def get(self, request: str, handles: Sequence[Handle], *, also_for: Sequence[int] = ()) -> None:
         """Pin sealed objects, all or none.
+
+        Args:
+            also_for: Clients, by their `client_number`, for each of which they are pinned too, in
+                the same step and under the same name of a request. Each then looks at
+                `block`, and lets go with its own `release` or `forget`: so **tell each of them**,
+                also when this call missed its deadline. Its pins go when it dies.
 
         Raises:
             StaleHandle: One of them is gone.
             StoreRestarted: They were lost with a former life of the store.
+            ClientGone: One of ``also_for`` is not connected, or is again under a new number.
         """
-        self._call(m.Get(next(self._seq), request, list(handles)), type(None))
+        message = m.Get(next(self._seq), request, list(handles), list(also_for))
+        self._call(message, type(None))
 
     def release(self, request: str, handles: Sequence[Handle] | None = None) -> None:
         """Take back one pin of each, or drop all that the request holds, grants included."""
@@ -212,6 +220,42 @@ class Store(ABC):
         """Return room that was granted, as far as it has not been used."""
         self._call(m.Unreserve(next(self._seq), request, list(items), 0), type(None))
 
+    # Turns
+
+    def enter(
+        self,
+        request: str,
+        slot: str,
+        *,
+        limit: int,
+        queue: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Be one of at most ``limit`` requests in a slot, over all processes, in order of arrival.
+
+        The place is given back by `leave`, or when the request is released or its process ends;
+        then it is free once the jobs that still run for this request alone have ended.
+
+        Args:
+            slot: A name, such as ``"preprocess"``.
+            queue: Wait for a place; otherwise there is one now, or none.
+
+        Raises:
+            SlotTaken: There is no place, or too many wait for one.
+            DeadlineExceeded: There was none in time, and it is not waited for any more.
+            NotPermitted: The request is in the slot, or waits for it, already.
+        """
+        message = m.Enter(next(self._seq), request, slot, limit, queue)
+        try:
+            self._call(message, type(None), timeout_s=timeout_s)
+        except (DeadlineExceeded, KeyboardInterrupt):
+            self.leave(request, slot)
+            raise
+
+    def leave(self, request: str, slot: str) -> None:
+        """Give the place back at once, or stop waiting for it; never fails."""
+        self._tell(m.Leave(m.NO_REPLY, request, slot))
+
     # Jobs
 
     def take(self) -> m.Order:
@@ -260,6 +304,13 @@ class Store(ABC):
     @abstractmethod
     def capacity_nbytes(self) -> int:
         """The arena's size."""
+
+    @property
+    @abstractmethod
+    def client_number(self) -> int:
+        """What the store calls this client, for the ``also_for`` of others. Never given to another
+        one; a new one when a lost connection comes back.
+        """
 
     @abstractmethod
     def close(self) -> None:

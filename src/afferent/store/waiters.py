@@ -55,6 +55,11 @@ class Waiters:
     def is_awaited(self, key: ContentKey) -> bool:
         return key in self._waiting
 
+    def awaited_alone(self, lease: Lease) -> list[ContentKey]:
+        """The keys for which this request waits, and no other."""
+        interests = self._interests.get(lease, {})
+        return [key for key in interests if self._waiting.get(key, {}).keys() == {lease}]
+
     def leases_of(self, client: ClientId) -> list[Lease]:
         return [lease for lease in self._interests if lease[0] == client]
 
