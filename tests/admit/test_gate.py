@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from afferent.admit.gate import Gate
-from afferent.errors import ArenaTooSmall, DeadlineExceeded, StoreFull
+from afferent.errors import ArenaTooSmall, DeadlineExceeded, SlotTaken, StoreFull
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.server import StoreServer
@@ -39,6 +39,10 @@ class FakeLedger:
         self.now_s += self.wait_s
         if self.refusal is not None:
             raise self.refusal("no")
+
+    async def enter(self, request: str, slot: str, *, limit: int, timeout_s: float) -> None:
+        assert slot == "preprocess"
+        await self.reserve(request, [], timeout_s=timeout_s)
 
     def forget(self, request: str) -> None:
         self.forgotten.append(request)
@@ -163,6 +167,92 @@ def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str) -> None
         while (await store.stat()).granted_nbytes:
             await asyncio.sleep(0.001)
         assert (await store.stat()).num_reservations_queued == 0
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_so_many_at_a_time_over_all_processes(server: StoreServer, limit: int) -> None:
+    """Three gates over one store: first come first served."""
+
+    async def main() -> tuple[list[int], int]:
+        stores = [await AsyncDaemonStore.connect(server.address, name="gate") for _ in range(3)]
+        gates = [Gate(store, timeout_s=30.0, max_concurrency=limit) for store in stores]
+        order: list[int] = []
+        inside = most = 0
+        go_on = asyncio.Event()
+
+        async def one(number: int) -> None:
+            nonlocal inside, most
+            async with gates[number % 3].reserve(f"r{number}", {FEATURES: 1000}):
+                order.append(number)
+                inside += 1
+                most = max(most, inside)
+                await go_on.wait()
+                await asyncio.sleep(0.001)
+                inside -= 1
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(9):
+                group.create_task(one(number))
+                while (await places(stores[0]))[2] <= number:
+                    await asyncio.sleep(0.001)
+            assert await places(stores[0]) == (limit, 9 - limit, 9)
+            go_on.set()
+        while (await places(stores[0]))[2]:
+            await asyncio.sleep(0.001)
+        for store in stores:
+            await store.close()
+        return order, most
+
+    order, most = asyncio.run(main())
+    # With two places, whose answer is read first of two that were sent at once is by chance.
+    assert all(abs(number - place) < limit for place, number in enumerate(order))
+    assert most == limit
+
+
+async def places(store: AsyncDaemonStore) -> tuple[int, int, int]:
+    """Of the count gate: taken, waited for, and both."""
+    slots = (await store.stat()).slots.get("preprocess", m.SlotStatistics(0, 0))
+    return slots.num_taken, slots.num_queued, slots.num_taken + slots.num_queued
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancelled", "refused", "other process dies"])
+def test_who_does_not_get_its_turn_leaves_nothing(server: StoreServer, how: str) -> None:
+    async def main() -> None:
+        holder = await AsyncDaemonStore.connect(server.address, name="holder")
+        store = await AsyncDaemonStore.connect(server.address, name="gate")
+        await Gate(holder, timeout_s=1.0, max_concurrency=1).enter("held")
+        gate = Gate(store, timeout_s=0.05 if how == "timeout" else 30.0, max_concurrency=1)
+        waiting = asyncio.create_task(gate.enter("r"))
+        if how == "timeout":
+            with pytest.raises(DeadlineExceeded) as late:
+                await waiting
+            assert late.value.retry_after_s >= 1.0
+        elif how == "refused":
+            while (await places(holder))[1] == 0:
+                await asyncio.sleep(0.001)
+            with pytest.raises(SlotTaken):
+                await store.enter("q", "preprocess", limit=1, queue=False)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        else:
+            while (await places(holder))[1] == 0:
+                await asyncio.sleep(0.001)
+            if how == "cancelled":
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            else:
+                await holder.close()
+                await waiting
+                assert (await places(store))[0] == 1
+                store.forget("r")
+        await holder.close()
+        while (await places(store))[2]:
+            await asyncio.sleep(0.001)
+        assert gate.num_waiting == 0
         await store.close()
 
     asyncio.run(main())
