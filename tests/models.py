@@ -40,7 +40,7 @@ _LLAVA_TEMPLATE = """\
 def make_features(family: AnyFamily, media: Media) -> dict[str, Any]:
     """The tensors that a worker would write, in memory of their own."""
     plan = codec.plan(plan_for_sure(family, media.header).tree)
-    out = codec.lay_out(plan, memoryview(bytearray(plan.nbytes)))
+    out: dict[str, Any] = codec.lay_out(plan, memoryview(bytearray(plan.nbytes)))
     out.pop("prompt")
     family.process(media, out)
     return out

@@ -127,11 +127,19 @@ def make_idefics3(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_internvl(folder: Path) -> None:
-    """Its processor needs a video processor, which needs torchvision."""
-    write_config(folder, model_type="internvl", image_token_id=7)
-    GotOcr2ImageProcessorPil(crop_to_patches=True).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+def make_internvl(folder: Path, *, image_seq_length: int = 4, **settings: Any) -> None:
+    """Its whole processor needs a video processor, which needs torchvision."""
+    tokenizer = make_tokenizer(
+        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>"
+    )
+    write_config(
+        folder,
+        model_type="internvl",
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=image_seq_length,
+    )
+    GotOcr2ImageProcessorPil(**settings).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def write_config(folder: Path, **config: Any) -> None:

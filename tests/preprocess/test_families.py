@@ -183,6 +183,31 @@ def test_a_picture_that_needs_no_resizing(folder: Path) -> None:
     )
 
 
+def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
+    """As if the processor had been made with that limit; a fixed size stays as it is."""
+    family, reference, most = native(folder), describe(folder, reference=True), 9_000
+    assert isinstance(reference, AdapterFamily)
+    bounded, bounded_reference = family.bounded(most), reference.bounded(most)
+    if isinstance(family, FixedFamily):
+        assert bounded is family
+        assert bounded_reference is reference
+        return
+    assert family.bounded(10**9) is family
+    edges = {"shortest_edge": family.min_pixels, "longest_edge": most}
+    processor = AutoImageProcessor.from_pretrained(folder, size=edges)
+    for picture in pictures(seed=5, count=20):
+        expected = processor(images=Image.fromarray(picture.pixels), return_tensors="np")
+        assert_equal(process(bounded_reference, picture), expected)
+        ready = inputs(bounded, process(bounded, picture))
+        assert (ready["image_grid_thw"] == expected["image_grid_thw"]).all()
+        _, rows, columns = expected["image_grid_thw"][0]
+        if min(rows, columns) > family.merge_size:  # a sliver has no fewer
+            assert rows * columns * family.patch_size**2 <= most
+        error = np.abs(ready["pixel_values"] - expected["pixel_values"]).max()
+        n = family.normalization
+        assert error <= 2.01 * n.rescale_factor / min(n.std)
+
+
 @given(st.integers(2, 700), st.integers(2, 700))
 @settings(max_examples=60, deadline=None, derandomize=True)
 @pytest.mark.parametrize("name", ["qwen3_vl", "clip", "gemma3"])

@@ -112,6 +112,8 @@ class NaiveWorker:
             assert end <= known.given
             assert (chunk.start == 0) == (chunk.sequence_id not in self.started)
             assert known.needs(chunk.start, end) <= self.embeddings, "computed without embeddings"
+            if not (self.limits.cuts_items or known.request.cross_attention):
+                assert not any(offset < end < stop for offset, stop, _ in known.items), "cut in two"
             assert chunk.samples == (end == known.known and known.left > 0)
             self.started.add(chunk.sequence_id)
             known.computed, known.awaits = end, chunk.samples

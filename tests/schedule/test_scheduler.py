@@ -27,6 +27,7 @@ limits = st.builds(
     kv_num_blocks=st.sampled_from([14, 20, 30, 45, 120]),
     kv_block_tokens=st.integers(1, 2),
     lookahead_tokens=st.sampled_from([0, 0, 3, 9]),
+    cuts_items=st.booleans(),
 )
 parts = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(sorted(SIZES))), max_size=4)
 kinds = st.sampled_from(["prompt", "prompt", "prompt", "cross", "cross", "session"])
@@ -84,6 +85,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         except EncoderCacheFull:
             keys = {i.key for i in items}
+            if self.too_long_at_once(items) and not is_cross:
+                return
             rows, nbytes = sum(SIZES[k] for k in keys), sum(NBYTES[k] for k in keys)
             assert is_cross
             assert rows > self.limits.cache_num_embeds or nbytes > self.limits.cache_nbytes
@@ -110,7 +113,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         except PromptTooLong:
             return
+        except EncoderCacheFull:
+            assert self.too_long_at_once(items)
+            return
         self.worker.sequences[session].inputs.append((end + tail, max_tokens, items, number))
+
+    def too_long_at_once(self, items: list[EncoderInput]) -> bool:
+        """One of the items may not be cut, and does not fit beside the others' decoding."""
+        most = self.limits.max_step_tokens - self.limits.max_num_seqs + 1
+        return not self.limits.cuts_items and any(i.placeholder.length > most for i in items)
 
     @rule()
     def step(self) -> None:

@@ -32,7 +32,7 @@ def item(key: bytes, offset: int, length: int, nbytes: int = 0) -> EncoderInput:
     return EncoderInput(key, Placeholder(offset, length), nbytes)
 
 
-def scheduler_with(**limits: int) -> Scheduler:
+def scheduler_with(**limits: Any) -> Scheduler:
     return Scheduler(Limits(**{"max_num_seqs": 4, "kv_block_tokens": 1, **limits}))
 
 
@@ -93,6 +93,61 @@ def test_lookahead_encodes_before_the_chunk_that_needs_it() -> None:
     assert scheduler.next_step() == step(
         encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 0, 4, False)]
     )
+
+
+def test_a_chunk_ends_before_an_item_that_may_not_be_cut() -> None:
+    scheduler = scheduler_with(max_step_tokens=8, cuts_items=False)
+    add(scheduler, "a", 20, item(b"dog", 3, 5), item(b"cat", 8, 4), item(b"hen", 14, 5))
+    ends = []
+    for _ in range(3):
+        (chunk,) = scheduler.next_step().prefill
+        ends.append(chunk.start + chunk.num_tokens)
+    assert ends == [8, 14, 20]
+
+
+def test_an_item_that_may_not_be_cut_waits_for_tokens_and_memory() -> None:
+    scheduler = scheduler_with(
+        max_num_seqs=2, max_step_tokens=6, cuts_items=False, kv_num_blocks=12
+    )
+    add(scheduler, "a", 3)
+    add(scheduler, "b", 7, item(b"dog", 0, 4))
+    assert scheduler.next_step().prefill == [Chunk("a", 0, 3, True)], "3 of 6 are left, it wants 4"
+    scheduler.record("a", is_eos=False)
+    assert scheduler.next_step() == step(
+        encode=[Encode("b", 0, b"dog")], prefill=[Chunk("b", 0, 5, False)], decode=["a"]
+    )
+
+
+def test_memory_for_a_whole_item_is_made() -> None:
+    """Four blocks are free, and the dog wants five at once."""
+    scheduler = scheduler_with(
+        max_num_seqs=3, max_step_tokens=7, cuts_items=False, kv_num_blocks=11
+    )
+    add(scheduler, "a", 8, item(b"dog", 3, 5), max_tokens=1)
+    add(scheduler, "b", 4, max_tokens=5)
+    assert scheduler.next_step().prefill == [Chunk("a", 0, 3, False), Chunk("b", 0, 4, True)]
+    scheduler.record("b", is_eos=False)
+    assert scheduler.next_step() == step(
+        drop=["b"], encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 3, 5, True)]
+    )
+
+
+def test_what_is_computed_at_once_must_fit_beside_what_decodes() -> None:
+    scheduler = scheduler_with(max_num_seqs=3, max_step_tokens=7, cuts_items=False)
+    add(scheduler, "a", 9, item(b"dog", 0, 5))
+    with pytest.raises(EncoderCacheFull, match=r"6 positions .* 5"):
+        add(scheduler, "b", 9, item(b"cat", 0, 6))
+    add(scheduler, "c", 1, item(b"cat", 0, 6), cross_attention=True)
+
+
+def test_all_items_are_there() -> None:
+    scheduler = scheduler_with(max_step_tokens=4)
+    add(scheduler, "a", 9, item(b"dog", 0, 3), item(b"cat", 5, 3))
+    has = []
+    for _ in range(3):
+        has.append(scheduler.has_all_items("a"))
+        scheduler.next_step()
+    assert has == [False, False, True]
 
 
 def test_decoding_is_not_held_up_by_prompts() -> None:
@@ -271,6 +326,7 @@ def test_a_step_says_only_what_is_new() -> None:
         ({"items": [item(b"a", 0, 9)]}, EncoderCacheFull, "9 embeddings .* 8 rows a step"),
         ({"items": [item(b"a", 0, 8)]}, EncoderCacheFull, "8 embeddings .* 7 rows"),
         ({"items": [item(b"a", 0, 1, 51)]}, EncoderCacheFull, "51 bytes"),
+        ({"items": [item(b"a", 0, 8), item(b"a", 8, 1)]}, EncoderCacheFull, "8 embeddings .* 7"),
         ({"items": [item(b"a", 5, 6)]}, InvalidPlaceholders, "item 0 ends at 11"),
         ({"items": [item(b"a", 5, 2), item(b"b", 6, 2)]}, InvalidPlaceholders, "item 1 .* item 0"),
         ({"max_tokens": 11}, PromptTooLong, "21 tokens exceed .* 20"),

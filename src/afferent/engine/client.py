@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
@@ -11,6 +12,7 @@ from afferent.engine import messages as m
 from afferent.engine.protocol import (
     Accepted,
     EngineEvent,
+    EngineFigures,
     EngineInfo,
     EngineRequest,
     Finished,
@@ -22,6 +24,7 @@ from afferent.types import decode, encode
 log = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
+_FIGURES_TIMEOUT_S = 1.0
 _Event = EngineEvent | AfferentError
 
 
@@ -33,6 +36,7 @@ class CoreClient:
         self._channel: wire.AsyncChannel | None = None
         self._closed = asyncio.Event()
         self._queues: dict[str, asyncio.Queue[_Event]] = {}
+        self._asked: list[asyncio.Future[EngineFigures | None]] = []
         self.info: EngineInfo | None = None
 
     async def run(self) -> None:
@@ -45,9 +49,13 @@ class CoreClient:
                 continue
             self._closed.clear()
             self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
-            await self._channel.attach(sock)
-            self._channel.send(encode(m.FrontendHello(self._name)))
-            await self._closed.wait()
+            try:
+                await self._channel.attach(sock)
+                with contextlib.suppress(wire.ConnectionClosed):  # it has died since
+                    self._channel.send(encode(m.FrontendHello(self._name)))
+                await self._closed.wait()
+            finally:
+                self._channel.abort()
             log.warning("the engine core is gone")
             await asyncio.sleep(_RECONNECT_S)
 
@@ -72,19 +80,43 @@ class CoreClient:
             if not finished and channel.is_open:
                 channel.send(encode(m.Abort(request.request_id)))
 
+    async def figures(self) -> EngineFigures | None:
+        """See `Engine.figures`."""
+        if self._channel is None or not self._channel.is_open:
+            return None
+        future: asyncio.Future[EngineFigures | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._channel.send(encode(m.AskFigures()))
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(future, _FIGURES_TIMEOUT_S)
+        return None
+
+    def _answer(self, figures: EngineFigures | None) -> None:
+        """To all who have asked."""
+        for future in self._asked:
+            if not future.done():
+                future.set_result(figures)
+        self._asked.clear()
+
     def _on_frame(self, frame: bytes) -> None:
         message: m.ToFrontend = decode(m.to_frontend_decoder, frame)
-        if isinstance(message, m.Health):
-            self.info = message.info
-            return
+        match message:
+            case m.Health(info=info):
+                self.info = info
+            case m.Figures(figures=figures):
+                self._answer(figures)
+            case _:
+                self._on_event(message)
+
+    def _on_event(self, message: m.RequestEvent) -> None:
         queue = self._queues.get(message.request_id)
         if queue is None:  # aborted meanwhile
             return
         match message:
             case m.RequestAccepted():
                 queue.put_nowait(Accepted())
-            case m.RequestTokens(token_ids=token_ids, spans=spans):
-                queue.put_nowait(Tokens(token_ids, spans))
+            case m.RequestTokens(token_ids=token_ids, spans=spans, logprobs=logprobs):
+                queue.put_nowait(Tokens(token_ids, spans, logprobs))
             case m.RequestFinished(reason=reason, spans=spans):
                 queue.put_nowait(Finished(reason, spans))
             case m.RequestFailed(failure=failure):
@@ -92,6 +124,7 @@ class CoreClient:
 
     def _on_close(self) -> None:
         self.info = None
+        self._answer(None)
         for queue in self._queues.values():
             queue.put_nowait(EngineUnavailable("the engine went away; try again"))
         self._closed.set()

@@ -1,14 +1,26 @@
-"""What frontends, the engine core and its worker say to each other: schema'd msgpack."""
+"""What frontends, the engine core and its workers say to each other: schema'd msgpack."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from afferent.engine.protocol import EngineInfo, EngineRequest
-from afferent.types import Failure, RequestId, Span
+from afferent.engine.protocol import Chosen, EngineFigures, EngineInfo, EngineRequest
+from afferent.schedule.step import Chunk
+from afferent.types import (
+    Failure,
+    Handle,
+    KeyBytes,
+    Modality,
+    NonNegative,
+    Placeholder,
+    RequestId,
+    Sampling,
+    Span,
+    TokenLogprobs,
+)
 
 
 class _Message(Struct, array_like=True, forbid_unknown_fields=True):
@@ -23,10 +35,12 @@ class FrontendHello(_Message, tag="frontend"):
 
 
 class WorkerHello(_Message, tag="worker"):
-    """The worker has loaded the model and can be used."""
+    """A worker is there, and waits for the others. Rank 0 says at which port it listens for them,
+    if there are any.
+    """
 
-    pid: int
-    info: EngineInfo
+    rank: NonNegative
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 # Frontend to core.
@@ -38,6 +52,10 @@ class Submit(_Message, tag="submit"):
 
 class Abort(_Message, tag="abort"):
     request_id: RequestId
+
+
+class AskFigures(_Message, tag="ask"):
+    """Answered with `Figures`."""
 
 
 # Core to frontend.
@@ -57,6 +75,7 @@ class RequestTokens(_Message, tag="tokens"):
     request_id: str
     token_ids: list[int]
     spans: list[Span]
+    logprobs: list[TokenLogprobs]
 
 
 class RequestFinished(_Message, tag="finished"):
@@ -70,28 +89,102 @@ class RequestFailed(_Message, tag="failed"):
     failure: Failure
 
 
+class Figures(_Message, tag="figures"):
+    figures: EngineFigures
+
+
 # Core to worker and back.
 
 
-class RunStep(_Message, tag="step"):
-    """Drop these sequences' caches, prefill this one, decode a token of each of those."""
+class Gather(_Message, tag="gather"):
+    """All workers are there: meet at rank 0's port, and load the model."""
 
-    drop: list[str]
-    prefill: EngineRequest | None
-    decode: list[str]
+    port: int
 
 
-class StepDone(_Message, tag="done"):
-    """A token for each sequence of the step that did not fail."""
+class WorkerReady(_Message, tag="ready"):
+    """The model is loaded. Rank 0 says what it is; ``weights`` is the digest of its weights, empty
+    if no embeddings are shared.
+    """
 
-    tokens: list[tuple[str, int]]
-    failures: list[tuple[str, Failure]]
-    spans: list[Span]
+    client: NonNegative
+    """What the store calls this worker, so that the core can pin for it."""
+    info: EngineInfo
+    weights: bytes
 
 
-ToCore = FrontendHello | WorkerHello | Submit | Abort | StepDone
-ToFrontend = Health | RequestAccepted | RequestTokens | RequestFinished | RequestFailed
+class Grid(_Message):
+    """A small array."""
+
+    dtype: str
+    shape: tuple[NonNegative, ...]
+    data: bytes
+
+
+class BegunItem(_Message):
+    """An item of a sequence. What has a say in positions comes along: the features may be gone."""
+
+    modality: Modality
+    key: KeyBytes
+    placeholder: Placeholder
+    grids: dict[str, Grid]
+
+
+class Begin(_Message):
+    """A new sequence, or one that begins again with what it had answered by then."""
+
+    sequence_id: str
+    token_ids: list[int]
+    items: list[BegunItem]
+    sampling: Sampling
+
+
+class EncodeItem(_Message):
+    """Have the embeddings of this item: view them if they are ``found``, make them otherwise."""
+
+    sequence_id: str
+    key: KeyBytes
+    modality: Modality
+    handle: Handle
+    found: bool
+
+
+class Work(_Message, tag="work"):
+    """A step, or the half of one: what is encoded or begun goes out before what computes with it.
+
+    To be done in the order of the fields, by all workers alike; each answers with `WorkDone`.
+    ``lease`` is the request that the step's objects are pinned under; with ``are_pinned`` the core
+    has pinned them for this worker, who lets go of them in any case.
+    """
+
+    number: NonNegative
+    drop: list[str] = []
+    evict: list[bytes] = []
+    lease: str = ""
+    are_pinned: bool = False
+    encode: list[EncodeItem] = []
+    begin: list[Begin] = []
+    prefill: list[Chunk] = []
+    decode: list[str] = []
+
+
+class WorkDone(_Message, tag="done"):
+    """What was chosen, and what failed: items by key, sequences by id. Spans are of a sequence."""
+
+    number: NonNegative
+    client: NonNegative
+    chosen: list[Chosen]
+    failed_items: list[tuple[bytes, Failure]]
+    failed_sequences: list[tuple[str, Failure]]
+    spans: list[tuple[str, Span]]
+    num_encoded: NonNegative
+
+
+ToCore = FrontendHello | WorkerHello | Submit | Abort | AskFigures | WorkerReady | WorkDone
+RequestEvent = RequestAccepted | RequestTokens | RequestFinished | RequestFailed
+ToFrontend = Health | Figures | RequestEvent
+ToWorker = Gather | Work
 
 to_core_decoder = msgspec.msgpack.Decoder(ToCore)
 to_frontend_decoder = msgspec.msgpack.Decoder(ToFrontend)
-to_worker_decoder = msgspec.msgpack.Decoder(RunStep)
+to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)

@@ -1,216 +1,216 @@
-"""Running a multimodal `transformers` model: features in, one token at a time out."""
+"""Running a multimodal `transformers` model: one rank of it, in this process."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers import AutoModelForMultimodalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
-from afferent.engine.protocol import EngineInfo
+from afferent.engine.cross import CrossDecoder
+from afferent.engine.embeddings import Embeddings, Features, PlacedItem
+from afferent.engine.group import Group
+from afferent.engine.packed import PackedDecoder
+from afferent.engine.parts import Decoder, Part, RunningSequence
+from afferent.engine.protocol import Chosen, EngineInfo
+from afferent.engine.sampling import choose, logprobs
+from afferent.engine.slices import keep_slice
 from afferent.errors import InternalError
 from afferent.preprocess.family import Family
-from afferent.schedule.window import WindowIndex
-from afferent.types import Modality, Placeholder, Sampling
-
-Features = Mapping[str, NDArray[Any]]
-
-_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
-"""How `transformers` tells the tokens of media from those of text, which are 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedItem:
-    """An item after `Runner.encode`: where it goes, its grids if it has any, its embeddings."""
-
-    modality: Modality
-    placeholder: Placeholder
-    grids: Features
-    embeddings: list[torch.Tensor]
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """A sequence's cache in the model, and where its next token goes."""
-
-    cache: Any
-    next_position: int
-    last_token: int
-    sampling: Sampling
-    generator: torch.Generator | None
+from afferent.schedule.step import Chunk
+from afferent.types import Modality, Sampling
 
 
 class Runner:
     """One model in this process. Sequences are known by the ids their caller chose."""
 
-    def __init__(self, folder: Path, family: Family, *, max_model_len: int = 0) -> None:
-        """Load the model from a local folder.
+    def __init__(
+        self,
+        folder: Path,
+        family: Family,
+        *,
+        max_model_len: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        """Load the model from a local folder; onto the GPU, if there is one.
 
         Args:
             folder: What `transformers` saves: config, weights, generation config.
             family: Of the model; it finishes the features.
             max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own.
+            group: The other ranks of the model, who are told the same steps; waited for here.
+
+        Raises:
+            UnsupportedModel: Its answers would be wrong here, or it can't be sliced for ranks.
+            ConfigError: It can't be shared by so many ranks.
         """
-        self._model: Any = AutoModelForMultimodalLM.from_pretrained(folder, dtype="auto").eval()
-        self._family = family
-        config = self._model.config
-        text = config.get_text_config()
-        limit = int(getattr(text, "max_position_embeddings", 0) or 4096)
-        parameters = inspect.signature(self._model.forward).parameters
-        self._takes_encoder_outputs = "mm_encoder_outputs" in parameters
-        self._is_mrope = hasattr(self._model.model, "get_rope_index")
-        self._sequences: dict[str, _Sequence] = {}
-        eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
-        self.info = EngineInfo(
-            max_model_len=min(max_model_len, limit) if max_model_len else limit,
-            eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
+        self._family, self._group = family, group
+        self._model = _place(load_model(folder), group)
+        is_pair = bool(self._model.config.is_encoder_decoder)
+        self._decoder: Decoder = (
+            CrossDecoder(self._model) if is_pair else PackedDecoder(self._model, family)
         )
+        self._sequences: dict[str, RunningSequence] = {}
+        self.info = self._describe(max_model_len)
 
     @torch.inference_mode()
-    def encode(self, modality: Modality, features: Features) -> list[torch.Tensor]:
-        """The embeddings of one item's features, each ``(num_embeds, hidden)``.
+    def encode(self, modality: Modality, features: Features) -> Embeddings:
+        """The embeddings of one item.
 
-        The features are read where they are: the tensors are views over the same memory.
+        The features are read where they are, without a copy unless it is to another device, and
+        not needed any more when this returns.
         """
-        tensors = {name: torch.utils.dlpack.from_dlpack(array) for name, array in features.items()}
-        encode = getattr(self._model, f"get_{modality}_features")
-        out = encode(**self._family.model_inputs(tensors), return_dict=True).pooler_output
-        return [out] if isinstance(out, torch.Tensor) and out.dim() == 2 else list(out)
+        device, dtype = self._model.device, self._model.dtype
+        tensors = {
+            name: torch.utils.dlpack.from_dlpack(array).to(device, non_blocking=True)
+            for name, array in features.items()
+        }
+        copied = torch.cuda.current_stream().record_event() if device.type == "cuda" else None
+        try:
+            inputs = {
+                name: value.to(dtype) if torch.is_floating_point(value) else value
+                for name, value in self._family.model_inputs(tensors).items()
+            }
+            out = self._encode(modality, inputs)
+        finally:
+            if copied is not None:
+                copied.synchronize()
+        if isinstance(out, torch.Tensor):
+            return Embeddings(_rows(out))
+        layers = getattr(out, "deepstack_features", None) or ()
+        return Embeddings(_rows(out.pooler_output), tuple(map(_rows, layers)))
 
-    @torch.inference_mode()
-    def prefill(
+    def begin(
         self,
         sequence_id: str,
         token_ids: list[int],
-        items: list[EncodedItem],
+        items: Sequence[PlacedItem],
         sampling: Sampling,
-    ) -> int:
-        """Run the prompt; the first token of the answer.
+    ) -> None:
+        """Take a new sequence, or one that was dropped once more; nothing is computed.
 
         Args:
-            sequence_id: A new one.
-            token_ids: The prompt, each placeholder filled with the model's image token.
+            sequence_id: What it is called from now on.
+            token_ids: Its prompt, and the tokens chosen before it was dropped.
             items: In prompt order.
-            sampling: How to choose this and the following tokens.
+            sampling: How to choose tokens; its seed is drawn by the caller.
+
+        Raises:
+            InvalidPlaceholders: Items overlap, or are not in prompt order.
+            InternalError: An item does not fit the prompt.
         """
-        index = WindowIndex((item.placeholder, item) for item in items)
-        if index.end > len(token_ids):
-            raise InternalError("an item's placeholder lies outside of the prompt")
-        items = [index[ordinal] for ordinal in index.in_window(0, len(token_ids))]
-        input_ids = torch.tensor([token_ids])
-        types = torch.zeros_like(input_ids, dtype=torch.int32)
-        for item in items:
-            start, length = item.placeholder.offset, item.placeholder.length
-            embed = self._family.tokens[item.modality].embed
-            is_embed = input_ids[0, start : start + length] == embed
-            if sum(len(part) for part in item.embeddings) != int(is_embed.sum()):
-                raise InternalError("an item's embeddings do not fill its placeholder")
-            types[0, start : start + length][is_embed] = _TYPES[item.modality]
-        positions, next_position = self._positions(input_ids, types, items)
-        cache = DynamicCache(config=self._model.config.get_text_config())
-        prompt = self._with_embeddings(input_ids, types, items)
-        logits = self._forward(positions, cache, **prompt)
-        generator = None
-        if sampling.seed is not None:
-            generator = torch.Generator().manual_seed(sampling.seed % 2**63)
-        token = choose(logits, sampling, generator)
-        self._sequences[sequence_id] = _Sequence(cache, next_position, token, sampling, generator)
-        return token
+        state = self._decoder.begin(token_ids, items)
+        self._sequences[sequence_id] = RunningSequence(
+            sequence_id, list(token_ids), sampling, state
+        )
 
     @torch.inference_mode()
-    def decode(self, sequence_id: str) -> int:
-        """The next token of a sequence."""
-        sequence = self._sequences[sequence_id]
-        positions = torch.tensor([[sequence.next_position]])
-        if self._is_mrope:
-            positions = positions.expand(3, 1, 1)
-        input_ids = torch.tensor([[sequence.last_token]])
-        logits = self._forward(positions, sequence.cache, input_ids=input_ids)
-        sequence.next_position += 1
-        sequence.last_token = choose(logits, sequence.sampling, sequence.generator)
-        return sequence.last_token
+    def run(
+        self,
+        chunks: Sequence[Chunk],
+        decode: Sequence[str],
+        embeddings: Mapping[bytes, Embeddings],
+    ) -> list[Chosen]:
+        """Compute chunks of prompts, and the last tokens of other sequences.
+
+        Args:
+            chunks: Each of a sequence of its own, and from where the sequence is computed to.
+            decode: Sequences of which all but the last token is computed.
+            embeddings: By key; those of the items that the chunks touch have to be there.
+
+        Returns:
+            The next token of each sequence that samples, first those of ``chunks``.
+
+        Raises:
+            UnusableEmbeddings: Of one sequence, which it names; nothing has been computed.
+        """
+        parts = [self._part(chunk) for chunk in chunks]
+        for sequence_id in decode:
+            start = len(self._sequence(sequence_id).token_ids) - 1
+            parts.append(self._part(Chunk(sequence_id, start, 1, samples=True)))
+        if not parts:
+            return []
+        for part in parts:
+            self._decoder.check(part, embeddings)
+        logits = self._decoder.logits(parts, embeddings)
+        for part in parts:
+            part.sequence.num_computed = part.end
+        sequences = [part.sequence for part in parts if part.samples]
+        tokens = choose(logits, [(each.sampling, len(each.token_ids)) for each in sequences])
+        if self._group is not None:
+            tokens = self._group.agree(tokens)
+        return list(map(_chosen, sequences, tokens, logits))
 
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ones are ignored."""
         self._sequences.pop(sequence_id, None)
 
-    def _with_embeddings(
-        self, input_ids: torch.Tensor, types: torch.Tensor, items: list[EncodedItem]
-    ) -> dict[str, Any]:
-        """The prompt with its items, as arguments of the model."""
-        if not items:
-            return {"input_ids": input_ids}
-        encoded: dict[str, list[torch.Tensor]] = {}
-        for item in items:
-            encoded.setdefault(item.modality, []).extend(item.embeddings)
-        if self._takes_encoder_outputs:
-            outputs = {
-                name: SimpleNamespace(pooler_output=parts) for name, parts in encoded.items()
-            }
-            return {"input_ids": input_ids, "mm_encoder_outputs": outputs}
-        embeddings = self._model.get_input_embeddings()(input_ids)
-        for modality, parts in encoded.items():
-            rows = torch.cat(parts).to(embeddings.dtype)
-            embeddings[types == _TYPES[Modality(modality)]] = rows
-        return {"inputs_embeds": embeddings}
+    def _encode(self, modality: Modality, inputs: dict[str, Any]) -> Any:
+        if self.info.cross_attention:
+            return self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
+        return getattr(self._model, f"get_{modality}_features")(**inputs, return_dict=True)
 
-    def _positions(
-        self, input_ids: torch.Tensor, types: torch.Tensor, items: list[EncodedItem]
-    ) -> tuple[torch.Tensor, int]:
-        """Position ids of a prompt, and the position after it.
+    def _sequence(self, sequence_id: str) -> RunningSequence:
+        if sequence_id not in self._sequences:
+            raise InternalError("a step is about a sequence that has not begun")
+        return self._sequences[sequence_id]
 
-        They are always passed explicitly: what the model would remember of its last call belongs to
-        whatever sequence ran last.
-        """
-        length = input_ids.shape[1]
-        if not self._is_mrope:
-            return torch.arange(length)[None], length
-        if not items:
-            return torch.arange(length).expand(3, 1, length), length
-        grids: dict[str, list[NDArray[Any]]] = {}
-        for item in items:
-            for name, grid in item.grids.items():
-                grids.setdefault(name, []).append(grid)
-        joined = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in grids.items()}
-        positions, deltas = self._model.model.get_rope_index(
-            input_ids, mm_token_type_ids=types, **joined
+    def _part(self, chunk: Chunk) -> Part:
+        sequence = self._sequence(chunk.sequence_id)
+        end = chunk.start + chunk.num_tokens
+        if chunk.start != sequence.num_computed:
+            raise InternalError("a step does not go on where its sequence is")
+        if chunk.samples != (end == len(sequence.token_ids)) or chunk.num_tokens < 1:
+            raise InternalError("a step does not end where its sequence does")
+        return Part(sequence, chunk.start, end, chunk.samples)
+
+    def _describe(self, max_model_len: int) -> EngineInfo:
+        config = self._model.config
+        text = config.get_text_config()
+        own = getattr(text, "max_position_embeddings", 0) or getattr(
+            config, "max_target_positions", 0
         )
-        return positions, length + int(deltas.item())
-
-    def _forward(self, positions: torch.Tensor, cache: Any, **arguments: Any) -> torch.Tensor:
-        """Logits of the last position, ``(vocabulary,)``."""
-        out = self._model(
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **arguments,
+        limit = int(own or 4096)
+        eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
+        row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
+        return EngineInfo(
+            max_model_len=min(max_model_len, limit) if max_model_len else limit,
+            eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
+            embed_nbytes=row_nbytes * self._decoder.num_embed_layers,
+            cuts_items=self._decoder.cuts_items,
+            cross_attention=bool(config.is_encoder_decoder),
         )
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
 
 
-def choose(
-    logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
-) -> int:
-    """A token from the ``(vocabulary,)`` logits of one position."""
-    if sampling.temperature == 0.0:
-        return int(logits.argmax())
-    scaled = logits.float() / sampling.temperature
-    if sampling.top_k:
-        kth = scaled.topk(min(sampling.top_k, len(scaled))).values[-1]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    probabilities = scaled.softmax(-1)
-    if sampling.top_p < 1.0:
-        ordered, order = probabilities.sort(descending=True)
-        # Keep the smallest set of tokens that reaches top_p, the first in any case.
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p
-        probabilities[order[outside]] = 0.0
-    return int(torch.multinomial(probabilities, 1, generator=generator))
+def load_model(folder: Path) -> Any:
+    """A model with its weights, of `transformers` alone; in this machine's memory."""
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
+    return auto.from_pretrained(folder, config=config, dtype="auto").eval()
+
+
+def _place(model: Any, group: Group | None) -> Any:
+    """Cut down to this rank's slice, on this rank's device."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", group.rank if group else 0)
+        torch.cuda.set_device(device)
+    if group is not None:
+        keep_slice(model, group)
+        group.meet(device)
+    return model.to(device)
+
+
+def _rows(out: Any) -> torch.Tensor:
+    """An item's rows as one matrix, however the model hands them out: some cut them into the item's
+    own parts.
+    """
+    joined = out if isinstance(out, torch.Tensor) else torch.cat(list(out))
+    return joined.reshape(-1, joined.shape[-1])
+
+
+def _chosen(sequence: RunningSequence, token: int, logits: torch.Tensor) -> Chosen:
+    sequence.token_ids.append(token)
+    return Chosen(sequence.sequence_id, token, logprobs(logits, sequence.sampling, token))

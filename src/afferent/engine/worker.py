@@ -1,158 +1,228 @@
-"""The engine worker: views over a read-only map of the arena, and the model.
+"""An engine worker: views over a read-only map of the arena, and the model, or its part of it.
 
     python -m afferent.engine.worker FD      (started by the supervisor)
 
-Features never pass through a socket: the worker is told where they are, pins them under its own
-connection to the store, reads them in place and lets go.
+Features never pass through a socket: the worker is told where they are, reads them in place under
+pins of its own, and lets go. All workers of an engine are told the same, and answer alike.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import select
+import socket
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from afferent import wire
 from afferent.engine import messages as m
-from afferent.engine.protocol import EngineRequest
-from afferent.errors import AfferentError, FormatError, InternalError, StoreUnavailable
+from afferent.engine.grids import as_arrays
+from afferent.engine.protocol import Chosen
+from afferent.engine.weights import weights_digest
+from afferent.errors import (
+    AfferentError,
+    ConfigError,
+    FormatError,
+    InternalError,
+    UnsupportedModel,
+)
 from afferent.preprocess.registry import AnyFamily
-from afferent.process import ChildProcess
-from afferent.store import codec
+from afferent.process import LOST_PARTNERS, ChildProcess
+from afferent.store.cache import ItemCache
 from afferent.store.client import DaemonStore
-from afferent.types import Failure, Item, Span, decode, encode, span_since
+from afferent.types import Failure, Span, decode, encode, span_since
 
 if TYPE_CHECKING:
-    from afferent.engine.runner import EncodedItem, Runner
+    from afferent.engine.encoding import ItemEncoder
+    from afferent.engine.group import Group
+    from afferent.engine.runner import Runner
 
 log = logging.getLogger(__name__)
 
-_GRIDS = {"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}
 _CONNECT_TIMEOUT_S = 30.0
 
 
 class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``shares_embeddings``: whether the arena has room for embeddings, to be used again."""
+
     store_address: str
     core_address: str
+    rank: int
+    num_workers: int
     model_folder: str
     family: AnyFamily
     max_model_len: int
+    shares_embeddings: bool
 
 
 class EngineWorker:
-    def __init__(self, runner: Runner, store: DaemonStore, core: wire.SyncChannel) -> None:
-        self._runner, self._store, self._core = runner, store, core
-
-    def say_hello(self) -> None:
-        """The core gives this worker its work from now on."""
-        hello = m.WorkerHello(os.getpid(), self._runner.info)
-        self._core.send(encode(hello), timeout_s=_CONNECT_TIMEOUT_S)
+    def __init__(
+        self,
+        runner: Runner,
+        encoder: ItemEncoder,
+        store: DaemonStore,
+        core: wire.SyncChannel,
+        *,
+        has_partners: bool,
+    ) -> None:
+        """``has_partners``: other workers hold parts of the model, too."""
+        self._runner, self._encoder = runner, encoder
+        self._store, self._core = store, core
+        self._has_partners = has_partners
+        self._num_failed_steps = 0
 
     def run(self) -> None:
-        """Do steps until the core is gone."""
+        """Do what the core says until it is gone."""
         while True:
-            step = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
-            self._core.send(encode(self._do(step)), timeout_s=_CONNECT_TIMEOUT_S)
+            work = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
+            if not isinstance(work, m.Work):
+                raise FormatError("the core says what it has said before")
+            self._core.send(encode(self._do(work)), timeout_s=_CONNECT_TIMEOUT_S)
 
-    def _do(self, step: m.RunStep) -> m.StepDone:
-        done = m.StepDone([], [], [])
-        for sequence_id in step.drop:
+    def _do(self, work: m.Work) -> m.WorkDone:
+        done = m.WorkDone(work.number, self._store.client_number, [], [], [], [], 0)
+        for sequence_id in work.drop:
             self._runner.drop(sequence_id)
-        if step.prefill is not None:
-            request = step.prefill
-            self._attempt(request.request_id, done, lambda: self._prefill(request, done.spans))
-        for sequence_id in step.decode:
-            self._attempt(sequence_id, done, lambda: self._runner.decode(sequence_id))  # noqa: B023
+        for key in work.evict:
+            self._encoder.evict(key)
+        if work.lease:
+            encoded = self._encoder.encode(work)
+            done.failed_items, done.spans = encoded.failed, encoded.spans
+            done.num_encoded = encoded.num_encoded
+        failed: dict[str, Failure] = {}
+        for begin in work.begin:
+            self._begin(begin, failed)
+        done.chosen = self._compute(work, failed, done.spans)
+        for sequence_id in failed:
+            self._runner.drop(sequence_id)
+        done.failed_sequences = list(failed.items())
         return done
 
-    def _attempt(self, sequence_id: str, done: m.StepDone, work: Callable[[], int]) -> None:
-        """One sequence's part of a step; what goes wrong is that sequence's failure alone."""
+    def _begin(self, begin: m.Begin, failed: dict[str, Failure]) -> None:
+        from afferent.engine.embeddings import PlacedItem
+
         try:
-            done.tokens.append((sequence_id, work()))
+            items = [
+                PlacedItem(item.modality, item.placeholder, item.key, as_arrays(item.grids))
+                for item in begin.items
+            ]
+            self._runner.begin(begin.sequence_id, begin.token_ids, items, begin.sampling)
         except AfferentError as error:
-            done.failures.append((sequence_id, Failure(error.code, error.message)))
-            self._runner.drop(sequence_id)
+            failed[begin.sequence_id] = Failure(error.code, error.message)
         except Exception:
-            log.exception("a sequence failed", extra={"request_id": sequence_id})
-            failure = Failure(InternalError.code, "the engine failed on this request")
-            done.failures.append((sequence_id, failure))
-            self._runner.drop(sequence_id)
+            log.exception("a sequence failed", extra={"request_id": begin.sequence_id})
+            failed[begin.sequence_id] = _FAILED
 
-    def _prefill(self, request: EngineRequest, spans: list[Span]) -> int:
-        request_id = request.request_id
-        encoded = self._encode(request_id, request.items, spans) if request.items else []
-        start_ns = time.monotonic_ns()
-        token = self._runner.prefill(request_id, request.token_ids, encoded, request.sampling)
-        note = f"{request_id} {len(request.token_ids)} tokens"
-        spans.append(span_since(start_ns, "worker", "prefill", note=note))
-        return token
+    def _compute(
+        self, work: m.Work, failed: dict[str, Failure], spans: list[tuple[str, Span]]
+    ) -> list[Chosen]:
+        """What was chosen for those that have not failed; adds to those that have."""
+        from afferent.engine.embeddings import UnusableEmbeddings
 
-    def _encode(self, request_id: str, items: list[Item], spans: list[Span]) -> list[EncodedItem]:
-        """Each item's placeholder, grid and embeddings; the views are gone when this returns."""
-        from afferent.engine.runner import EncodedItem
-
-        start_ns = time.monotonic_ns()
-        handles = [item.handle for item in items]
-        self._store.get(request_id, handles)
-        try:
-            trees = [codec.view(self._store.block(handle)) for handle in handles]
-            viewed = sum(handle.nbytes for handle in handles)
-            note = f"{request_id} {viewed / 1000:,.0f} kB in place"
-            spans.append(span_since(start_ns, "worker", "map views", note=note))
+        while True:
+            prefill = [chunk for chunk in work.prefill if chunk.sequence_id not in failed]
+            if not prefill and not work.decode:
+                return []
             start_ns = time.monotonic_ns()
-            encoded = []
-            for item, tree in zip(items, trees, strict=True):
-                features = _tensors(tree)
-                embeddings = self._runner.encode(item.modality, features)
-                # Positions need the grids after the views are gone; they are a few numbers.
-                grids = {name: features[name].copy() for name in _GRIDS & features.keys()}
-                encoded.append(EncodedItem(item.modality, item.placeholder, grids, embeddings))
-            num = len(items)
-            note = f"{request_id} {num} item{'s' if num > 1 else ''}"
-            spans.append(span_since(start_ns, "worker", "encode", note=note))
-            return encoded
-        finally:
-            with contextlib.suppress(StoreUnavailable):  # a store that is gone holds nothing
-                self._store.release(request_id)
+            try:
+                chosen = self._runner.run(prefill, work.decode, self._encoder.embeddings)
+            except UnusableEmbeddings as error:
+                failed[error.sequence_id] = Failure(error.code, error.message)
+                continue
+            except Exception:
+                self._num_failed_steps += 1
+                if self._has_partners or self._num_failed_steps > 1:
+                    # The partners may be elsewhere by now, or this process is of no use any more.
+                    raise
+                # How far it came is not known of any of them.
+                log.exception("a step failed")
+                sequences = [*(chunk.sequence_id for chunk in prefill), *work.decode]
+                failed |= dict.fromkeys(sequences, _FAILED)
+                return []
+            self._num_failed_steps = 0
+            for chunk in prefill:
+                note = f"{chunk.num_tokens} tokens"
+                span = span_since(start_ns, "worker", "prefill", note=note)
+                spans.append((chunk.sequence_id, span))
+            return chosen
 
 
-def _tensors(tree: codec.ViewTree) -> dict[str, NDArray[Any]]:
-    """Features are a flat dictionary: tensors, and how the item is written in the prompt."""
-    if not isinstance(tree, dict):
-        raise FormatError("an item's features are not a dictionary")
-    tensors = {name: array for name, array in tree.items() if isinstance(array, np.ndarray)}
-    if tree.keys() - tensors.keys() != {"prompt"}:
-        raise FormatError("an item's features are not tensors only")
-    return tensors
+_FAILED = Failure(InternalError.code, "the engine failed on this request")
+
+
+def watch(core: socket.socket) -> None:
+    """End this process when the core is gone, or has cut it off, whatever it is doing then."""
+    poll = select.poll()
+    poll.register(core.fileno(), select.POLLRDHUP)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(LOST_PARTNERS)
+
+    threading.Thread(target=wait, name="watch-core", daemon=True).start()
+
+
+def gather(core: wire.SyncChannel, settings: Settings) -> Group | None:
+    """Say hello to the core, and wait for the other workers; ``None`` if there are no others."""
+    from afferent.engine.group import Group
+
+    rank, size = settings.rank, settings.num_workers
+    group = Group.host(size) if rank == 0 and size > 1 else None
+    hello = m.WorkerHello(rank, 0 if group is None else group.port)
+    core.send(encode(hello), timeout_s=_CONNECT_TIMEOUT_S)
+    told = decode(m.to_worker_decoder, core.receive(timeout_s=None))
+    if not isinstance(told, m.Gather):
+        raise FormatError("the core gives work to a worker that has no model")
+    return group if rank == 0 else Group.join(told.port, rank=rank, size=size)
+
+
+def load(child: ChildProcess, settings: Settings, core: wire.SyncChannel) -> Runner:
+    """The model, or its part of it. What can't be served is told to the operator."""
+    from afferent.engine.runner import Runner
+
+    group = gather(core, settings)
+    child.report("loading the model")
+    folder, family = Path(settings.model_folder), settings.family
+    try:
+        return Runner(folder, family, max_model_len=settings.max_model_len, group=group)
+    except (ConfigError, UnsupportedModel) as error:
+        child.report(error.message)
+        raise SystemExit(1) from error
 
 
 def main() -> None:
     child = ChildProcess.start()
     settings = child.settings(Settings)
     child.report("importing torch and transformers")
-    from afferent.engine.runner import Runner
+    from afferent.engine.encoding import ItemEncoder
+    from afferent.engine.page_lock import PageLock
 
-    child.report("loading the model")
-    folder = Path(settings.model_folder)
-    runner = Runner(folder, settings.family, max_model_len=settings.max_model_len)
-    store = DaemonStore(settings.store_address, name="worker")
-    core = wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S)
-    worker = EngineWorker(runner, store, wire.SyncChannel(core))
-    worker.say_hello()
+    core = wire.SyncChannel(wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S))
+    watch(core.sock)
+    runner = load(child, settings, core)
+    publishes = settings.shares_embeddings and settings.rank == 0
+    weights = weights_digest(Path(settings.model_folder)) if publishes else b""
+    store = DaemonStore(settings.store_address, name=child.name, writable=publishes)
+    published = ItemCache(store, weights=weights) if publishes else None
+    page_lock = PageLock.of_this_machine()
+    encoder = ItemEncoder(runner, store, published=published, page_lock=page_lock)
+    ready = m.WorkerReady(store.client_number, runner.info, weights)
+    core.send(encode(ready), timeout_s=_CONNECT_TIMEOUT_S)
     child.report(f"up to {runner.info.max_model_len:,} tokens a request", ready=True)
     try:
-        worker.run()
+        has_partners = settings.num_workers > 1
+        EngineWorker(runner, encoder, store, core, has_partners=has_partners).run()
     except wire.ConnectionClosed:
         log.info("the core is gone")
-        raise SystemExit(1) from None
+        raise SystemExit(LOST_PARTNERS) from None
+    finally:
+        if page_lock is not None:
+            page_lock.release()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 from msgspec import Struct
@@ -48,6 +48,11 @@ class Family(Protocol):
 
         Raises:
             InvalidMedia: Nothing that the model can take.
+        """
+
+    def bounded(self, max_pixels: int) -> Self:
+        """The same, which makes no more than ``max_pixels`` pixels of a picture; itself, where the
+        size of a picture does not follow the picture's own, or never is more.
         """
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:

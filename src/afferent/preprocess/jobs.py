@@ -20,6 +20,7 @@ class PlanImage(_Job, tag="plan image"):
     """
 
     header: ImageHeader
+    max_pixels: NonNegative = 0
 
 
 class InputRange(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -39,10 +40,14 @@ class PlanFile(_Job, tag="plan file"):
 
 
 class MakeFeatures(_Job, tag="features"):
-    """Make the features of a file, which has this header."""
+    """Make the features of a file, which has this header.
+
+    ``max_pixels`` is the request's own limit for a picture; 0 for none but the family's.
+    """
 
     header: MediaHeader
     file: InputRange
+    max_pixels: NonNegative = 0
 
 
 Job = PlanImage | PlanFile | MakeFeatures

@@ -63,8 +63,15 @@ class KnownProcessor:
     """The image processor alone, of a family whose prompt and shapes are known."""
 
     def __init__(self, folder: str, family: QwenVlFamily | FixedFamily) -> None:
-        self.run = functools.partial(load_images(folder), return_tensors="np")
+        self.run = functools.partial(load_images(folder), return_tensors="np", **_sizes(family))
         self.plan = family.float_plan
+
+
+def _sizes(family: QwenVlFamily | FixedFamily) -> dict[str, Any]:
+    """The limits of a family that has some: they may be closer than the processor's own."""
+    if isinstance(family, FixedFamily):
+        return {}
+    return {"size": {"shortest_edge": family.min_pixels, "longest_edge": family.max_pixels}}
 
 
 class WholeProcessor:

@@ -13,24 +13,27 @@ from afferent import keys
 from afferent.errors import InternalError
 from afferent.ingest.probe import MediaHeader
 from afferent.preprocess import resize
-from afferent.preprocess.families import gemma3, llava, qwen_vl, whisper
+from afferent.preprocess.families import gemma3, internvl, llava, qwen_vl, whisper
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.internvl import TiledFamily
 from afferent.preprocess.families.qwen_vl import MAX_SAMPLED_FRAMES, QwenVlFamily
 from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily
 from afferent.preprocess.family import read_json
 from afferent.preprocess.plan import FeaturePlan
 
-AnyFamily = QwenVlFamily | FixedFamily | AdapterFamily | WhisperFamily | VoxtralFamily
+_Native = QwenVlFamily | FixedFamily | TiledFamily | WhisperFamily | VoxtralFamily
+
+AnyFamily = _Native | AdapterFamily
 """What travels between processes."""
 
-_Native = QwenVlFamily | FixedFamily | WhisperFamily | VoxtralFamily
 _Describe = Callable[[Path, Mapping[str, Any]], _Native | None]
 
 _NATIVE: Mapping[str, _Describe] = {
     **dict.fromkeys(qwen_vl.GENERATIONS, qwen_vl.describe),
     "llava": llava.describe,
     "gemma3": gemma3.describe,
+    "internvl": internvl.describe,
     "whisper": whisper.describe_audio,
     "voxtral": whisper.describe_audio,
 }

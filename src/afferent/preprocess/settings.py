@@ -36,6 +36,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "LlavaImageProcessor": _CLIP,
     "SiglipImageProcessor": {**_PLAIN_COLOURS, **_SQUARE},
     "Gemma3ImageProcessor": {**_PLAIN_COLOURS, **_SQUARE, "resample": _BILINEAR},
+    "GotOcr2ImageProcessor": {**_CLIP_COLOURS, "size": {"height": 384, "width": 384}},
     "Qwen2VLImageProcessor": {
         **_CLIP_COLOURS,
         "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
@@ -72,6 +73,8 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
     patch_size: int = 14
     merge_size: int = 2
     temporal_patch_size: int = 2
+    min_patches: int = 1
+    max_patches: int = 12
 
     @property
     def normalization(self) -> Normalization | None:

@@ -28,7 +28,6 @@ from afferent.preprocess.jobs import (
     job_decoder,
 )
 from afferent.preprocess.media import Media
-from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.registry import AnyFamily, plan_for_sure
 from afferent.store import codec
 from afferent.store.client import DaemonStore
@@ -99,16 +98,17 @@ class Worker:
         job: Job = decode(job_decoder, order.payload)
         block = self._store.block(order.target)
         match job:
-            case PlanImage(header):
-                return _write(Planned(header, self._plan(header)), block)
+            case PlanImage(header, max_pixels):
+                plan = plan_for_sure(self._bounded(max_pixels), header)
+                return _write(Planned(header, plan), block)
             case PlanFile(modality, file):
                 with self._span("read container", spans):
                     found = self._probe(modality, self._file(order, file))
-                return _write(Planned(found, self._plan(found)), block)
-            case MakeFeatures(header, file):
+                return _write(Planned(found, plan_for_sure(self._family, found)), block)
+            case MakeFeatures(header, file, max_pixels):
                 raw = self._file(order, file)
                 with self._open(header, raw, spans) as media:
-                    return self._process(media, block, spans)
+                    return self._process(self._bounded(max_pixels), media, block, spans)
 
     def _file(self, order: Order, file: InputRange) -> memoryview:
         whole = self._store.block(order.inputs[0])
@@ -116,14 +116,19 @@ class Worker:
             raise InternalError("a job's file lies outside of its input")
         return whole[file.start : file.start + file.nbytes]
 
-    def _process(self, media: Media, block: memoryview, spans: list[Span]) -> int:
-        features = self._plan(media.header)
+    def _bounded(self, max_pixels: int) -> AnyFamily:
+        return self._family.bounded(max_pixels) if max_pixels else self._family
+
+    def _process(
+        self, family: AnyFamily, media: Media, block: memoryview, spans: list[Span]
+    ) -> int:
+        features = plan_for_sure(family, media.header)
         plan = codec.plan(features.tree)
         if plan.nbytes > len(block):
             raise InvalidMedia("the file holds more than its header says")
         with self._span("process", spans, copied_nbytes=plan.nbytes):
             views = codec.lay_out(plan, block)
-            self._family.process(media, {name: views[name] for name in features.specs})
+            family.process(media, {name: views[name] for name in features.specs})
         return plan.nbytes
 
     @contextlib.contextmanager
@@ -155,9 +160,6 @@ class Worker:
         claimed = probe_audio(raw, self._limits)
         bound = claimed.num_frames + claimed.num_frames // 8 + claimed.sample_rate_hz
         return AudioHeader(claimed.sample_rate_hz, claimed.num_channels, bound)
-
-    def _plan(self, header: MediaHeader) -> FeaturePlan:
-        return plan_for_sure(self._family, header)
 
     @contextlib.contextmanager
     def _span(

@@ -66,6 +66,11 @@ class Scheduler:
     def is_running(self, sequence_id: str) -> bool:
         return sequence_id in self._running
 
+    def has_all_items(self, sequence_id: str) -> bool:
+        """Whether each of its items is encoded, or is in the step that was given out last."""
+        sequence = self._find(sequence_id)
+        return sequence.num_acquired == sequence.index.num_seen
+
     def num_items_kept(self, sequence_id: str) -> int:
         """Items of a sequence that are not forgotten; of a session, those still to be computed."""
         return len(self._find(sequence_id).index)
@@ -78,7 +83,8 @@ class Scheduler:
         Raises:
             InvalidRequest: Its id is taken, or it has no tokens.
             InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
-            EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds.
+            EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds,
+                or what can be computed at once.
             PromptTooLong: It exceeds the key-value memory.
         """
         if request.id in self._running or request.id in self._waiting:
@@ -108,7 +114,7 @@ class Scheduler:
         Raises:
             InvalidRequest: There is no such session.
             InvalidPlaceholders: The items are not in order, overlap or leave the input.
-            EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds.
+            EncoderCacheFull: As `add` says.
             PromptTooLong: The session's limit would be exceeded.
         """
         session = self._find(session_id)
@@ -202,17 +208,25 @@ class Scheduler:
 
     def _check_items(self, sequence: Sequence, items: Items[EncoderInput]) -> None:
         """Nothing is accepted that could never be encoded."""
-        distinct = {item.key: item for item in items}.values()
+        # By size too: under a key that comes with several, the first to be reached is planned.
+        sizes = ((item.key, item.placeholder.length, item.nbytes) for item in items)
+        distinct = dict(zip(sizes, items, strict=True)).values()
         for item in distinct:
             if item.placeholder.length > self._limits.max_step_embeds:
                 raise EncoderCacheFull(
                     f"an item of {item.placeholder.length} embeddings exceeds the encoder's "
                     f"{self._limits.max_step_embeds} rows a step"
                 )
-        at_once = sequence.index.needed_at_once
+            at_once = item.placeholder.length if sequence.index.takes_positions else 0
+            if at_once > self._limits.max_item_tokens:
+                raise EncoderCacheFull(
+                    f"an item of {item.placeholder.length} positions is computed at once, and "
+                    f"exceeds the {self._limits.max_item_tokens} that a step has for it"
+                )
+        needed_at_once = sequence.index.needed_at_once
         self._cache.check_fits(
-            num_embeds=at_once(item.placeholder.length for item in distinct),
-            nbytes=at_once(item.nbytes for item in distinct),
+            num_embeds=needed_at_once(item.placeholder.length for item in distinct),
+            nbytes=needed_at_once(item.nbytes for item in distinct),
         )
 
     def _build(self, *, force: bool) -> StepBuilder:

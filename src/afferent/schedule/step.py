@@ -49,10 +49,20 @@ class Limits:
     """Positions that fit in one block."""
     lookahead_tokens: int = 0
     """Items that begin this close behind a chunk are encoded with it, if there is room."""
+    cuts_items: bool = True
+    """Whether a chunk may end inside an item; not where its positions attend to each other."""
+
+    @property
+    def max_item_tokens(self) -> int:
+        """Positions that one item may take.
+
+        What is computed whole must fit beside all the others decoding, or it might wait for ever.
+        """
+        return UNLIMITED if self.cuts_items else self.max_step_tokens - self.max_num_seqs + 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name == "lookahead_tokens" else 1
+            least = 0 if field.name in ("lookahead_tokens", "cuts_items") else 1
             if getattr(self, field.name) < least:
                 raise ConfigError(f"{field.name} is below {least}")
         if self.max_step_tokens < self.max_num_seqs:

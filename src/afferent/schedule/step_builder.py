@@ -77,11 +77,15 @@ class StepBuilder:
 
     def _prefill(self, sequence: Sequence) -> None:
         start = sequence.num_computed
+        least = 1 if self._limits.cuts_items else sequence.index.whole_after(start) - start
         most = min(sequence.prefill_end - start, self._tokens_left)
-        room = min(most, self._kv_room(sequence))
-        if room < 1:
+        room = min(most, self._kv_room(sequence, least)) if most >= least else 0
+        if room < least:
             return
-        end = self._acquire_window(sequence, start, start + room)
+        end = start + room
+        if not self._limits.cuts_items:
+            end = sequence.index.whole_before(start, end)
+        end = self._acquire_window(sequence, start, end)
         if end == start:
             return
         self._kv.grow(sequence, end)
@@ -91,9 +95,9 @@ class StepBuilder:
         self.prefill.append(Chunk(sequence.id, start, end - start, samples))
         self.advanced.append(sequence)
 
-    def _kv_room(self, sequence: Sequence) -> int:
-        """Positions that fit; for the first of them, those who came last make way."""
-        while (room := self._kv.room_for(sequence)) < 1:
+    def _kv_room(self, sequence: Sequence, least: int = 1) -> int:
+        """Positions that fit; for the first ``least`` of them, those who came last make way."""
+        while (room := self._kv.room_for(sequence)) < least:
             victim = self._last_after(sequence)
             if victim is None:
                 self._lacks_kv = True

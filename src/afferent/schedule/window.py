@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from afferent.errors import InvalidPlaceholders
 from afferent.types import Placeholder
@@ -27,6 +27,9 @@ class WindowIndex(Generic[T]):
     """
 
     __slots__ = ("_ends", "_head", "_items", "_num_cut", "_offsets", "_position")
+
+    takes_positions: ClassVar[bool] = True
+    """Whether items stand in the sequence, and not beside it."""
 
     def __init__(self, placed: Iterable[tuple[Placeholder, T]] = ()) -> None:
         """Index items in prompt order, each with its placeholder.
@@ -89,6 +92,23 @@ class WindowIndex(Generic[T]):
     def num_consumed(self, position: int) -> int:
         """How many items lie wholly before ``position``: the ordinal of the first that does not."""
         return self._num_cut + bisect_right(self._ends, position, self._head)
+
+    def whole_before(self, start: int, end: int) -> int:
+        """The last position up to ``end`` at which a window from ``start`` cuts no item in two.
+
+        It is ``start`` if the window holds only a part of an item.
+        """
+        for ordinal in self.in_window(end - 1, end) if end > start else ():
+            offset, stop = self.span(ordinal)
+            if stop > end:
+                return max(start, offset)
+        return end
+
+    def whole_after(self, start: int) -> int:
+        """The first position after ``start`` at which a window from it cuts no item in two."""
+        for ordinal in self.in_window(start, start + 1):
+            return self.span(ordinal)[1]
+        return start + 1
 
     @staticmethod
     def needed_at_once(sizes: Iterable[int]) -> int:
@@ -174,6 +194,8 @@ class CrossAttentionIndex(WindowIndex[T]):
 
     __slots__ = ()
 
+    takes_positions = False
+
     def in_window(self, start: int, end: int, lookahead: int = 0) -> range:
         if start > 0 or end + lookahead <= start:
             return range(0)
@@ -181,6 +203,12 @@ class CrossAttentionIndex(WindowIndex[T]):
 
     def num_consumed(self, position: int) -> int:
         return self.num_seen if position > 0 else self._num_cut + self._head
+
+    def whole_before(self, start: int, end: int) -> int:
+        return end
+
+    def whole_after(self, start: int) -> int:
+        return start + 1
 
     @staticmethod
     def needed_at_once(sizes: Iterable[int]) -> int:

@@ -15,15 +15,13 @@ import soundfile  # type: ignore[import-untyped]
 import soxr  # type: ignore[import-untyped]
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
-from av.codec.context import ThreadType
 from av.container import InputContainer
-from av.stream import Discard
 from numpy.typing import NDArray
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.ingest.probe import AudioHeader
-from afferent.preprocess.decode.container import BROKEN, open_container
+from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container
 from afferent.preprocess.decode.reading import Bytes, MemoryFile
 from afferent.preprocess.media import Sound
 
@@ -171,7 +169,9 @@ def _open(data: Bytes, limits: Limits) -> Generator[_Source, None, None]:
                 yield _SndFile(stream, limits)
         else:
             with open_container(data, "sound", {"codec_whitelist": _DECODERS}) as container:
-                yield _AvFile(container, _sound_of(container), limits)
+                first = next(iter(container.streams.audio), None)
+                track = decoder_of(container, first, "sound", _CODECS)
+                yield _AvFile(container, track, limits)
     except _BROKEN as error:
         raise InvalidMedia(_UNDECODABLE) from error
 
@@ -184,21 +184,6 @@ def _is_sndfile(head: bytes) -> bool:
         head[:1] == b"\xff" and len(head) > 1 and head[1] & 0xE0 == 0xE0 and head[1] & 6 != 0
     )
     return is_mp3 or head[:4] in (b"fLaC", b"OggS")
-
-
-def _sound_of(container: InputContainer) -> AudioStream:
-    """The first sound track, ready to decode in this thread alone."""
-    if not container.streams.audio:
-        raise InvalidMedia("the file holds no sound")
-    stream = container.streams.audio[0]
-    for other in container.streams:
-        if other is not stream:
-            other.discard = Discard.all
-    context = stream.codec_context
-    if context is None or context.codec.canonical_name not in _CODECS:
-        raise UnsupportedMedia("the sound's codec is none that is read")
-    context.thread_count, context.thread_type = 1, ThreadType.NONE
-    return stream
 
 
 def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> AudioHeader:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import av
 import av.error
 import av.logging
+from av.audio.stream import AudioStream
+from av.codec.context import ThreadType
 from av.container import InputContainer
+from av.stream import Discard
+from av.video.stream import VideoStream
 
-from afferent.errors import UnsupportedMedia
+from afferent.errors import InvalidMedia, UnsupportedMedia
 from afferent.preprocess.decode.mp4 import check_tables
 from afferent.preprocess.decode.reading import Bytes, MemoryFile
+
+Track = TypeVar("Track", AudioStream, VideoStream)
 
 av.logging.set_level(None)  # what FFmpeg says of hostile bytes would fill the log
 
@@ -58,6 +64,31 @@ def open_container(data: Bytes, what: str, options: Mapping[str, str]) -> Iterat
         ) as container,
     ):
         yield container
+
+
+def decoder_of(
+    container: InputContainer, track: Track | None, what: str, codecs: Collection[str]
+) -> Track:
+    """``track``, ready to decode in this thread alone; packets of no other are read.
+
+    Args:
+        what: As for `open_container`.
+        codecs: The names of those that may be decoded.
+
+    Raises:
+        InvalidMedia: There is no such track.
+        UnsupportedMedia: Its codec is none of them.
+    """
+    if track is None:
+        raise InvalidMedia(f"the file holds no {what}")
+    for other in container.streams:
+        if other is not track:
+            other.discard = Discard.all
+    context = track.codec_context
+    if context is None or context.codec.canonical_name not in codecs:
+        raise UnsupportedMedia(f"the {what}'s codec is none of {', '.join(sorted(codecs))}")
+    context.thread_count, context.thread_type = 1, ThreadType.NONE
+    return track
 
 
 def _format_of(data: Bytes, what: str) -> str:

@@ -9,19 +9,17 @@ from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
-from av.codec.context import ThreadType
 from av.container import InputContainer
 from av.packet import Packet
-from av.stream import Discard
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from afferent.config import Limits
-from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
+from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.ingest.probe import VideoHeader
-from afferent.preprocess.decode.container import BROKEN, open_container
+from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container
 from afferent.preprocess.decode.reading import Bytes
 from afferent.preprocess.media import Pixels, Video
 
@@ -158,17 +156,10 @@ def _open(data: Bytes, limits: Limits) -> Iterator[tuple[InputContainer, VideoSt
     max_pixels = limits.max_frame_pixels * 5 // 4
     options = {"codec_whitelist": _DECODERS, "max_pixels": str(max_pixels)}
     with open_container(data, "video", options) as container:
-        if not container.streams.video:
-            raise InvalidMedia("the file holds no video")
-        stream = container.streams.video[0]
-        for other in container.streams:
-            if other is not stream:
-                other.discard = Discard.all
+        first = next(iter(container.streams.video), None)
+        stream = decoder_of(container, first, "video", CODECS)
         context = stream.codec_context
-        if context is None or context.codec.canonical_name not in CODECS:
-            raise UnsupportedMedia("the video's codec is none of H.264, HEVC, VP8, VP9 and AV1")
         _check_pixels(context.width, context.height, limits)
-        context.thread_count, context.thread_type = 1, ThreadType.NONE
         context.options = {"max_pixels": str(max_pixels)}
         context.open(strict=False)  # dav1d asks only now which frames may be skipped: none
         yield container, stream

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 from msgspec import Struct
 
 from afferent.errors import UnsupportedMedia
@@ -49,6 +50,10 @@ class AdapterFamily(Struct, tag="adapter", frozen=True, kw_only=True, forbid_unk
         if not isinstance(header, ImageHeader):
             raise UnsupportedMedia("the model takes images only")
         return None if self.native is None else self.native.float_plan(header)
+
+    def bounded(self, max_pixels: int) -> Self:
+        native = self.native and self.native.bounded(max_pixels)
+        return self if native is self.native else msgspec.structs.replace(self, native=native)
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         self.reference().process(media, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -71,6 +71,9 @@ class FixedFamily(Struct, tag="fixed", frozen=True, kw_only=True, forbid_unknown
     def float_plan(self, header: ImageHeader) -> FeaturePlan:
         """The same in the layout of the model's own processor."""
         return self._plan("float32")
+
+    def bounded(self, max_pixels: int) -> Self:
+        return self
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         if not isinstance(media, Picture):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -95,6 +95,12 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
     def float_plan(self, header: ImageHeader) -> FeaturePlan:
         """The same in the layout of the model's own processor."""
         return self._plan_image(header, "float32", repeats=self.temporal_patch_size)
+
+    def bounded(self, max_pixels: int) -> Self:
+        if self.max_pixels <= max_pixels:
+            return self
+        fewest = min(self.min_pixels, max_pixels)
+        return msgspec.structs.replace(self, min_pixels=fewest, max_pixels=max_pixels)
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         match media:

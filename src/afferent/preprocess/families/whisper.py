@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from msgspec import Struct
 
@@ -41,6 +41,9 @@ class WhisperFamily(Struct, tag="whisper", frozen=True, kw_only=True, forbid_unk
         _sound_header(header)
         return FeaturePlan({FEATURES: self.mel.spec(1)}, ())
 
+    def bounded(self, max_pixels: int) -> Self:
+        return self
+
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         self.mel.write(_sound(media, self.sample_rate_hz).samples, out[FEATURES])
 
@@ -72,6 +75,9 @@ class VoxtralFamily(Struct, tag="voxtral", frozen=True, kw_only=True, forbid_unk
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
         return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))
+
+    def bounded(self, max_pixels: int) -> Self:
+        return self
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         self.mel.write(_sound(media, self.sample_rate_hz).samples, out[FEATURES])

@@ -1,0 +1,149 @@
+"""A complete engine behind `afferent.engine.protocol`, in one file: it names colours.
+
+    python examples/tiny_engine.py
+
+Its answer is the mean colour of each picture, three tokens from 0 to 255 each. It pins features
+under its own connection, says `Accepted`, reads them in place, and lets go however a request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from afferent.engine.protocol import (
+    Accepted,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    Finished,
+    Tokens,
+)
+from afferent.errors import EngineUnavailable, InvalidPlaceholders
+from afferent.schedule.window import WindowIndex
+from afferent.store import codec
+from afferent.store import messages as m
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.server import StoreServer
+from afferent.types import (
+    Handle,
+    Item,
+    MiB,
+    Modality,
+    ObjectKind,
+    Placeholder,
+    Sampling,
+    TokenLogprobs,
+)
+
+EOS = 256
+MAX_MODEL_LEN = 4096
+
+
+class TinyEngine:
+    """Any number of requests at a time; their tokens take turns."""
+
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        """``store`` is the engine's own connection: what it holds goes when the engine dies."""
+        self._store = store
+        self.info: EngineInfo | None = EngineInfo(MAX_MODEL_LEN, [EOS])
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        """See `Engine.submit`."""
+        self._check_running()
+        index = WindowIndex((item.placeholder, item) for item in request.items)  # or it refuses
+        if index.end > len(request.token_ids):
+            raise InvalidPlaceholders("an item lies outside of the prompt")
+        handles = [item.handle for item in request.items]
+        try:
+            await self._store.get(request.request_id, handles)  # one round trip pins all, or none
+            yield Accepted()
+            colours = [token for handle in handles for token in self._mean_colour(handle)]
+            self._store.forget(request.request_id)  # the features are not needed any more
+            for event in _speak(colours, request.sampling):
+                await asyncio.sleep(0)  # here an engine computes
+                self._check_running()
+                yield event
+        finally:  # wherever it ended; to let go twice costs a message, and nothing else
+            self._store.forget(request.request_id)
+
+    async def figures(self) -> None:
+        """It counts nothing."""
+
+    def close(self) -> None:
+        """No requests any more; those that run fail, and can be tried again elsewhere."""
+        self.info = None
+
+    def _check_running(self) -> None:
+        if self.info is None:
+            raise EngineUnavailable("the engine is closed; try again")
+
+    def _mean_colour(self, handle: Handle) -> list[int]:
+        """An array over the arena: not a byte of the picture is copied. It must be gone when the
+        pin is, so it is not kept.
+        """
+        features: Any = codec.view(self._store.block(handle))
+        mean = features["pixels"].mean(axis=(0, 1))
+        return [int(value) for value in mean.round()]
+
+
+def _speak(answer: list[int], sampling: Sampling) -> Iterator[EngineEvent]:
+    chosen = itertools.cycle([*answer, EOS])
+    for token in itertools.islice(chosen, sampling.max_tokens):
+        if token == EOS and not sampling.ignore_eos:
+            yield Finished("stop", [])
+            return
+        yield Tokens([token], [], _logprobs(token, sampling.num_logprobs))
+    yield Finished("length", [])
+
+
+def _logprobs(token: int, number: int | None) -> list[TokenLogprobs]:
+    """It is quite sure of itself."""
+    if number is None:
+        return []
+    others = [(other, -100.0) for other in range(EOS + 1) if other != token]
+    return [TokenLogprobs(0.0, [(token, 0.0), *others][:number])]
+
+
+async def main() -> None:
+    with StoreServer(64 * MiB) as server:
+        frontend = await AsyncDaemonStore.connect(server.address, name="frontend", writable=True)
+        store = await AsyncDaemonStore.connect(server.address, name="engine")
+        engine = TinyEngine(store)
+        names = {frontend.client_number: "frontend", store.client_number: "engine"}
+
+        async def pins() -> str:
+            objects = await frontend.list_objects()
+            return ", ".join(names[client] for info in objects for client in info.pins) or "nobody"
+
+        picture = {"pixels": np.full((364, 644, 3), (200, 30, 90), np.uint8)}
+        for request_id, num_read in (("answered", 99), ("aborted", 1)):
+            planned = codec.plan(picture)
+            wanted = m.CreateItem(ObjectKind.FEATURES, planned.nbytes)
+            (handle,) = await frontend.create(request_id, [wanted])
+            used = codec.write_into(picture, frontend.block(handle))
+            (handle,) = await frontend.seal(request_id, [m.SealItem(handle, used)])
+            item = Item(Modality.IMAGE, bytes(32), handle, Placeholder(1, 8))
+            request = EngineRequest(request_id, [7] * 10, [item], Sampling(max_tokens=16))
+            print(f"{request_id}: {used:,} bytes of features, pinned by {await pins()}")
+            async with aclosing(engine.submit(request)) as events:
+                for _ in range(num_read):  # to leave early is to abort
+                    event = await anext(events, None)
+                    if event is None:
+                        break
+                    if isinstance(event, Accepted):
+                        await frontend.release(request_id)
+                    print(f"  {type(event).__name__}, pinned by {await pins()}")
+            print(f"  the end, pinned by {await pins()}")
+        engine.close()
+        await store.close()
+        await frontend.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,59 @@
+"""The arena's pages, locked for the GPU: it then copies from them by itself.
+
+The whole map is registered, once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol, Self
+
+import torch
+
+from afferent.store.arena import ArenaMap
+
+log = logging.getLogger(__name__)
+
+_READ_ONLY = 0x08  # cudaHostRegisterReadOnly: else a map that can't be written is refused
+
+
+class _CudaRuntime(Protocol):
+    """The two functions of the CUDA runtime; each answers with an error number, or 0."""
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int: ...  # noqa: N802
+
+    def cudaHostUnregister(self, address: int) -> int: ...  # noqa: N802
+
+
+class PageLock:
+    """Keeps the map of one arena registered; where that fails, copies are slower, no more."""
+
+    def __init__(self, runtime: _CudaRuntime) -> None:
+        self._runtime = runtime
+        self._arena: ArenaMap | None = None  # seen last, registered or refused
+        self._is_registered = False
+
+    @classmethod
+    def of_this_machine(cls) -> Self | None:
+        """``None`` where there is no GPU."""
+        if not torch.cuda.is_available():
+            return None
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return cls(runtime)
+
+    def follow(self, arena: ArenaMap) -> None:
+        """Register this map, if it is another than the last time."""
+        if arena is self._arena:
+            return
+        self.release()
+        self._arena = arena
+        error = int(self._runtime.cudaHostRegister(arena.address, arena.nbytes, _READ_ONLY))
+        self._is_registered = error == 0
+        if error:
+            log.warning("the arena can't be locked for the GPU", extra={"cuda_error": error})
+
+    def release(self) -> None:
+        """Before the map goes, or this process ends."""
+        if self._arena is not None and self._is_registered:
+            self._runtime.cudaHostUnregister(self._arena.address)
+        self._arena, self._is_registered = None, False

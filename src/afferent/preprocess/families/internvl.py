@@ -1,0 +1,140 @@
+"""InternVL: a picture is stretched over a grid of square tiles, and shown once more as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from afferent.errors import UnsupportedMedia
+from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.preprocess.family import MediaTokens, processor_settings, read_json
+from afferent.preprocess.media import Array, Media, Picture
+from afferent.preprocess.normalize import Normalization
+from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.resize import resize
+from afferent.preprocess.settings import pixel_settings, sides
+from afferent.types import Modality, TensorSpec
+
+# Where the configuration does not say:
+_IMAGE_TOKEN_ID, _NUM_EMBEDS = 151_667, 256
+_BEGIN, _END = "<img>", "</img>"
+
+
+class TiledFamily(Struct, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each."""
+
+    image: MediaTokens
+    width: int
+    height: int
+    min_tiles: int
+    max_tiles: int
+    num_embeds: int
+    begin: str
+    end: str
+    resample: int
+    normalization: Normalization
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        return {Modality.IMAGE: self.image}
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return 0
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        if not isinstance(header, ImageHeader):
+            raise UnsupportedMedia("the model takes images only")
+        num_tiles = math.prod(self.grid(header.width, header.height))
+        num_tiles += num_tiles > 1  # the picture as a whole
+        shape = (num_tiles, 3, self.height, self.width)
+        prompt = (self.begin, num_tiles * self.num_embeds, self.end)
+        return FeaturePlan({"pixel_values": TensorSpec("uint8", shape)}, prompt)
+
+    def bounded(self, max_pixels: int) -> Self:
+        # The picture as a whole is one tile more, unless there is only one.
+        max_tiles = max(1, max_pixels // (self.width * self.height) - 1)
+        if self.max_tiles <= max_tiles:
+            return self
+        fewest = min(self.min_tiles, max_tiles)
+        return msgspec.structs.replace(self, min_tiles=fewest, max_tiles=max_tiles)
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        if not isinstance(media, Picture):
+            raise UnsupportedMedia("the model takes images only")
+        columns, rows = self.grid(media.header.width, media.header.height)
+        tiles = out["pixel_values"]
+        size = columns * self.width, rows * self.height
+        stretched = resize(media.pixels, *size, self.resample)
+        blocks = stretched.reshape(rows, self.height, columns, self.width, 3)
+        grid = tiles[: columns * rows].reshape(rows, columns, 3, self.height, self.width)
+        np.copyto(grid, blocks.transpose(0, 2, 4, 1, 3))
+        if len(tiles) > 1:
+            whole = resize(media.pixels, self.width, self.height, self.resample)
+            tiles[-1] = whole.transpose(2, 0, 1)
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        pixels = self.normalization.apply(features["pixel_values"])
+        return {**features, "pixel_values": pixels}
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows for a picture of this size: nearest in aspect ratio, and of those that
+        are equally near the largest that the picture fills at least half of. The rule is the
+        model family's own.
+        """
+        best, least = (1, 1), math.inf
+        for columns, rows in self._grids():
+            apart = abs(width / height - columns / rows)
+            fills = 2 * width * height > columns * self.width * rows * self.height
+            if apart < least or (apart == least and fills):
+                best, least = (columns, rows), apart
+        return best
+
+    def _grids(self) -> list[tuple[int, int]]:
+        """Smallest first, and of those of one size the higher ones."""
+        most = range(1, self.max_tiles + 1)
+        grids = [(columns, rows) for columns in most for rows in most]
+        fitting = [grid for grid in grids if self.min_tiles <= math.prod(grid) <= self.max_tiles]
+        return sorted(fitting, key=math.prod)
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
+    """The family of a model; ``None`` if its settings ask for what is not done here.
+
+    Raises:
+        ConfigError: The folder does not say how pictures are processed.
+    """
+    settings = pixel_settings(processor_settings(folder))
+    if settings is None or settings.normalization is None or not settings.do_resize:
+        return None
+    size = sides(settings.size)
+    if size is None or settings.do_center_crop or settings.do_pad:
+        return None
+    tokens, names = config.get("image_token_id", _IMAGE_TOKEN_ID), _token_names(folder)
+    return TiledFamily(
+        image=MediaTokens(tokens, tokens),
+        width=size[0],
+        height=size[1],
+        # The whole processor always asks for tiles, whatever the file says of `crop_to_patches`.
+        min_tiles=settings.min_patches,
+        max_tiles=settings.max_patches,
+        num_embeds=config.get("image_seq_length", _NUM_EMBEDS),
+        begin=names.get("start_image_token", _BEGIN),
+        end=names.get("end_image_token", _END),
+        resample=settings.resample,
+        normalization=settings.normalization,
+    )
+
+
+def _token_names(folder: Path) -> Mapping[str, str]:
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    extra = settings.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **settings}
+    return {name: value for name, value in named.items() if isinstance(value, str)}

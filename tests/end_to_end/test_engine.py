@@ -1,0 +1,173 @@
+"""The built-in engine as two workers that share the model: right answers, and what they survive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import psutil
+import pytest
+
+from afferent import budget
+from afferent.config import ServeConfig
+from afferent.engine.launch import check_workers
+from afferent.errors import ConfigError
+from afferent.supervise import BUILT_IN_MODELS
+from afferent.testing.pictures import draw_picture
+from afferent.types import GiB
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+WORKER, CORE = "afferent.engine.worker", "afferent.engine.core"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Server]:
+    """Two workers, and room for embeddings."""
+    with Server("--engine-workers", "2", "--arena-nbytes", "128MiB", "--embeddings-share", "0.2",
+                "--engine-step-timeout-s", "8") as server:  # fmt: skip
+        yield server
+
+
+def new_request(rng: np.random.Generator) -> dict[str, Any]:
+    return ask([data_url(draw_picture(rng))], QUESTION)
+
+
+def answer_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def figure(server: Server, name: str) -> float:
+    return server.metrics()[f'afferent_engine{{figure="{name}"}}']
+
+
+def encoded(server: Server) -> list[float]:
+    samples = server.metrics()
+    return [samples[f'afferent_engine_encoded_total{{worker="{rank}"}}'] for rank in range(2)]
+
+
+def num_items_made(server: Server) -> float:
+    return server.metrics()['afferent_items_total{modality="image",outcome="made"}']
+
+
+def is_ready(server: Server) -> bool:
+    return server.get("/ready").status_code == 200
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def wait_for_others(server: Server, old: list[psutil.Process]) -> None:
+    """Until none of these is left, and others can be used in their place."""
+    wait_until(lambda: all(is_gone(process) for process in old))
+    wait_until(lambda: len(server.find(WORKER)) == len(old), timeout_s=60)
+    wait_until(lambda: is_ready(server), timeout_s=90)
+    assert server.store_figure("held_nbytes") == 0
+    assert server.store_figure("granted_nbytes") == 0
+
+
+def test_two_workers_answer_as_one_does(
+    server: Server, pair: Server, rng: np.random.Generator
+) -> None:
+    """Sums in another order may tip a close call, no more."""
+    urls = [data_url(draw_picture(rng)) for _ in range(12)]
+    requests = [ask([url], QUESTION) for url in urls]
+    requests += [ask(urls[start : start + 4], "Name all pictures.") for start in (0, 4, 8)]
+    with ThreadPoolExecutor(6) as threads:
+        one, two = (
+            list(threads.map(lambda request: answer_of(which.post(request)), requests))  # noqa: B023
+            for which in (server, pair)
+        )
+    same = sum(a == b for a, b in zip(one, two, strict=True))
+    assert same >= len(requests) - 1, list(zip(one, two, strict=True))
+
+
+def test_one_picture_is_made_and_encoded_once(pair: Server, rng: np.random.Generator) -> None:
+    request = new_request(rng)
+    before, num_made = encoded(pair), num_items_made(pair)
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(pair.post, [request] * 3))
+    assert len({answer_of(answer) for answer in answers}) == 1
+    assert [after - count for after, count in zip(encoded(pair), before, strict=True)] == [1, 1]
+    assert num_items_made(pair) == num_made + 1
+    wait_until(lambda: pair.store_figure("held_nbytes") == 0)
+
+
+@pytest.mark.timeout(240)
+def test_what_dies_is_replaced_together(pair: Server, rng: np.random.Generator) -> None:
+    """What was encoded before is found in the store by those who come after."""
+    seen, unseen = new_request(rng), new_request(rng)
+    before = answer_of(pair.post(seen))
+    workers = pair.find(WORKER)
+    num_made = num_items_made(pair)
+    workers[1].suspend()
+    with ThreadPoolExecutor(1) as thread:
+        response: Future[httpx.Response] = thread.submit(pair.post, unseen)
+        wait_until(lambda: figure(pair, "num_running") == 1)
+        workers[1].kill()
+        failed = response.result()
+    assert failed.status_code == 503
+    assert failed.json()["error"]["code"] == "worker_died"
+    wait_for_others(pair, workers)
+    num_encoded, num_found = encoded(pair), figure(pair, "num_embeddings_found")
+    assert answer_of(pair.post(seen)) == before
+    assert encoded(pair) == num_encoded
+    assert figure(pair, "num_embeddings_found") == num_found + 1
+    said = answer_of(pair.post(unseen))
+    assert said == answer_of(pair.post(unseen))
+    assert num_items_made(pair) == num_made + 1, "features survive the engine"
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_that_hangs_is_replaced(pair: Server, rng: np.random.Generator) -> None:
+    workers = pair.find(WORKER)
+    workers[0].suspend()
+    failed = pair.post(new_request(rng))
+    assert failed.status_code == 503
+    assert failed.json()["error"]["code"] == "worker_died"
+    wait_for_others(pair, workers)
+    answer_of(pair.post(new_request(rng)))
+
+
+@pytest.mark.timeout(240)
+def test_the_core_is_killed_during_a_request(pair: Server, rng: np.random.Generator) -> None:
+    workers, (core,) = pair.find(WORKER), pair.find(CORE)
+    for worker in workers:
+        worker.suspend()
+    with ThreadPoolExecutor(1) as thread:
+        response = thread.submit(pair.post, new_request(rng))
+        wait_until(lambda: figure(pair, "num_running") == 1)
+        core.kill()
+        failed = response.result()
+        assert failed.status_code == 503
+        assert failed.json()["error"]["code"] == "engine_unavailable"
+        assert pair.post(new_request(rng)).status_code == 503
+    for worker in workers:
+        worker.resume()
+    wait_for_others(pair, workers)
+    answer_of(pair.post(new_request(rng)))
+
+
+def test_workers_that_can_not_share_the_model_are_refused() -> None:
+    check_workers(BUILT_IN_MODELS / "shapes", 2)
+    with pytest.raises(ConfigError, match=r"4 attention heads .* 3 engine workers"):
+        check_workers(BUILT_IN_MODELS / "shapes", 3)
+    with pytest.raises(ConfigError, match=r"2 key-value heads .* 4 engine workers"):
+        check_workers(BUILT_IN_MODELS / "shapes", 4)
+
+
+def test_embeddings_that_workers_keep_count_as_memory() -> None:
+    with pytest.raises(ConfigError, match=r"2\.0 GiB for embeddings .* 2\.0 GiB for the processes"):
+        budget.arena_nbytes(
+            ServeConfig(
+                engine_workers=2,
+                encoder_cache_nbytes=GiB,
+                arena_nbytes=10**6 * GiB,
+                preprocess_workers=1,
+            )
+        )

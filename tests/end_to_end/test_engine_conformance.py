@@ -1,0 +1,96 @@
+"""The built-in engine passes the suite that is for authors of others: its core and its workers are
+those of a running server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from afferent.engine.client import CoreClient
+from afferent.ingest.probe import ImageHeader
+from afferent.preprocess.measure import family_of
+from afferent.preprocess.media import Picture
+from afferent.preprocess.registry import plan_for_sure
+from afferent.serve.prompt import PromptBuilder
+from afferent.serve.request import MediaPart, Message, TextPart
+from afferent.supervise import BUILT_IN_MODELS
+from afferent.testing.engine_conformance import CHECKS, check
+from afferent.testing.engine_trial import Part, Question, Subject
+from afferent.testing.pictures import COLOURS, draw_picture
+from afferent.types import Modality
+from tests.models import make_features
+from tests.server import Server, wait_until
+
+SHAPES = BUILT_IN_MODELS / "shapes"
+
+
+def question(number: int) -> Question:
+    """Two drawings, to be named in order."""
+    return _questions()[number % 6]
+
+
+@functools.cache
+def _questions() -> list[Question]:
+    rng = np.random.default_rng(1)  # the model knows all of these
+    family = family_of(SHAPES)
+    prompts = PromptBuilder(SHAPES, family)
+    questions = []
+    for number in range(6):
+        drawn = [draw_picture(rng, colour=COLOURS[(number + n) % len(COLOURS)]) for n in range(2)]
+        media = [Picture(np.array(picture.image)) for picture in drawn]
+        shown = [MediaPart(Modality.IMAGE, "") for _ in drawn]
+        asked = Message("user", (*shown, TextPart("Name all pictures.")))
+        plans = [plan_for_sure(family, ImageHeader(*picture.image.size)) for picture in drawn]
+        prompt = prompts.build([asked], [plan.prompt for plan in plans])
+        features = [
+            {**make_features(family, item), "prompt": plan.tree["prompt"]}
+            for item, plan in zip(media, plans, strict=True)
+        ]
+        placed = [
+            Part(Modality.IMAGE, tree, placeholder)
+            for tree, placeholder in zip(features, prompt.placeholders, strict=True)
+        ]
+        said = f"Picture 1: {drawn[0].answer}. Picture 2: {drawn[1].answer}."
+        answer = prompts._tokenizer.encode(said, add_special_tokens=False).ids
+        questions.append(Question(prompt.token_ids, placed, answer))
+    return questions
+
+
+@contextlib.asynccontextmanager
+async def built_in(server: Server) -> AsyncIterator[Subject]:
+    engine = CoreClient(server.address_of("afferent.engine.core"), name="conformance")
+    task = asyncio.create_task(engine.run())
+
+    async def stop() -> None:
+        (core,) = server.find("afferent.engine.core")
+        core.kill()
+
+    try:
+        async with asyncio.timeout(30):
+            while engine.info is None:
+                await asyncio.sleep(0.01)
+        yield Subject(
+            engine=engine,
+            store_address=server.address_of("afferent.store.daemon"),
+            question=question,
+            stop=stop,
+        )
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_built_in_engine_conforms(server: Server, name: str) -> None:
+    async def run() -> None:
+        async with built_in(server) as subject:
+            await check(name, subject)
+
+    asyncio.run(run())
+    wait_until(lambda: server.get("/ready").status_code == 200, timeout_s=60)

@@ -1,0 +1,84 @@
+"""Many requests at a time, in chunks, with little memory, and clients that leave: each answer is
+the one that the request gets alone. ``--storm`` chooses 500.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from tests.server import Server, ask, data_url, wait_until
+
+NUM_THREADS = 8
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[Server]:
+    """Prompts are cut to pieces, sequences are preempted, and embeddings come and go."""
+    with Server("--arena-nbytes", "64MiB", "--max-step-tokens", "48", "--max-num-seqs", "8",
+                "--kv-cache-tokens", "400", "--encoder-cache-nbytes", "1MiB",
+                "--preprocess-memory-nbytes", "256MiB") as server:  # fmt: skip
+        yield server
+
+
+def make_request(rng: np.random.Generator, urls: list[str]) -> dict[str, Any]:
+    """About 0 to 8 pictures of a stock, some of them twice."""
+    chosen = [urls[index] for index in rng.integers(0, len(urls), int(rng.integers(0, 9)))]
+    number = int(rng.integers(1, len(chosen) + 1)) if chosen else 0
+    questions = ["Name all pictures.", f"What is in picture {number}?"]
+    question = questions[int(rng.integers(2))] if chosen else "What is in the picture?"
+    return ask(chosen, question, max_tokens=int(rng.integers(1, 80)))
+
+
+def answer_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.timeout(900)
+def test_many_at_a_time_answer_as_each_alone(
+    server: Server, tight: Server, rng: np.random.Generator, request: pytest.FixtureRequest
+) -> None:
+    """Sums in another order may tip a close call, no more."""
+    is_storm = request.config.getoption("--storm")
+    num_requests = 500 if is_storm else 40
+    urls = [data_url(draw_picture(rng, max_side=300)) for _ in range(60)]
+    requests = [make_request(rng, urls) for _ in range(num_requests)]
+    leaves = rng.random(num_requests) < 0.2
+    patience_s = rng.uniform(0.02, 0.6, num_requests)
+
+    def ask_tight(number: int) -> str | None:
+        """``None`` if the client has left before there was an answer."""
+        if not leaves[number]:
+            return answer_of(tight.post(requests[number]))
+        url = f"{tight.url}/v1/chat/completions"
+        with contextlib.suppress(httpx.TimeoutException):
+            return answer_of(httpx.post(url, json=requests[number], timeout=patience_s[number]))
+        return None
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        answers = list(threads.map(ask_tight, range(num_requests)))
+    pairs = [
+        (said, answer_of(server.post(requests[number])))
+        for number, said in enumerate(answers)
+        if said is not None
+    ]
+    wrong = [(said, alone) for said, alone in pairs if said != alone]
+    metrics = tight.metrics()
+    figures = {name: metrics[f'afferent_engine{{figure="{name}"}}'] for name in
+               ("num_steps", "num_prompt_tokens", "num_preempted")}  # fmt: skip
+    print(f"\n{len(pairs)} answers, {len(requests) - len(pairs)} left; {figures}; unlike: {wrong}")
+    assert len(pairs) >= num_requests * 0.6
+    assert len(wrong) <= max(1, len(pairs) // 100), wrong
+    assert figures["num_preempted"] > 0 or not is_storm
+    wait_until(lambda: tight.metrics()["afferent_requests_in_flight"] == 0)
+    wait_until(lambda: tight.store_figure("held_nbytes") == 0)
+    assert tight.store_figure("granted_nbytes") == 0
+    assert tight.metrics()['afferent_engine{figure="num_running"}'] == 0

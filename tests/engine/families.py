@@ -1,0 +1,275 @@
+"""Tiny models of many families, with random weights, as `transformers` saves them.
+
+Weights are wide, so that media change the tokens; windows and tiles are small, so that both matter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessorPil,
+    Gemma3Processor,
+    GotOcr2ImageProcessorPil,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3ImageProcessorPil,
+    Idefics3Processor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
+
+from tests.preprocess.folders import make_tokenizer
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 320,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+QWEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen2": (
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+        {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2, "patch_size": 14},
+    ),
+    "qwen2_5": (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        {
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 64,
+            "fullatt_block_indexes": [1],
+            "window_size": 56,
+            "patch_size": 14,
+        },
+    ),
+    "qwen3": (
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        {
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 64,
+            "deepstack_visual_indexes": [0, 1],
+            "num_position_embeddings": 64,
+            "patch_size": 16,
+        },
+    ),
+}
+"""Configuration, model, and what is particular to the encoder."""
+
+SUPPRESSED = list(range(3, 160))
+
+
+def template(marker: str) -> str:
+    """Writes an item as ``marker``."""
+    return f"""\
+{{%- for message in messages -%}}
+{{%- for part in message['content'] -%}}
+{{%- if part['type'] != 'text' %}}{marker}
+{{%- else %}}{{{{ part['text'] }}}}
+{{%- endif -%}}
+{{%- endfor %}}
+{{% endfor -%}}
+"""
+
+
+def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, marker: str) -> None:
+    """The weights, and what the prompt is built with."""
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.chat_template = template(marker)
+    tokenizer.save_pretrained(folder)
+
+
+def make_qwen_vl(folder: Path, generation: str, **text: int) -> None:
+    """``qwen2``, ``qwen2_5`` (windows in its encoder) or ``qwen3`` (deepstack)."""
+    tokenizer = make_tokenizer(
+        image="<|image_pad|>",
+        video="<|video_pad|>",
+        start="<|vision_start|>",
+        end="<|vision_end|>",
+    )
+    config_of, model_of, vision = QWEN[generation]
+    ids = tokenizer.convert_tokens_to_ids
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [2, 1, 1],
+    }
+    if generation == "qwen3":
+        rope["mrope_interleaved"] = True
+    torch.manual_seed(0)
+    model = model_of(
+        config_of(
+            text_config={**TEXT, **text, "rope_parameters": rope},
+            vision_config={"depth": 3, "num_heads": 2, "initializer_range": 0.3, **vision},
+            image_token_id=ids("<|image_pad|>"),
+            video_token_id=ids("<|video_pad|>"),
+            vision_start_token_id=ids("<|vision_start|>"),
+            vision_end_token_id=ids("<|vision_end|>"),
+        )
+    )
+    kind = "{{ '<|video_pad|>' if part['type'] == 'video' else '<|image_pad|>' }}"
+    save(folder, model, tokenizer, f"<|vision_start|>{kind}<|vision_end|>")
+    Qwen2VLImageProcessorPil(
+        patch_size=vision["patch_size"], size={"shortest_edge": 1024, "longest_edge": 96 * 96}
+    ).save_pretrained(folder)
+
+
+def make_gemma3(folder: Path) -> None:
+    """A layer with a window of 16 and one without; pictures of 16 tokens that see each other."""
+    tokenizer = make_tokenizer(
+        boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
+    )
+    ids = tokenizer.convert_tokens_to_ids
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config={
+                **TEXT,
+                "sliding_window": 16,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "query_pre_attn_scalar": 8,
+            },
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 7,
+            },
+            mm_tokens_per_image=16,
+            boi_token_index=ids("<start_of_image>"),
+            eoi_token_index=ids("<end_of_image>"),
+            image_token_index=ids("<image_soft_token>"),
+        )
+    )
+    # Made as zeros, with which every picture would be the same.
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
+    Gemma3Processor(
+        image_processor=Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
+        tokenizer=tokenizer,
+        image_seq_length=16,
+    ).save_pretrained(folder)
+    save(folder, model, tokenizer, "<start_of_image>")
+
+
+def make_internvl(folder: Path) -> None:
+    """Tiles of 28 pixels, 4 tokens each."""
+    tokenizer = make_tokenizer(
+        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>"
+    )
+    torch.manual_seed(0)
+    model = InternVLForConditionalGeneration(
+        InternVLConfig(
+            text_config={"model_type": "qwen2", **TEXT},
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": [28, 28],
+                "patch_size": [7, 7],
+                "initializer_range": 0.3,
+            },
+            image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+            image_seq_length=4,
+        )
+    )
+    save(folder, model, tokenizer, "<IMG_CONTEXT>\n")
+    GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4).save_pretrained(
+        folder
+    )
+
+
+def make_idefics3(folder: Path) -> None:
+    """Pictures cut up, 4 tokens a piece, with text between them."""
+    tokenizer = make_tokenizer(
+        image="<image>",
+        fake="<fake_token_around_image>",
+        whole="<global-img>",
+        end="<end_of_utterance>",
+    )
+    torch.manual_seed(0)
+    model = Idefics3ForConditionalGeneration(
+        Idefics3Config(
+            text_config={"model_type": "llama", **TEXT, "pad_token_id": 2},
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 14,
+                "initializer_range": 0.3,
+            },
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            scale_factor=2,
+        )
+    )
+    Idefics3Processor(
+        image_processor=Idefics3ImageProcessorPil(
+            size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
+        ),
+        tokenizer=tokenizer,
+        image_seq_len=4,
+        chat_template=template("<image>"),
+    ).save_pretrained(folder)
+    save(folder, model, tokenizer, "<image>")
+
+
+def make_whisper(folder: Path) -> None:
+    """An encoder of 2 s, and tokens that must not be chosen."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=320,
+            num_mel_bins=16,
+            d_model=32,
+            encoder_layers=3,
+            decoder_layers=2,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            max_source_positions=100,
+            max_target_positions=256,
+            init_std=0.3,
+            decoder_start_token_id=0,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=2,
+        )
+    )
+    model.generation_config.suppress_tokens = SUPPRESSED
+    save(folder, model, tokenizer, "")
+    WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)

@@ -1,0 +1,74 @@
+"""Requests run together in steps drawn at random: chunks of any size, tokens, preemptions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from afferent.schedule.step import Chunk
+from tests.engine.runner_model import GREEDY, NUM_TOKENS, Model, Prepared
+
+
+class RandomSteps:
+    """``tokens`` are the answers by the requests' numbers; whole ones after `run`."""
+
+    def __init__(self, model: Model, prepared: list[Prepared], rng: np.random.Generator) -> None:
+        self._model, self._rng = model, rng
+        self._prepared = {str(number): each for number, each in enumerate(prepared)}
+        self._computed = dict.fromkeys(self._prepared, -1)  # not begun
+        self.tokens: dict[str, list[int]] = {name: [] for name in self._prepared}
+        self.num_preempted = self.num_mixed = 0
+
+    def run(self) -> None:
+        while unfinished := [n for n, t in self.tokens.items() if len(t) < NUM_TOKENS]:
+            chunks, decode = [], []
+            for name in unfinished:
+                match self._rng.integers(10):
+                    case 0:
+                        self._drop(name)
+                    case 1 | 2:
+                        pass
+                    case _:
+                        chunk = self._next(name)
+                        chunks += [chunk] if chunk else []
+                        decode += [] if chunk else [name]
+            self._step(chunks, decode)
+
+    def _drop(self, name: str) -> None:
+        if self._computed[name] >= 0:
+            self._model.runner.drop(name)
+            self._computed[name] = -1
+            self.num_preempted += 1
+
+    def _next(self, name: str) -> Chunk | None:
+        """A chunk of any size; nothing if only the last token is to be computed."""
+        each, chosen = self._prepared[name], self.tokens[name]
+        known = [*each.prompt.token_ids, *chosen]
+        if self._computed[name] < 0:
+            self._model.runner.begin(name, known, each.items, GREEDY)
+            self._computed[name] = 0
+        start = self._computed[name]
+        if chosen and start == len(known) - 1:
+            return None
+        end = start + int(self._rng.integers(1, 41))
+        if not self._model.runner.info.cuts_items:
+            for item in each.items:
+                offset = item.placeholder.offset
+                if offset < end < offset + item.placeholder.length:
+                    end = offset + item.placeholder.length
+        end = min(end, len(known))
+        return Chunk(name, start, end - start, samples=end == len(known))
+
+    def _step(self, chunks: list[Chunk], decode: list[str]) -> None:
+        embeddings = {}
+        for chunk in chunks:
+            each, end = self._prepared[chunk.sequence_id], chunk.start + chunk.num_tokens
+            self._computed[chunk.sequence_id] = end
+            for item in each.items:  # only what the chunk's window touches
+                first, length = item.placeholder.offset, item.placeholder.length
+                if chunk.start < first + length and first < end:
+                    embeddings[item.key] = each.embeddings[item.key]
+        for name in decode:
+            self._computed[name] += 1
+        self.num_mixed += bool(chunks) and bool(decode)
+        for chosen in self._model.runner.run(chunks, decode, embeddings):
+            self.tokens[chosen.sequence_id].append(chosen.token_id)

@@ -1,0 +1,246 @@
+"""The conformance suite passes the example engine, and catches engines that break a promise."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from afferent.engine.protocol import Accepted, EngineEvent, EngineRequest, Finished, Tokens
+from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.server import StoreServer
+from afferent.testing.engine_conformance import CHECKS, check
+from afferent.testing.engine_trial import NotConforming, Part, Question, Subject
+from afferent.types import MiB, Modality, ObjectKind, Placeholder
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_engine.py"
+
+
+def load_example() -> Any:
+    spec = importlib.util.spec_from_file_location("tiny_engine", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny: Any = load_example()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StoreServer]:
+    with StoreServer(4 * MiB, shares={ObjectKind.FEATURES: 1.0}) as made:
+        yield made
+
+
+def question(number: int) -> Question:
+    """Two plain pictures, which are their own mean colour."""
+    colours = [(number % 256, 10, 250), (3, (7 * number) % 256, 77)]
+    parts = [
+        Part(Modality.IMAGE, {"pixels": np.full((60, 80, 3), colour, np.uint8)}, placeholder)
+        for colour, placeholder in zip(colours, (Placeholder(1, 4), Placeholder(6, 4)), strict=True)
+    ]
+    return Question([1] * 12, parts, [*colours[0], *colours[1]])
+
+
+@asynccontextmanager
+async def subject(server: StoreServer, engine_type: Any) -> AsyncIterator[Subject]:
+    store = await AsyncDaemonStore.connect(server.address, name="engine")
+    engine = engine_type(store)
+
+    async def stop() -> None:
+        engine.close()
+
+    try:
+        yield Subject(
+            engine=engine,
+            store_address=server.address,
+            question=question,
+            stop=stop,
+            timeout_s=5.0,
+            settle_s=0.3,
+        )
+    finally:
+        await store.close()
+
+
+def run(name: str, server: StoreServer, engine_type: Any) -> None:
+    async def run() -> None:
+        async with subject(server, engine_type) as made:
+            await check(name, made)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_tiny_engine_conforms(name: str, server: StoreServer) -> None:
+    run(name, server, tiny.TinyEngine)
+
+
+# Engines that break a promise
+
+
+class _OtherStore:
+    """An engine's store, but for what a test changes."""
+
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class TakesNoPins(tiny.TinyEngine):  # type: ignore[misc]
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        class Store(_OtherStore):
+            async def get(self, *_: Any) -> None:
+                pass
+
+        super().__init__(Store(store))
+
+
+class LetsGoTooEarly(tiny.TinyEngine):  # type: ignore[misc]
+    """Its pins are gone by the time that it reads."""
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        handles = [item.handle for item in request.items]
+        await self._store.get(request.request_id, handles)
+        self._store.forget(request.request_id)
+        async for event in TakesNoPins(self._store).submit(request):
+            yield event
+
+
+class AcceptsTwice(tiny.TinyEngine):  # type: ignore[misc]
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async for event in super().submit(request):
+            yield event
+            if isinstance(event, Accepted):
+                yield event
+
+
+class NeverAccepts(tiny.TinyEngine):  # type: ignore[misc]
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async for event in super().submit(request):
+            if not isinstance(event, Accepted):
+                yield event
+
+
+class AcceptsBeforeItLooks(tiny.TinyEngine):  # type: ignore[misc]
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        yield Accepted()
+        async for event in super().submit(request):
+            if not isinstance(event, Accepted):
+                yield event
+
+
+class LeaksOnAbort(tiny.TinyEngine):  # type: ignore[misc]
+    """It lets go at the end of an answer only."""
+
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        class Store(_OtherStore):
+            def forget(self, request: str) -> None:
+                pass
+
+        super().__init__(Store(store))
+        self._real_store = store
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async for event in super().submit(request):
+            if isinstance(event, Finished):
+                self._real_store.forget(request.request_id)
+            yield event
+
+
+class LetsGoTooLate(LeaksOnAbort):
+    """Also when it is closed, but not before."""
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async with aclosing(super().submit(request)) as events:
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                self._real_store.forget(request.request_id)
+
+
+class ForgetsTheLimit(tiny.TinyEngine):  # type: ignore[misc]
+    def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=100)
+        return super().submit(msgspec.structs.replace(request, sampling=sampling))  # type: ignore[no-any-return]
+
+
+class SaysTheEnd(tiny.TinyEngine):  # type: ignore[misc]
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async for event in super().submit(request):
+            if isinstance(event, Finished) and event.reason == "stop":
+                yield Tokens([tiny.EOS], [])
+            yield event
+
+
+class GoesOnWhenClosed(tiny.TinyEngine):  # type: ignore[misc]
+    def _check_running(self) -> None:
+        pass
+
+
+class TrustsPlaceholders(tiny.TinyEngine):  # type: ignore[misc]
+    def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        longer = [*request.token_ids, 1, 1, 1]
+        return super().submit(msgspec.structs.replace(request, token_ids=longer))  # type: ignore[no-any-return]
+
+
+class HasNoLogprobs(tiny.TinyEngine):  # type: ignore[misc]
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async for event in super().submit(request):
+            yield Tokens(event.token_ids, []) if isinstance(event, Tokens) else event
+
+
+BROKEN = [
+    (TakesNoPins, "keeps_what_it_accepted"),
+    (TakesNoPins, "keeps_what_others_share"),
+    (LetsGoTooEarly, "keeps_what_it_accepted"),
+    (AcceptsTwice, "accepts_once_and_first"),
+    (NeverAccepts, "accepts_once_and_first"),
+    (AcceptsBeforeItLooks, "refuses_stale_handles"),
+    (AcceptsBeforeItLooks, "refuses_wrong_placeholders"),
+    (LeaksOnAbort, "gives_back_when_closed_after_acceptance"),
+    (LeaksOnAbort, "gives_back_when_closed_between_tokens"),
+    (LeaksOnAbort, "answers_many_at_once"),
+    (LetsGoTooLate, "gives_back_when_encoded"),
+    (ForgetsTheLimit, "respects_max_tokens"),
+    (SaysTheEnd, "respects_the_end_of_sequence"),
+    (HasNoLogprobs, "gives_logprobs_when_asked"),
+    (TrustsPlaceholders, "refuses_wrong_placeholders"),
+    (GoesOnWhenClosed, "says_when_it_is_unavailable"),
+]
+
+
+@pytest.mark.parametrize(("engine_type", "name"), BROKEN)
+def test_a_broken_promise_is_found(engine_type: Any, name: str, server: StoreServer) -> None:
+    with pytest.raises(NotConforming):
+        run(name, server, engine_type)
+
+
+def test_the_example_shows_who_holds_the_features() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-3:] == [
+        "aborted: 703,312 bytes of features, pinned by frontend",
+        "  Accepted, pinned by engine",
+        "  the end, pinned by nobody",
+    ]

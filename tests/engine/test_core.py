@@ -1,0 +1,449 @@
+"""The core between a real store and workers that pretend: who holds what, what is told to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from afferent import keys
+from afferent.engine import messages as m
+from afferent.engine import ranks
+from afferent.engine.pins import Wanted
+from afferent.engine.protocol import Accepted, EngineInfo, Tokens
+from afferent.errors import (
+    DeadlineExceeded,
+    EncoderCacheFull,
+    EngineUnavailable,
+    InternalError,
+    StaleHandle,
+    StoreRestarted,
+    WorkerDied,
+)
+from afferent.store import codec
+from afferent.store import messages as store_messages
+from afferent.store.server import StoreServer
+from afferent.types import ContentKey, MiB, ObjectKind, encode
+from tests.engine.pretend import (
+    EOS,
+    bench_of,
+    key_of,
+    request,
+    tokens_of,
+    until,
+)
+
+SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with StoreServer(4 * MiB, shares=SHARES) as server:
+        yield server.address
+
+
+@pytest.fixture(autouse=True)
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Workers that would be killed: here they are in the same process."""
+    pidfds: list[int] = []
+
+    def kill(pidfd: int) -> None:
+        pidfds.append(pidfd)
+        os.close(pidfd)
+
+    monkeypatch.setattr(ranks, "_kill", kill)
+    monkeypatch.setattr(ranks, "_GRACE_S", 0.0)
+    return pidfds
+
+
+def test_features_are_let_go_of_when_they_are_encoded(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"a-dog")
+            worker.hold.clear()
+            wanted = request("a", 10, [await bench.item(b"a-dog", 2, 4)], max_tokens=20)
+            events = bench.client.submit(wanted)
+            assert isinstance(await anext(events), Accepted)
+            await until(lambda: len(worker.works) == 1)
+            assert await bench.num_pinned() == 1, "the core's pin, and the worker's"
+            assert worker.works[0].are_pinned
+            assert not worker.works[0].prefill, "what needs the item goes out later"
+            worker.hold.set()
+            assert isinstance(await anext(events), Tokens)
+            await bench.until_nothing_is_pinned()
+            (begin,) = worker.works[0].begin
+            assert begin.items[0].grids["image_grid_thw"].shape == (1, 3)
+            await events.aclose()
+            await until(lambda: any(work.drop == ["a"] for work in worker.works))
+
+    asyncio.run(run())
+
+
+def test_an_item_is_encoded_once_for_all(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address, num_workers=2, max_step_tokens=16) as bench:
+            for rank in (1, 0):
+                await bench.add_worker(rank)
+            await bench.ready()
+            await bench.put(b"b-dog")
+            one = await bench.item(b"b-dog", 2, 4)
+            two = await bench.item(b"b-dog", 20, 4)
+            asked = [request(f"r{n}", 30, [one, two]) for n in range(3)]
+            answers = await asyncio.gather(*(tokens_of(bench, each) for each in asked))
+            assert answers == [[30, 31, 32]] * 3
+            figures = await bench.client.figures()
+            assert figures is not None
+            assert figures.num_encoded == [1, 1]
+            assert figures.num_prompt_tokens == 90
+            assert figures.num_decode_tokens == 6
+            assert figures.cache_nbytes == 400
+            told = [work for work in bench.workers[0].works if work.prefill]
+            assert all(sum(c.num_tokens for c in work.prefill) <= 16 for work in told)
+            assert sum(len(work.begin) for work in bench.workers[0].works) == 3
+            assert bench.workers[0].works == bench.workers[1].works
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_a_bad_item_fails_those_who_hold_it(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address, num_workers=2) as bench:
+            workers = [await bench.add_worker(rank) for rank in range(2)]
+            workers[1].bad = {key_of(b"c-bad")}  # one can't, the other can
+            await bench.ready()
+            await bench.put(b"c-bad", b"c-good")
+            bad, good = await bench.item(b"c-bad", 0, 4), await bench.item(b"c-good", 4, 4)
+            asked = [request("a", 9, [bad, good]), request("b", 8, [bad]), request("c", 9, [good])]
+            answers = await asyncio.gather(
+                *(tokens_of(bench, each) for each in asked), return_exceptions=True
+            )
+            assert [type(answer) for answer in answers] == [InternalError, InternalError, list]
+            computed = {chunk.sequence_id for work in workers[0].works for chunk in work.prefill}
+            assert computed == {"c"}, "nobody computes without the item"
+            assert workers[0].embeddings == {key_of(b"c-good")}, "what only one has is forgotten"
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_a_sequence_that_one_worker_can_not_begin_is_computed_by_none(address: str) -> None:
+    """They would wait for each other within the layers."""
+
+    async def run() -> None:
+        async with bench_of(address, num_workers=2) as bench:
+            workers = [await bench.add_worker(rank) for rank in range(2)]
+            workers[1].cannot_begin = {"a"}
+            await bench.ready()
+            answers = await asyncio.gather(
+                *(tokens_of(bench, request(name, 9)) for name in "ab"), return_exceptions=True
+            )
+            assert [type(answer) for answer in answers] == [InternalError, list]
+            for worker in workers:
+                assert {c.sequence_id for work in worker.works for c in work.prefill} == {"b"}
+            assert await tokens_of(bench, request("c", 9)) == [9, 10, 11]
+            assert not workers[0].known.keys() & {"a"}, "who could begin it has forgotten it"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("forget_dog", [False, True])
+def test_a_preempted_request_begins_again(address: str, forget_dog: bool) -> None:
+    """The cache holds one item, so the first is encoded again, if its features are still there."""
+
+    async def run() -> None:
+        async with bench_of(address, kv_cache_tokens=80, encoder_cache_nbytes=400) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"d-dog", b"d-cat")
+            items = [await bench.item(b"d-dog", 0, 4), await bench.item(b"d-cat", 8, 4)]
+            worker.pauses_at = lambda work: bool(work.begin) or "b" in work.drop
+            a = asyncio.create_task(tokens_of(bench, request("a", 16, max_tokens=64)))
+            await until(lambda: not worker.hold.is_set())
+            wanted = request("b", 16, items, max_tokens=30, temperature=1.0)
+            b = asyncio.create_task(tokens_of(bench, wanted))
+            await until(lambda: bench.core._loop and bench.core._loop._scheduler.num_waiting)
+            worker.pauses_at = lambda work: "b" in work.drop
+            worker.hold.set()
+            await until(lambda: not worker.hold.is_set())
+            worker.pauses_at = None
+            if forget_dog:
+                assert await bench.store.delete([key_of(b"d-dog")]) == [True]
+            worker.hold.set()
+            assert await a == list(range(16, 80))
+            if forget_dog:
+                with pytest.raises(EngineUnavailable, match="gone"):
+                    await b
+                await bench.until_nothing_is_pinned()
+                return
+            assert await b == list(range(16, 46))
+            begun = [begin for work in worker.works for begin in work.begin]
+            first, again = (begin for begin in begun if begin.sequence_id == "b")
+            assert first.sampling.seed is not None
+            assert first.sampling == again.sampling
+            assert len(again.token_ids) > len(first.token_ids) == 16
+            figures = await bench.client.figures()
+            assert figures is not None
+            assert figures.num_preempted == 1
+            assert figures.num_encoded == [4]
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_a_lost_worker_ends_all_and_others_take_over(address: str, killed: list[int]) -> None:
+    async def run() -> None:
+        async with bench_of(address, num_workers=2) as bench:
+            old = [await bench.add_worker(rank) for rank in range(2)]
+            await bench.ready()
+            old[0].hold.clear()
+            await bench.put(b"e-dog")
+            dog = await bench.item(b"e-dog", 0, 4)
+            asked = asyncio.create_task(tokens_of(bench, request("a", 9, [dog])))
+            await until(lambda: old[1].works)
+            await old[1].leave()
+            with pytest.raises(WorkerDied):
+                await asked
+            await old[0].is_cut.wait()
+            await until(lambda: len(killed) == 2)
+            await until(lambda: bench.client.info is None)
+            with pytest.raises(EngineUnavailable):
+                await tokens_of(bench, request("b", 9))
+            for rank in range(2):
+                await bench.add_worker(rank)
+            await bench.ready()
+            old[0].hold.set()  # whatever it says now, nobody hears it
+            assert await tokens_of(bench, request("a", 9, [dog])) == [9, 10, 11]
+            figures = await bench.client.figures()
+            assert figures is not None
+            assert figures.num_restarts == 1
+            # A worker that was cut off may still read: its pins go when its process does.
+            old[0].store.forget(old[0].works[0].lease)
+            old[1].store.forget(old[0].works[0].lease)
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_a_worker_comes_again_before_its_end_was_seen(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            old = await bench.add_worker()
+            await bench.ready()
+            await bench.add_worker()
+            await old.is_cut.wait()
+            await bench.ready()
+            assert await tokens_of(bench, request("a", 9)) == [9, 10, 11]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_hangs_is_noticed(address: str, killed: list[int]) -> None:
+    async def run() -> None:
+        async with bench_of(address, num_workers=2, step_timeout_s=0.2) as bench:
+            workers = [await bench.add_worker(rank) for rank in range(2)]
+            await bench.ready()
+            workers[1].hold.clear()
+            with pytest.raises(WorkerDied):
+                await tokens_of(bench, request("a", 9))
+            await until(lambda: len(killed) == 2)
+
+    asyncio.run(run())
+
+
+def test_a_frontend_goes(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address, max_num_seqs=1) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"f-dog")
+            dog = await bench.item(b"f-dog", 0, 4)
+            worker.hold.clear()
+            asked = [
+                asyncio.create_task(tokens_of(bench, request(name, 9, [dog]))) for name in "ab"
+            ]
+            await until(lambda: worker.works)
+            channel = bench.client._channel
+            assert channel is not None
+            channel.abort()
+            for answer in asked:
+                with pytest.raises(EngineUnavailable):
+                    await answer
+            worker.hold.set()
+            await bench.ready()
+            assert await tokens_of(bench, request("c", 9, [dog])) == [9, 10, 11]
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_new_to_the_store_pins_by_itself(address: str) -> None:
+    """The store calls it otherwise than the core was told."""
+
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            worker.store._channel.abort()
+            await until(lambda: not worker.store.is_open)
+            await until(lambda: worker.store.is_open)
+            await bench.put(b"g-dog", b"g-cat")
+            for name in (b"g-dog", b"g-cat"):
+                wanted = request(name.decode(), 9, [await bench.item(name, 0, 4)])
+                assert await tokens_of(bench, wanted) == [9, 10, 11]
+            assert [work.are_pinned for work in worker.works if work.lease] == [False, True]
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_an_answer_of_the_store_that_comes_too_late_leaves_nothing_pinned(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"j-dog")
+            store, dog = bench.core._pins._store, await bench.item(b"j-dog", 0, 4)
+            get = store.get
+
+            async def get_late(*asked: Any, **more: Any) -> None:
+                await get(*asked, **more)
+                raise DeadlineExceeded("the store did not answer in time")
+
+            monkeypatch.setattr(store, "get", get_late)
+            with pytest.raises(DeadlineExceeded):
+                await tokens_of(bench, request("a", 9, [dog]))
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_what_a_former_store_had_fails_alone(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            await bench.put(b"k-dog", b"k-cat")
+            dog, cat = await bench.item(b"k-dog", 0, 4), await bench.item(b"k-cat", 0, 4)
+            assert await bench.store.delete([key_of(b"k-dog")]) == [True]
+            former = msgspec.structs.replace(dog.handle, segment=dog.handle.segment + 1)
+            dog = msgspec.structs.replace(dog, handle=former)
+            pins, clients = bench.core._pins, [worker.store.client_number]
+            wanted = [Wanted("a", dog), Wanted("b", cat)]
+            held = await pins.hold_step("step", wanted, weights=b"", clients=clients)
+            assert [item.sequence_id for item in held.items] == ["b"]
+            assert held.are_pinned
+            assert held.failed.keys() == {dog.key}
+            assert held.failed[dog.key].code == StoreRestarted.code
+            pins.let_go("step")
+            worker.store.forget("step")
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_what_was_made_again_is_found_by_its_key(address: str) -> None:
+    """Else a request that was preempted would fail all others with that item."""
+
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            await bench.put(b"l-dog", b"l-cat")
+            gone, cat = await bench.item(b"l-dog", 0, 4), await bench.item(b"l-cat", 0, 4)
+            assert await bench.store.delete([key_of(b"l-dog")]) == [True]
+            await bench.put(b"l-dog")
+            again = await bench.item(b"l-dog", 0, 4)
+            assert again.handle != gone.handle
+            pins, clients = bench.core._pins, [worker.store.client_number]
+            wanted = [Wanted("a", gone), Wanted("b", cat)]
+            held = await pins.hold_step("step", wanted, weights=b"", clients=clients)
+            assert not held.failed
+            assert held.are_pinned
+            assert [item.handle for item in held.items] == [again.handle, cat.handle]
+            pins.let_go("step")
+            worker.store.forget("step")
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_makes_no_sense_ends_nobody_else(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            await bench.add_worker()
+            await bench.ready()
+            stranger = await bench.add_worker(rank=1)
+            await stranger.is_cut.wait()
+            assert await tokens_of(bench, request("a", 9)) == [9, 10, 11]
+            figures = await bench.client.figures()
+            assert figures is not None
+            assert figures.num_restarts == 0
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_ready_twice_is_cut_off(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            worker.channel.send(encode(m.WorkerReady(0, worker.info, b"")))
+            await worker.is_cut.wait()
+
+    asyncio.run(run())
+
+
+def test_embeddings_are_found_in_the_store(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker(weights=b"w")
+            await bench.ready()
+            await bench.put(b"h-dog", b"h-cat")
+            name = keys.embeddings_key(item=ContentKey(key_of(b"h-dog")), weights=b"w")
+            tree: Any = {"rows": np.ones((4, 8), np.float32), "layers": []}
+            nbytes = codec.plan(tree).nbytes
+            create = store_messages.CreateItem(ObjectKind.EMBEDDINGS, nbytes, name)
+            (handle,) = await bench.store.create("put", [create])
+            codec.write_into(tree, bench.store.block(handle))
+            await bench.store.seal("put", [store_messages.SealItem(handle, nbytes)])
+            await bench.store.release("put")
+            items = [await bench.item(b"h-dog", 0, 4), await bench.item(b"h-cat", 4, 4)]
+            await tokens_of(bench, request("a", 9, items))
+            (encode,) = [work.encode for work in worker.works if work.lease]
+            assert [item.found for item in encode] == [True, False]
+            assert [item.handle for item in encode] == [handle, items[1].handle]
+            figures = await bench.client.figures()
+            assert figures is not None
+            assert figures.num_embeddings_found == 1
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+def test_what_can_not_be_had_is_refused(address: str) -> None:
+    async def run() -> None:
+        info = EngineInfo(4096, [EOS], embed_nbytes=10, cuts_items=False)
+        async with bench_of(address, info=info, max_step_tokens=20) as bench:
+            await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"i-dog")
+            dog = await bench.item(b"i-dog", 0, 18)
+            with pytest.raises(EncoderCacheFull, match="18 positions"):
+                await tokens_of(bench, request("a", 19, [dog]))
+            assert await tokens_of(
+                bench, request("b", 19, [await bench.item(b"i-dog", 0, 17)])
+            ) == [19, 20, 21]
+            await bench.store.delete([key_of(b"i-dog")])
+            with pytest.raises(StaleHandle):
+                await tokens_of(bench, request("c", 19, [dog]))
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())

@@ -1,0 +1,224 @@
+"""A worker's embeddings: made in place, copied, published, forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from afferent.engine import messages as m
+from afferent.engine.embeddings import Embeddings, Features
+from afferent.engine.encoding import ItemEncoder
+from afferent.engine.page_lock import PageLock
+from afferent.engine.runner import Runner
+from afferent.engine.weights import weights_digest
+from afferent.errors import ConfigError
+from afferent.store import codec
+from afferent.store import messages as store_messages
+from afferent.store.cache import ItemCache
+from afferent.store.local import LocalStore
+from afferent.store.verbs import Store
+from afferent.types import ContentKey, Handle, MiB, Modality, ObjectKind
+from tests.engine.pretend import key_of
+from tests.store.stores import SHARES
+
+
+class DoublingRunner:
+    """Its embeddings are the features twice; an item of odd numbers is bad."""
+
+    def encode(self, modality: Modality, features: Features) -> Embeddings:
+        rows = torch.from_numpy(features["pixels"] * 2)
+        if int(rows[0, 0]) % 4:
+            raise ValueError
+        return Embeddings(rows, (rows + 1,))
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with LocalStore(2 * MiB, shares=SHARES) as store:
+        yield store
+
+
+def encoder_of(store: Store, *, weights: bytes = b"") -> ItemEncoder:
+    runner, published = DoublingRunner(), ItemCache(store, weights=weights) if weights else None
+    return ItemEncoder(cast(Runner, runner), cast(Any, store), published=published, page_lock=None)
+
+
+def put(store: Store, name: bytes, value: int) -> m.EncodeItem:
+    tree: Any = {"pixels": np.full((3, 5), value, np.float32), "prompt": ["x"]}
+    handle = store.put("put", tree, key=key_of(name))
+    store.release("put")
+    return m.EncodeItem("a", key_of(name), Modality.IMAGE, handle, False)
+
+
+def work_of(*items: m.EncodeItem, lease: str = "step-1") -> m.Work:
+    return m.Work(1, lease=lease, encode=list(items))
+
+
+def pins(store: Store) -> list[list[int]]:
+    return [each.pins for each in store.list_objects() if each.pins]
+
+
+def find(store: Store, name: bytes, weights: bytes) -> Handle | None:
+    """Where the published embeddings are; not pinned any more."""
+    wanted = ItemCache(store, weights=weights)._embeddings_key(ContentKey(key_of(name)))
+    item = store_messages.AcquireItem(wanted, ObjectKind.EMBEDDINGS, 1, "find")
+    (outcome,) = store.acquire("find", [item])
+    store.release("find")
+    return outcome.handle
+
+
+def test_embeddings_are_made_and_forgotten(store: Store) -> None:
+    encoder = encoder_of(store)
+    dog, cat = put(store, b"dog", 2), put(store, b"cat", 4)
+    encoded = encoder.encode(work_of(dog, cat))
+    assert (encoded.failed, encoded.num_encoded) == ([], 2)
+    assert [sequence_id for sequence_id, _ in encoded.spans] == ["a", "a"]
+    assert encoder.embeddings[dog.key].rows.tolist() == [[4.0] * 5] * 3
+    assert pins(store) == []
+    encoder.evict(dog.key)
+    encoder.evict(dog.key)
+    assert encoder.embeddings.keys() == {cat.key}
+
+
+def test_a_bad_item_is_a_failure_of_its_own(store: Store) -> None:
+    encoder = encoder_of(store, weights=b"w")
+    bad, good = put(store, b"bad", 3), put(store, b"good", 4)
+    handle = store.put("put", [1, 2], key=key_of(b"x"))
+    broken = m.EncodeItem("a", key_of(b"x"), Modality.IMAGE, handle, False)
+    store.release("put")
+    encoded = encoder.encode(work_of(bad, good, broken))
+    assert [(key, failure.code) for key, failure in encoded.failed] == [
+        (bad.key, "internal_error"),
+        (broken.key, "format_error"),
+    ]
+    assert encoder.embeddings.keys() == {good.key}
+    assert find(store, b"good", b"w") is not None
+    assert find(store, b"bad", b"w") is None
+    assert pins(store) == []
+
+
+def test_what_is_gone_fails_the_step_s_items(store: Store) -> None:
+    encoder = encoder_of(store)
+    dog, cat = put(store, b"dog", 2), put(store, b"cat", 4)
+    store.delete([dog.key])
+    encoded = encoder.encode(work_of(dog, cat))
+    assert {failure.code for _, failure in encoded.failed} == {"stale_handle"}
+    assert not encoder.embeddings
+    assert pins(store) == []
+
+
+def test_pins_that_the_core_took_are_let_go_of(store: Store) -> None:
+    encoder = encoder_of(store)
+    dog = put(store, b"dog", 2)
+    store.get("step-1", [dog.handle])
+    work = work_of(dog)
+    work.are_pinned = True
+    assert encoder.encode(work).num_encoded == 1
+    assert pins(store) == []
+    store.get("step-2", [dog.handle])
+    assert encoder.encode(work_of(lease="step-2")).num_encoded == 0, "nothing came of that step"
+    assert pins(store) == []
+
+
+def test_embeddings_are_published_and_used_again(store: Store) -> None:
+    dog = put(store, b"dog", 2)
+    first = encoder_of(store, weights=b"w")
+    first.encode(work_of(dog))
+    handle = find(store, b"dog", b"w")
+    assert handle is not None
+    assert find(store, b"dog", b"other weights") is None
+    second = encoder_of(store, weights=b"w")
+    found = m.EncodeItem("b", dog.key, Modality.IMAGE, handle, True)
+    encoded = second.encode(work_of(found))
+    assert (encoded.failed, encoded.num_encoded) == ([], 0)
+    assert encoded.spans[0][1].copied_nbytes == 2 * 3 * 5 * 4
+    made, copied = first.embeddings[dog.key], second.embeddings[dog.key]
+    assert torch.equal(made.rows, copied.rows)
+    assert torch.equal(made.layers[0], copied.layers[0])
+    # What is kept is no view: the block may be used for something else.
+    np.frombuffer(store.block(handle), np.uint8)[:] = 0
+    assert torch.equal(made.rows, copied.rows)
+    assert pins(store) == []
+
+
+def test_no_room_to_publish_is_no_failure() -> None:
+    shares = {ObjectKind.FEATURES: 0.5}
+    with LocalStore(2 * MiB, shares=shares) as store:
+        encoder = encoder_of(store, weights=b"w")
+        dog = put(store, b"dog", 2)
+        assert encoder.encode(work_of(dog)).failed == []
+        assert dog.key in encoder.embeddings
+        assert pins(store) == []
+
+
+class PretendRuntime:
+    """Of CUDA; ``error`` is what registering answers."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.calls: list[tuple[Any, ...]] = []
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
+        self.calls.append(("register", address, nbytes, flags))
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.calls.append(("unregister", address))
+        return 0
+
+
+def test_the_arena_is_locked_once() -> None:
+    with LocalStore(2 * MiB, shares=SHARES) as one, LocalStore(MiB, shares=SHARES) as other:
+        runtime = PretendRuntime()
+        lock = PageLock(runtime)
+        for store in (one, one, other):
+            lock.follow(store._arena)
+        lock.release()
+        lock.release()
+        assert runtime.calls == [
+            ("register", one._arena.address, 2 * MiB, 8),
+            ("unregister", one._arena.address),
+            ("register", other._arena.address, MiB, 8),
+            ("unregister", other._arena.address),
+        ]
+
+
+def test_an_arena_that_can_not_be_locked_is_used_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with LocalStore(MiB, shares=SHARES) as store:
+        runtime = PretendRuntime(error=1)
+        lock = PageLock(runtime)
+        for _ in range(3):
+            lock.follow(store._arena)
+        lock.release()
+        assert len(runtime.calls) == 1, "neither tried again nor taken back"
+        assert "can't be locked" in caplog.text
+
+
+def test_the_digest_follows_the_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        weights_digest(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1" * 5000)
+    first = weights_digest(tmp_path)
+    assert len(first) == 32
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert weights_digest(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"1" * 4999 + b"2")
+    assert weights_digest(tmp_path) != first
+
+
+def test_codec_round_trip(store: Store) -> None:
+    """As it is published: in the machine's memory, bfloat16 included."""
+    rows = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    handle = store.put("a", Embeddings(rows, (rows * 2,)).tree(), kind=ObjectKind.EMBEDDINGS)
+    again = Embeddings.from_tree(codec.view(store.block(handle)))
+    assert torch.equal(again.rows, rows)
+    assert torch.equal(again.layers[0], rows * 2)
+    store.release("a")

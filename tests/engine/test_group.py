@@ -1,0 +1,110 @@
+"""Models in slices, a process for each rank: the same tokens as of the whole model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afferent.engine.group import Group
+from afferent.engine.runner import load_model
+from afferent.engine.slices import keep_slice
+from afferent.errors import ConfigError, UnsupportedModel
+from tests.engine import families
+from tests.engine.rank import RECIPES
+from tests.engine.runner_model import FOUR_HEADS, MODELS
+
+TIMEOUT_S = 30.0
+
+
+def run_ranks(size: int, folder: Path, names: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Of each model what each rank says."""
+    for name in names:
+        if make := RECIPES[name].make:
+            (folder / name).mkdir()
+            make(folder / name)
+    pipe, command = subprocess.PIPE, [sys.executable, "-m", "tests.engine.rank"]
+    ranks: list[subprocess.Popen[str]] = []
+    with contextlib.ExitStack() as stack:
+        for rank in range(size):
+            each = [*command, str(rank), str(size), str(folder), *names]
+            started = subprocess.Popen(each, stdin=pipe, stdout=pipe, text=True)
+            ranks.append(stack.enter_context(started))
+            stack.callback(ranks[-1].kill)
+        port = _readline(ranks[0])
+        for other in ranks[1:]:
+            assert other.stdin is not None
+            other.stdin.write(port)
+            other.stdin.flush()
+        said = [[json.loads(_readline(rank)) for rank in ranks] for _ in names]
+        assert [rank.wait(TIMEOUT_S) for rank in ranks] == [0] * size
+    return said
+
+
+def _readline(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    return rank.stdout.readline()
+
+
+def check(size: int, folder: Path, names: Sequence[str]) -> None:
+    for said in run_ranks(size, folder, names):
+        for each in said:
+            assert "error" not in each
+            assert each["tokens"] == each["expected"]
+            # Besides the matrices there are norms, and biases that every rank has.
+            assert each["num_weights"] < each["whole"] / size * 1.1
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    check(2, tmp_path, ["shapes", "qwen3", "gemma3"])
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "error", "words"),
+    [
+        (families.make_whisper, 2, UnsupportedModel, "no plan"),
+        (FOUR_HEADS.make, 3, ConfigError, "4 and 4 heads"),
+        (MODELS["qwen2"].make, 4, ConfigError, "4 and 2 heads"),
+    ],
+)
+def test_models_that_cannot_be_sliced(
+    tmp_path: Path, make: Any, size: int, error: type[Exception], words: str
+) -> None:
+    make(tmp_path)
+    with pytest.raises(error, match=words):
+        keep_slice(load_model(tmp_path), Group(None, rank=0, size=size))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("size", "names"), [(2, sorted({*MODELS} - {"whisper"})), (4, ["four heads"])]
+)
+def test_all_models(
+    tmp_path: Path, request: pytest.FixtureRequest, size: int, names: list[str]
+) -> None:
+    if not request.config.getoption("--storm"):
+        pytest.skip("takes minutes")
+    check(size, tmp_path, names)
+
+
+def test_only_this_machine_is_listened_to() -> None:
+    group = Group.host(2)
+    for file in ("tcp", "tcp6"):
+        lines = Path("/proc/net", file).read_text().splitlines()[1:]
+        listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
+        addresses = {
+            a for a, port in (each.split(":") for each in listening) if int(port, 16) == group.port
+        }
+        assert addresses == ({"0100007F"} if file == "tcp" else set())
+
+
+def test_ranks_that_there_are_not() -> None:
+    for rank in (0, 2, -1):
+        with pytest.raises(ConfigError):
+            Group.join(1, rank=rank, size=2)

@@ -1,0 +1,134 @@
+"""What a worker makes of the core's words when the model fails."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from afferent import wire
+from afferent.engine import messages as m
+from afferent.engine.embeddings import UnusableEmbeddings
+from afferent.engine.encoding import ItemEncoder
+from afferent.engine.protocol import Chosen
+from afferent.engine.runner import Runner
+from afferent.engine.worker import EngineWorker
+from afferent.errors import InvalidPlaceholders
+from afferent.schedule.step import Chunk
+from afferent.store.client import DaemonStore
+from afferent.store.local import LocalStore
+from afferent.types import MiB, Sampling, decode, encode
+
+
+class FragileRunner:
+    """Sequences fail by their names."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def begin(self, sequence_id: str, token_ids: list[int], items: Any, sampling: Any) -> None:
+        if sequence_id == "misplaced":
+            raise InvalidPlaceholders("not in order")
+
+    def run(self, chunks: list[Chunk], decode: list[str], embeddings: Any) -> list[Chosen]:
+        names = [chunk.sequence_id for chunk in chunks] + decode
+        if "unfilled" in names:
+            raise UnusableEmbeddings("unfilled")
+        if "breaks" in names:
+            raise RuntimeError
+        return [Chosen(name, 5) for name in names]
+
+    def drop(self, sequence_id: str) -> None:
+        self.dropped.append(sequence_id)
+
+
+class Core:
+    """The other end of a worker's connection."""
+
+    def __init__(self, channel: wire.SyncChannel, runner: FragileRunner) -> None:
+        self._channel, self.runner = channel, runner
+
+    def ask(self, *prefill: str, decode: list[str] | None = None) -> None:
+        begin = [m.Begin(name, [1, 2], [], Sampling(max_tokens=1)) for name in prefill]
+        chunks = [Chunk(name, 0, 2, True) for name in prefill]
+        work = m.Work(7, begin=begin, prefill=chunks, decode=decode or [])
+        self._channel.send(encode(work), timeout_s=10)
+
+    def answer(self) -> m.WorkDone:
+        done = decode(m.to_core_decoder, self._channel.receive(timeout_s=10))
+        assert isinstance(done, m.WorkDone)
+        assert done.number == 7
+        return done
+
+
+@contextlib.contextmanager
+def worker(*, has_partners: bool) -> Iterator[tuple[Core, list[Exception]]]:
+    """A worker in a thread, and what ended it."""
+    ours, theirs = socket.socketpair()
+    ends: list[Exception] = []
+    with ours, theirs, LocalStore(MiB) as store:
+        runner = FragileRunner()
+        encoder = ItemEncoder(cast(Runner, runner), cast(DaemonStore, store),
+                              published=None, page_lock=None)  # fmt: skip
+        engine = EngineWorker(
+            cast(Runner, runner), encoder, cast(DaemonStore, store), wire.SyncChannel(theirs),
+            has_partners=has_partners,
+        )  # fmt: skip
+
+        def run() -> None:
+            try:
+                engine.run()
+            except Exception as error:
+                ends.append(error)
+                theirs.close()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield Core(wire.SyncChannel(ours), runner), ends
+        finally:
+            ours.close()
+            thread.join(10)
+    assert len(ends) == 1
+
+
+def codes(done: m.WorkDone) -> dict[str, str]:
+    return {sequence_id: failure.code for sequence_id, failure in done.failed_sequences}
+
+
+def test_one_sequence_fails_alone() -> None:
+    with worker(has_partners=True) as (core, _):
+        core.ask("fine", "misplaced", "unfilled", decode=["goes on"])
+        done = core.answer()
+        assert [chosen.sequence_id for chosen in done.chosen] == ["fine", "goes on"]
+        assert codes(done) == {"misplaced": "invalid_placeholders", "unfilled": "internal_error"}
+        assert core.runner.dropped == ["misplaced", "unfilled"]
+        assert [sequence_id for sequence_id, _ in done.spans] == ["fine"]
+
+
+def test_a_step_that_breaks_fails_all_its_sequences() -> None:
+    with worker(has_partners=False) as (core, ends):
+        for _ in range(2):
+            core.ask("breaks", decode=["other"])
+            done = core.answer()
+            assert codes(done) == {"breaks": "internal_error", "other": "internal_error"}
+            core.ask("fine")
+            assert [chosen.token_id for chosen in core.answer().chosen] == [5]
+        core.ask("breaks")
+        core.answer()
+        core.ask("breaks")
+        with pytest.raises(wire.ConnectionClosed):
+            core.answer()
+        assert isinstance(ends[0], RuntimeError), "twice in a row: it is of no use any more"
+
+
+def test_a_worker_with_partners_ends_when_a_step_breaks() -> None:
+    with worker(has_partners=True) as (core, ends):
+        core.ask("breaks")
+        with pytest.raises(wire.ConnectionClosed):
+            core.answer()
+        assert isinstance(ends[0], RuntimeError)
