@@ -13,6 +13,8 @@ from blake3 import blake3
 from afferent.types import ContentKey
 
 _FEATURES_TAG = b"afferent/features/v1"
+_CONVERSATION_TAG = b"afferent/conversation/v1"
+_NAME_TAG = b"afferent/name/v1"
 _EMBEDDINGS_TAG = b"afferent/embeddings/v1"
 
 
@@ -42,6 +44,11 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
     return ContentKey(frame(_FEATURES_TAG, tenant.encode(), fingerprint, options, media))
 
 
+def name_key(*, tenant: str, name: str) -> ContentKey:
+    """The key of what a tenant's own name of an item stands for."""
+    return ContentKey(frame(_NAME_TAG, tenant.encode(), name.encode()))
+
+
 def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
     """The key of the embeddings that an encoder makes of an item's features.
 
@@ -50,3 +57,8 @@ def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
         weights: Digest of the encoder's weights.
     """
     return ContentKey(frame(_EMBEDDINGS_TAG, item, weights))
+
+
+def conversation_key(*, tenant: str, response_id: str) -> ContentKey:
+    """The key of a conversation that can be gone on with from one of its answers."""
+    return ContentKey(frame(_CONVERSATION_TAG, tenant.encode(), response_id.encode()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import openai
 import pytest
 
 from afferent.testing.pictures import draw_picture
@@ -86,6 +88,93 @@ def test_streaming_gives_the_same_answer(server: Server, rng: np.random.Generato
     assert chunks[-2].choices[0].finish_reason == "stop"
 
 
+def test_the_asynchronous_client(server: Server, rng: np.random.Generator) -> None:
+    """Whole answers and streams side by side."""
+    pictures = [draw_picture(rng) for _ in range(12)]
+    requests = [ask([data_url(picture)], "What is in the picture?") for picture in pictures]
+
+    async def whole(client: openai.AsyncOpenAI, request: dict) -> str:
+        completion = await client.chat.completions.create(**request)
+        return completion.choices[0].message.content
+
+    async def stream(client: openai.AsyncOpenAI, request: dict) -> str:
+        pieces = await client.chat.completions.create(**request, stream=True)
+        return "".join([piece.choices[0].delta.content or "" async for piece in pieces])
+
+    async def main() -> list[str]:
+        url = f"{server.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asking = [way(client, request) for way in (whole, stream) for request in requests]
+            return await asyncio.gather(*asking)
+
+    answers = asyncio.run(main())
+    assert answers[:12] == answers[12:]
+    right = [said == picture.answer for said, picture in zip(answers[:12], pictures, strict=True)]
+    assert sum(right) >= 9, list(zip(answers, pictures, strict=False))
+
+
+def test_several_answers(server: Server, rng: np.random.Generator) -> None:
+    picture = draw_picture(rng, colour="red", shape="circle")
+    request = ask([data_url(picture)], "What is in the picture?", n=3)
+    completion = server.client().chat.completions.create(**request)
+    assert [choice.message.content for choice in completion.choices] == ["a red circle"] * 3
+    one = server.client().chat.completions.create(**{**request, "n": 1})
+    assert completion.usage.prompt_tokens == one.usage.prompt_tokens
+    assert completion.usage.completion_tokens == 3 * one.usage.completion_tokens
+    hot = {**request, "n": 8, "temperature": 2.0, "seed": 1}
+    varied = [
+        [
+            choice.message.content
+            for choice in server.client().chat.completions.create(**hot).choices
+        ]
+        for _ in range(2)
+    ]
+    assert varied[0] == varied[1]
+    assert len(set(varied[0])) > 1
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+
+
+def test_pictures_that_are_named_and_not_sent_again(
+    server: Server, rng: np.random.Generator
+) -> None:
+    first, second = (
+        draw_picture(rng, colour="red", shape="circle"),
+        draw_picture(rng, colour="blue", shape="square"),
+    )
+    request = ask([data_url(first), data_url(second)], "What is in picture 2?")
+    parts = request["messages"][0]["content"]
+    for number, part in enumerate(parts[:2]):
+        part["uuid"] = f"answers-{number}"
+    assert answer(server, request) == "a blue square"
+    for part in parts[:2]:
+        part["image_url"] = None
+    before = server.store_figure("num_misses")
+    assert answer(server, request) == "a blue square"
+    parts[0], parts[1] = parts[1], parts[0]
+    assert answer(server, request) == "a red circle"
+    assert server.store_figure("num_misses") == before
+    parts[0]["uuid"] = "answers-unheard-of"
+    with pytest.raises(openai.ConflictError) as caught:
+        server.client().chat.completions.create(**request)
+    assert caught.value.code == "media_not_cached"
+    assert caught.value.body["uuids"] == ["answers-unheard-of"]
+
+
+def test_a_picture_that_a_tool_returned(server: Server, rng: np.random.Generator) -> None:
+    picture = draw_picture(rng, colour="red", shape="circle")
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    content = ask([data_url(picture)], "What is in the picture?")["messages"][0]["content"]
+    request = {
+        "model": "shapes",
+        "messages": [
+            {"role": "user", "content": "What is in the picture?"},
+            {"role": "assistant", "content": "There is no picture.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": content},
+        ],
+    }
+    assert answer(server, request) == "a red circle"
+
+
 def test_usage_counts_every_placeholder_position(server: Server, rng: np.random.Generator) -> None:
     url = data_url(draw_picture(rng))
     sizes = [
@@ -145,9 +234,9 @@ def test_a_repeated_picture_is_a_hit(rng: np.random.Generator) -> None:
         assert grew('afferent_items_total{modality="image",outcome="hit"}') == 1
         assert grew('afferent_items_total{modality="image",outcome="made"}') == 0
         for stage in ("decode", "process"):
-            assert before[f'afferent_stage_seconds_count{{stage="{stage}"}}'] == 1
-            assert grew(f'afferent_stage_seconds_count{{stage="{stage}"}}') == 0
-            assert grew(f'afferent_copied_bytes_total{{stage="{stage}"}}') == 0
+            assert before[f'afferent_stage_seconds_count{{media="image",stage="{stage}"}}'] == 1
+            assert grew(f'afferent_stage_seconds_count{{media="image",stage="{stage}"}}') == 0
+            assert grew(f'afferent_copied_bytes_total{{media="image",stage="{stage}"}}') == 0
         wait_until(lambda: "1 image hit" in server.log())
         accounts = server.log().split("POST /v1/chat/completions")
         assert "preprocess-" in accounts[1]

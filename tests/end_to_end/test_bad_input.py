@@ -149,7 +149,7 @@ def test_long_text_is_refused_by_its_length(server: Server, good: dict[str, Any]
 
 
 def test_json_besides_media_is_bounded(server: Server, good: dict[str, Any]) -> None:
-    check(server.post({**good, "tools": [[]] * 600_000}), 413, "body_too_large", "1048576")
+    check(server.post({**good, "tools": [[]] * 300_000}), 400, "invalid_request", "65536")
     check(server.post(ask([], "a" * 1_100_000)), 413, "body_too_large", "1048576")
     padding = data_url(b"\0" * 2_000_000)
     check(server.post(ask([padding], QUESTION)), 400, "unsupported_media")
@@ -192,8 +192,9 @@ def test_wrong_parameter(
 
 
 def test_unsupported_parameter(server: Server, good: dict[str, Any]) -> None:
-    error = check(server.post({**good, "n": 2}), 400, "unsupported_parameter", "n is not")
-    assert error["param"] == "n"
+    body = {**good, "logit_bias": {"5": -100}}
+    error = check(server.post(body), 400, "unsupported_parameter", "logit_bias is not")
+    assert error["param"] == "logit_bias"
 
 
 def test_picture_of_the_assistant(server: Server, good: dict[str, Any]) -> None:
@@ -231,3 +232,12 @@ def test_errors_while_streaming_are_ordinary_answers(server: Server, good: dict[
             **ask([f"data:image/png;base64,{bad}"], QUESTION), stream=True
         )
     assert caught.value.code == "unsupported_media"
+
+
+def test_no_such_endpoint(server: Server) -> None:
+    wrong = {("GET", "/v1/chat/completions"): 405, ("POST", "/v1/nonsense"): 404}
+    for (method, path), status in wrong.items():
+        refused = httpx.request(method, f"{server.url}{path}", timeout=30)
+        assert refused.status_code == status
+        assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
+        assert refused.headers["x-request-id"]

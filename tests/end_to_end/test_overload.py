@@ -5,19 +5,22 @@ The short form is a part of the tests; ``--storm`` (`make storm`) chooses a long
 
 from __future__ import annotations
 
-import asyncio
+import socket
+import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import httpx2 as httpx
-import numpy as np
 import psutil
 import pytest
 
-from afferent.types import MiB
+from afferent.store import messages as m
+from afferent.types import GiB, MiB, ObjectKind
+from tests.end_to_end.burst import send
 from tests.pictures import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
 
@@ -28,12 +31,14 @@ class Burst:
     num_pictures: int
     arena_mib: int
     min_served: int
+    most_ms: float
+    """For ``/health`` and for refusals; the short form is run on machines that do more besides."""
 
 
-SHORT = Burst(num_requests=24, num_pictures=8, arena_mib=8, min_served=6)
-LONG = Burst(num_requests=200, num_pictures=28, arena_mib=256, min_served=30)
+SHORT = Burst(num_requests=24, num_pictures=8, arena_mib=8, min_served=6, most_ms=2000.0)
+LONG = Burst(num_requests=200, num_pictures=28, arena_mib=256, min_served=30, most_ms=250.0)
+NUM_REFUSED = 8
 DECODE_NBYTES = 64 * MiB  # of one picture, generously
-DEADLINE_S = 300.0
 
 
 @pytest.fixture
@@ -55,6 +60,7 @@ class Watch:
     server: Server
     stop: threading.Event = field(default_factory=threading.Event)
     health_ms: list[float] = field(default_factory=list)
+    refusal_ms: list[float] = field(default_factory=list)
     most_private_nbytes: int = 0
 
     def run(self) -> None:
@@ -63,9 +69,24 @@ class Watch:
                 start = time.perf_counter()
                 assert client.get(f"{self.server.url}/health").status_code == 200
                 self.health_ms.append((time.perf_counter() - start) * 1e3)
+                self.refusal_ms.append(self._refusal_ms())
                 if len(self.health_ms) % 4 == 0:
                     private = private_nbytes(self.server)
                     self.most_private_nbytes = max(self.most_private_nbytes, private)
+
+    def _refusal_ms(self) -> float:
+        """Of a body that is refused for the length that is announced, and never comes."""
+        host, port = self.server.url.removeprefix("http://").split(":")
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {GiB}\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=30) as sock:
+            start = time.perf_counter()
+            sock.sendall(head.encode())
+            assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
+            return (time.perf_counter() - start) * 1e3
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
 
 
 def private_nbytes(server: Server) -> int:
@@ -78,25 +99,6 @@ def private_nbytes(server: Server) -> int:
     return total
 
 
-async def send_all(server: Server, burst: Burst, seed: int) -> list[httpx.Response]:
-    rng = np.random.default_rng(seed)
-    pictures = [encoded(photo(644, 364, seed=n), "JPEG", quality=82) for n in range(8)]
-
-    def body(number: int) -> dict:
-        """All pictures differ: a few bytes behind the end of a JPEG are no part of it."""
-        urls = []
-        for index in range(burst.num_pictures):
-            data = pictures[int(rng.integers(len(pictures)))] + f"{number} {index}".encode()
-            urls.append(data_url(data))
-        return ask(urls, "Name all pictures.", max_tokens=2)
-
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=DEADLINE_S, limits=limits) as client:
-        url = f"{server.url}/v1/chat/completions"
-        sends = [client.post(url, json=body(number)) for number in range(burst.num_requests)]
-        return await asyncio.gather(*sends)
-
-
 @pytest.mark.timeout(500)
 def test_a_burst(own_server: Server, burst: Burst) -> None:
     own_server.post(ask([data_url(encoded(photo(64, 64), "JPEG"))], "What?"))
@@ -105,26 +107,58 @@ def test_a_burst(own_server: Server, burst: Burst) -> None:
     watcher = threading.Thread(target=watch.run)
     watcher.start()
     start = time.perf_counter()
+    url = f"{own_server.url}/v1/chat/completions"
+    sizes = {"num_requests": burst.num_requests, "num_pictures": burst.num_pictures}
     try:
-        responses = asyncio.run(send_all(own_server, burst, seed=1))
+        outcomes = send(url, **sizes)
     finally:
         watch.stop.set()
         watcher.join()
     took_s = time.perf_counter() - start
-    statuses = Counter(response.status_code for response in responses)
-    codes = Counter(
-        response.json()["error"]["code"] for response in responses if response.status_code != 200
-    )
+    statuses = Counter(status for status, _, _ in outcomes)
+    codes = Counter(code for _, code, _ in outcomes if code)
     growth_nbytes = watch.most_private_nbytes - base_nbytes
-    health_ms = sorted(watch.health_ms)
     print(f"{took_s:.1f} s: {dict(statuses)} {dict(codes)}; memory {growth_nbytes / MiB:+.0f} MiB")
-    print(f"/health p50 {health_ms[len(health_ms) // 2]:.0f} ms, ", end="")
-    print(f"p99 {health_ms[int(len(health_ms) * 0.99)]:.0f} ms, most {health_ms[-1]:.0f} ms")
+    for what, took_ms in (("/health", watch.health_ms), ("refusals", watch.refusal_ms)):
+        print(f"{what}: p50 {statistics.median(took_ms):.0f} ms, p99 {p99(took_ms):.0f} ms", end="")
+        print(f", most {max(took_ms):.0f} ms")
     assert statuses.keys() <= {200, 503}
     assert statuses[200] >= burst.min_served
     assert codes.keys() <= {"deadline_exceeded", "store_full"}
-    assert all("retry-after" in r.headers for r in responses if r.status_code == 503)
+    assert all(after for status, _, after in outcomes if status == 503)
     assert growth_nbytes < 2 * DECODE_NBYTES + 64 * MiB
+    assert p99(watch.health_ms) <= burst.most_ms
+    assert p99(watch.refusal_ms) <= burst.most_ms
     wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
     for figure in ("granted_nbytes", "num_reservations_queued", "num_jobs_queued"):
         assert own_server.store_figure(figure) == 0
+
+
+def test_refusals_come_when_they_are_decided(burst: Burst) -> None:
+    """Nothing of the arena is free: all wait as long as they may, and are told so at once."""
+    timeout_s = 1.0
+    body = ask([data_url(encoded(photo(500, 400), "PNG"))], "What?")
+    with Server("--arena-nbytes", "32MiB", "--admission-timeout-s", str(timeout_s)) as server:
+        url = f"{server.url}/v1/chat/completions"
+
+        def refused_s(_: int) -> float:
+            with httpx.Client(timeout=60) as client:
+                start = time.perf_counter()
+                response = client.post(url, json=body)
+                took_s = time.perf_counter() - start
+            assert (response.status_code, code_of(response)) == (503, "deadline_exceeded")
+            assert 1 <= int(response.headers["retry-after"]) <= 60
+            return took_s
+
+        with server.store() as store, ThreadPoolExecutor(NUM_REFUSED) as threads:
+            room = store.stat().kinds[ObjectKind.RAW].capacity_nbytes
+            store.reserve("all", [m.ReserveItem(ObjectKind.RAW, room)])
+            took_s = list(threads.map(refused_s, range(NUM_REFUSED)))
+        late_ms = [(took - timeout_s) * 1e3 for took in took_s]
+        print(f"late by {statistics.median(late_ms):.0f} ms, at most {max(late_ms):.0f} ms")
+        assert max(late_ms) <= burst.most_ms
+        assert server.store_figure("num_reservations_queued") == 0
+
+
+def code_of(response: httpx.Response) -> str:
+    return str(response.json()["error"]["code"])

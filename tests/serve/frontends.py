@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import httpx2 as httpx
 
 from afferent.admit.gate import Gate
-from afferent.config import Limits, RequestLimits
+from afferent.config import Limits, RequestLimits, Tenant
 from afferent.engine.protocol import (
     Accepted,
+    Engine,
     EngineEvent,
     EngineInfo,
     EngineRequest,
     Finished,
     Tokens,
 )
-from afferent.errors import StoreUnavailable
+from afferent.errors import AfferentError, StoreUnavailable
 from afferent.ingest.digest import Digester
 from afferent.metrics import Metrics
 from afferent.preprocess.measure import family_of
-from afferent.preprocess.registry import fingerprint
+from afferent.preprocess.registry import AnyFamily, fingerprint
 from afferent.preprocess.worker import Worker
-from afferent.serve.app import AppSettings, Frontend
+from afferent.serve.access import Access
+from afferent.serve.app import Frontend
+from afferent.serve.endpoint import AppSettings
 from afferent.serve.items import ItemStage
 from afferent.serve.pipeline import Pipeline
 from afferent.serve.prompt import PromptBuilder, sampling_defaults
@@ -34,7 +38,7 @@ from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.client import DaemonStore
 from afferent.store.region import DEFAULT_SHARES
 from afferent.supervise import BUILT_IN_MODELS
-from afferent.types import MiB
+from afferent.types import MiB, TokenLogprobs
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 SHARES = DEFAULT_SHARES
@@ -51,12 +55,57 @@ class WordEngine:
         yield Tokens([10], [])
         yield Finished("stop", [])
 
+    async def figures(self) -> None:
+        return None
+
+
+class ScriptedEngine:
+    """Answers with the same tokens each time, and remembers what it was asked."""
+
+    info = EngineInfo(4096, [2])
+
+    def __init__(self, *steps: list[int], failure: AfferentError | None = None) -> None:
+        """
+        Args:
+            steps: The tokens of each step.
+            failure: What happens after the last of them.
+        """
+        self._steps, self._failure = steps, failure
+        self.requests: list[EngineRequest] = []
+        self.num_running = self.num_finished = 0
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        self.requests.append(request)
+        self.num_running += 1
+        try:
+            yield Accepted()
+            for tokens in self._steps:
+                await asyncio.sleep(0)
+                top = request.sampling.num_logprobs
+                scored = [] if top is None else [scored_token(token, top) for token in tokens]
+                yield Tokens(tokens, [], scored)
+            if self._failure is not None:
+                raise self._failure
+            self.num_finished += 1
+            yield Finished("stop", [])
+        finally:
+            self.num_running -= 1
+
+    async def figures(self) -> None:
+        return None
+
+
+def scored_token(token: int, num_top: int) -> TokenLogprobs:
+    """Each token has its own log-probability, and its neighbours as the likeliest."""
+    return TokenLogprobs(-token / 100, [(token + i, -(token + i) / 100) for i in range(num_top)])
+
 
 @contextlib.contextmanager
-def preprocess_worker(address: str) -> Iterator[None]:
+def preprocess_worker(address: str, family: AnyFamily | None = None) -> Iterator[None]:
     """Does jobs in a thread, unconfined, until the store is closed."""
     store = DaemonStore(address, name="worker", writable=True)
-    worker = Worker(store, family_of(SHAPES), name="worker", limits=Limits(), item_cpu_s=60.0)
+    family = family or family_of(SHAPES)
+    worker = Worker(store, family, name="worker", limits=Limits(), item_cpu_s=60.0)
 
     def work() -> None:
         with contextlib.suppress(StoreUnavailable):
@@ -74,13 +123,22 @@ def preprocess_worker(address: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def frontend(
-    address: str, *, wrap: Any = lambda store: store, **limits: Any
+    address: str,
+    *,
+    wrap: Any = lambda store: store,
+    engine: Engine | None = None,
+    family: AnyFamily | None = None,
+    tenants: Sequence[Tenant] = (),
+    max_concurrency: int = 0,
+    **limits: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """``wrap`` may put something between the frontend and its store."""
     real = await AsyncDaemonStore.connect(address, name="frontend", writable=True)
-    store, family, metrics = wrap(real), family_of(SHAPES), Metrics()
+    store, family, metrics = wrap(real), family or family_of(SHAPES), Metrics()
     request_limits = RequestLimits(**limits)
-    gate = Gate(store, timeout_s=request_limits.admission_timeout_s)
+    gate = Gate(
+        store, timeout_s=request_limits.admission_timeout_s, max_concurrency=max_concurrency
+    )
     items = ItemStage(
         store,
         gate,
@@ -94,7 +152,7 @@ async def frontend(
     )
     pipeline = Pipeline(
         store=store,
-        engine=WordEngine(),
+        engine=engine or WordEngine(),
         prompts=PromptBuilder(SHAPES, family),
         items=items,
         sampling=sampling_defaults(SHAPES),
@@ -103,7 +161,8 @@ async def frontend(
     settings = AppSettings(
         model_name="shapes", limits=request_limits, request_timeout_s=60.0, explain=False
     )
-    app = Frontend(pipeline, gate, metrics, settings).app()
+    access = Access(store, tenants=tenants)
+    app = Frontend(pipeline, gate, metrics, settings, access=access).app()
     transport = httpx.ASGITransport(app=app)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://frontend") as client:
@@ -113,9 +172,10 @@ async def frontend(
         await real.close()
 
 
-async def post(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+async def post(client: httpx.AsyncClient, body: dict[str, Any], *, key: str = "") -> httpx.Response:
     """With the body's length, in one piece; as curl does."""
-    return await client.post("/v1/chat/completions", content=json.dumps(body).encode())
+    content, headers = json.dumps(body).encode(), {"x-api-key": key} if key else {}
+    return await client.post("/v1/chat/completions", content=content, headers=headers)
 
 
 async def post_in_chunks(

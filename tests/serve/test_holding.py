@@ -14,8 +14,11 @@ import pytest
 from afferent.errors import StoreUnavailable
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.client import DaemonStore
+from afferent.store.messages import SlotStatistics
+from afferent.store.server import StoreServer
+from afferent.types import Failure
 from tests.pictures import encoded, photo
-from tests.serve.frontends import frontend, post
+from tests.serve.frontends import ARENA_NBYTES, SHARES, frontend, post
 from tests.server import ask, data_url, wait_until
 
 How = Literal["fails", "fails after", "cancelled", "cancelled after"]
@@ -25,6 +28,25 @@ How = Literal["fails", "fails after", "cancelled", "cancelled after"]
 def watcher(address: str) -> Iterator[DaemonStore]:
     with DaemonStore(address, name="watcher") as store:
         yield store
+
+
+@pytest.fixture
+def store_address() -> Iterator[str]:
+    """Of a store without a worker."""
+    with StoreServer(ARENA_NBYTES, shares=SHARES) as server:
+        yield server.address
+
+
+@pytest.fixture
+def watcher_of_jobs(store_address: str) -> Iterator[DaemonStore]:
+    with DaemonStore(store_address, name="watcher", writable=True) as store:
+        yield store
+
+
+def places(store: DaemonStore) -> tuple[int, int]:
+    """Of the count gate: taken, and waited for."""
+    slots = store.stat().slots.get("preprocess", SlotStatistics(0, 0))
+    return slots.num_taken, slots.num_queued
 
 
 class Saboteur:
@@ -56,11 +78,15 @@ class Saboteur:
 
 
 def request(number: int) -> dict[str, Any]:
-    """A large picture, a small one, and one of them twice: in the arena and on the heap."""
+    """A large picture, a small one with a name, and one of them twice: in the arena and on the
+    heap.
+    """
     large = encoded(photo(500, 400, seed=2 * number), "PNG")
     small = encoded(photo(60, 50, seed=2 * number + 1), "JPEG")
     assert len(large) > 390_000
-    return ask([data_url(large, "png"), data_url(small), data_url(large, "png")], "What?")
+    body = ask([data_url(large, "png"), data_url(small), data_url(large, "png")], "What?")
+    body["messages"][0]["content"][1]["uuid"] = f"small-{number}"
+    return body
 
 
 def holds_nothing(watcher: DaemonStore) -> bool:
@@ -70,6 +96,7 @@ def holds_nothing(watcher: DaemonStore) -> bool:
         and figures.granted_nbytes == 0
         and figures.num_reservations_queued == 0
         and figures.num_jobs_queued == 0
+        and figures.slots == {}
     )
 
 
@@ -87,7 +114,7 @@ def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: H
             saboteur = Saboteur(store, at, how)
             return saboteur
 
-        async with frontend(address, wrap=wrap) as client:
+        async with frontend(address, wrap=wrap, max_concurrency=1) as client:
             body = request(seed + at)
             if how.startswith("fails"):
                 answer: Any = await post(client, body)
@@ -109,20 +136,65 @@ def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: H
     while asyncio.run(attempt(at)):
         at += 1
     assert at >= 8
-    assert {"reserve", "create", "seal", "acquire", "wait", "release"} <= seen
+    assert {"reserve", "enter", "create", "seal", "acquire", "wait", "release"} <= seen
 
 
-def test_requests_side_by_side_through_a_small_arena(address: str, watcher: DaemonStore) -> None:
+@pytest.mark.parametrize("max_concurrency", [0, 2])
+def test_requests_side_by_side_through_a_small_arena(
+    address: str, watcher: DaemonStore, max_concurrency: int
+) -> None:
     """More than it holds at a time, some of them of the same pictures: all are served in turn."""
     rng = np.random.default_rng(0)
     numbers = rng.integers(0, 12, 40).tolist()
 
     async def main() -> list[httpx.Response]:
-        async with frontend(address) as client:
+        async with frontend(address, max_concurrency=max_concurrency) as client:
             bodies = {number: request(1000 + number) for number in set(numbers)}
             return await asyncio.gather(*(post(client, bodies[number]) for number in numbers))
 
     responses = asyncio.run(main())
     assert [response.status_code for response in responses] == [200] * 40
-    assert watcher.stat().num_misses <= 2 * 12
+    assert watcher.stat().num_misses <= 3 * 12  # two pictures and a name
+    wait_until(lambda: holds_nothing(watcher))
+
+
+def test_the_place_of_a_client_that_left_is_free_when_its_job_has_ended(
+    store_address: str, watcher_of_jobs: DaemonStore
+) -> None:
+    """One at a time: the next one waits for the worker, not only for the client to go."""
+
+    async def main() -> None:
+        async with frontend(store_address, max_concurrency=1) as client:
+            leaves = asyncio.create_task(post(client, request(2000)))
+            order = await asyncio.to_thread(watcher_of_jobs.take)
+            waits = asyncio.create_task(post(client, request(2001)))
+            await asyncio.to_thread(wait_until, lambda: places(watcher_of_jobs) == (1, 1))
+            leaves.cancel()
+            await asyncio.gather(leaves, return_exceptions=True)
+            await asyncio.to_thread(wait_until, lambda: watcher_of_jobs.stat().num_jobs_queued == 0)
+            assert places(watcher_of_jobs) == (1, 1)
+            watcher_of_jobs.finish(order, failure=Failure("invalid_media", "no"))
+            await asyncio.to_thread(wait_until, lambda: places(watcher_of_jobs) == (1, 0))
+            waits.cancel()
+            await asyncio.gather(waits, return_exceptions=True)
+            await asyncio.to_thread(wait_until, lambda: holds_nothing(watcher_of_jobs))
+
+    asyncio.run(main())
+
+
+def test_hits_and_text_pass_the_count_gate(address: str, watcher: DaemonStore) -> None:
+    async def main() -> None:
+        async with frontend(address, max_concurrency=1, admission_timeout_s=0.2) as client:
+            assert (await post(client, request(3000))).status_code == 200
+            watcher.enter("somebody", "preprocess", limit=1)
+            for body in (request(3000), ask([], "What?")):
+                assert (await post(client, body)).status_code == 200
+            late = await post(client, request(3001))
+            assert late.status_code == 503
+            assert late.json()["error"]["code"] == "deadline_exceeded"
+            assert int(late.headers["retry-after"]) >= 1
+            watcher.leave("somebody", "preprocess")
+            assert (await post(client, request(3001))).status_code == 200
+
+    asyncio.run(main())
     wait_until(lambda: holds_nothing(watcher))

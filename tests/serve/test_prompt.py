@@ -51,6 +51,19 @@ def test_the_same_tokens_as_transformers(builder: PromptBuilder) -> None:
     assert ours.placeholders == []
 
 
+@pytest.mark.parametrize("knows_tools", [True, False])
+def test_messages_of_tools(knows_tools: bool, tmp_path: Path) -> None:
+    """The model is told whose they are if its template has that role; else they are the user's."""
+    folder = tmp_path / "model"
+    shutil.copytree(SHAPES, folder)
+    file = folder / "chat_template.jinja"
+    if knows_tools:
+        file.write_text(file.read_text() + "{% if messages[0].role == 'tool' %}.{% endif %}")
+    token_ids = make_builder(folder).build([Message("tool", (TextPart("Hi"),))], []).token_ids
+    text = AutoTokenizer.from_pretrained(SHAPES).decode(token_ids)
+    assert text.startswith("<|im_start|>tool\n" if knows_tools else "<|im_start|>user\n")
+
+
 def test_placeholders_are_opened_in_order(builder: PromptBuilder) -> None:
     image = MediaPart(Modality.IMAGE, "")
     messages = [

@@ -28,7 +28,8 @@ def test_stop_strings_whatever_the_cutting(pieces: list[str], stops: list[str]) 
             break
     if expected is None:
         assert sent == whole
-        assert not matcher.stopped
+        assert matcher.met is None
     else:
-        assert matcher.stopped
+        assert matcher.met in stops
         assert sent == expected
+        assert whole.startswith(sent + matcher.met)

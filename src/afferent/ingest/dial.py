@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,8 @@ from afferent.ingest.fetch_policy import authority, is_public
 
 _NUM_LOOKUPS = 16
 _MAX_DIALLED = 4
+_MAX_HEADER_NBYTES = 128 << 10
+_HEADER_STEP_NBYTES = 4 << 10
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host, the one to try first at the front."""
@@ -47,6 +50,55 @@ def _look_up(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+class BoundedStream(httpcore.AsyncNetworkStream):
+    """Reads the header of each answer in small steps, and not without end.
+
+    All that one step brings is parsed in one go, and a host may send thousands of interim answers.
+    """
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
+        self._inner = inner
+        self._header_nbytes: int | None = 0  # none once the header is complete
+
+    def end_header(self) -> None:
+        self._header_nbytes = None
+
+    async def read(
+        self,
+        max_bytes: int,
+        timeout: float | None = None,  # noqa: ASYNC109  (httpcore's signature)
+    ) -> bytes:
+        if self._header_nbytes is None:
+            return await self._inner.read(max_bytes, timeout)
+        data = await self._inner.read(min(max_bytes, _HEADER_STEP_NBYTES), timeout)
+        self._header_nbytes += len(data)
+        if self._header_nbytes > _MAX_HEADER_NBYTES:
+            raise FetchFailed("the media host's header is too long")
+        return data
+
+    async def write(
+        self,
+        buffer: bytes,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
+        self._header_nbytes = 0  # of the answer to this
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> BoundedStream:
+        return BoundedStream(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
 class CheckedBackend(httpcore.AsyncNetworkBackend):
     """Dials only addresses that the policy allows; TLS and Host still see the host's name.
 
@@ -72,11 +124,12 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
                 raise ForbiddenUrl("the media host's address is not a public one")
             for address in addresses[:_MAX_DIALLED]:
                 try:
-                    return await self._inner.connect_tcp(
+                    stream = await self._inner.connect_tcp(
                         address, port, timeout, local_address, socket_options
                     )
                 except httpcore.ConnectError:
                     continue
+                return BoundedStream(stream)
         raise FetchFailed("the media host could not be reached")
 
     async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:

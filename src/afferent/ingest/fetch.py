@@ -19,9 +19,10 @@ import httpcore
 from afferent.config import Limits
 from afferent.errors import FetchFailed
 from afferent.ingest.delivery import Budget, Delivery, MakeRoom, Sink
-from afferent.ingest.dial import CheckedBackend, Resolve, Resolver
+from afferent.ingest.dial import BoundedStream, CheckedBackend, Resolve, Resolver
 from afferent.ingest.fetch_policy import Target, check_redirect, check_url
 from afferent.ingest.files import FileRoots
+from afferent.ingest.pace import Pace
 from afferent.types import Modality
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -120,8 +121,12 @@ class Fetcher:
     async def _deliver(self, response: httpcore.Response, delivery: Delivery) -> None:
         """Raises: FetchFailed: The host delivers too slowly."""
         least = self._limits.fetch_min_nbytes_per_s
-        started = time.monotonic()
-        async for data in response.aiter_stream():
+        stream = response.extensions["network_stream"]
+        if isinstance(stream, BoundedStream):
+            stream.end_header()
+        started, pace = time.monotonic(), Pace()
+        async for data in response.aiter_stream():  # chunks may be of one byte each
+            await pace.rest()
             await delivery.prepare(delivery.nbytes + len(data))
             delivery.write(data)
             elapsed_s = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""The JSON of a request without its media: bounded in length and in depth while it arrives."""
+"""The JSON of a request without its media: bounded while it arrives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in r
 
 _PLAIN = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 _CHECKED_NBYTES = 4096
+_MAX_VALUES = 1 << 16
 
 
 class JsonText:
     """Collects JSON text, of which media have been cut out.
 
-    Parsing takes up to a hundred times the text's length in memory, and a stack as deep as it is
-    nested; so both are limited before anything is parsed.
+    Parsing takes up to a hundred times the text's length in memory, time for each string, list and
+    object, and a stack as deep as they are nested; so all are limited before anything is parsed.
     """
 
     def __init__(self, *, max_nbytes: int, max_depth: int) -> None:
@@ -26,6 +27,7 @@ class JsonText:
         self._markers_nbytes = 0
         self._checked = 0  # how much of the text the nesting is known for
         self._depth = 0
+        self._num_marks = 0  # quotes and brackets
         self._in_string = False
         self._backslash = b""
 
@@ -34,13 +36,13 @@ class JsonText:
 
         Raises:
             BodyTooLarge: There is more than ``max_nbytes`` of it.
-            InvalidRequest: It is nested deeper than ``max_depth``.
+            InvalidRequest: It is nested deeper than ``max_depth``, or is of too many small parts.
         """
         self._text += piece
         if len(self._text) - self._markers_nbytes > self._max_nbytes:
             raise BodyTooLarge(f"the body has more than {self._max_nbytes} bytes besides its media")
         if len(self._text) - self._checked >= _CHECKED_NBYTES:
-            self._check_depth()
+            self._check_shape()
 
     def append_marker(self, marker: bytes) -> None:
         """Text of our own, which counts towards no limit."""
@@ -49,10 +51,10 @@ class JsonText:
 
     def finish(self) -> bytes:
         """All of it. Raises as `append` does."""
-        self._check_depth()
+        self._check_shape()
         return bytes(self._text)
 
-    def _check_depth(self) -> None:
+    def _check_shape(self) -> None:
         piece = self._backslash + self._text[self._checked :]
         self._checked = len(self._text)
         # Of each run of backslashes one remains if it is odd: that one escapes what follows.
@@ -60,6 +62,10 @@ class JsonText:
         self._backslash = b"\\" if piece.endswith(b"\\") else b""
         strings = piece.replace(b'\\"', b"").translate(None, _PLAIN).split(b'"')
         brackets = b"".join(strings[self._in_string :: 2])
+        # Each string has two quotes, each list and object two brackets.
+        self._num_marks += len(strings) - 1 + len(brackets)
+        if self._num_marks > 2 * _MAX_VALUES:
+            raise InvalidRequest(f"the body has more than {_MAX_VALUES} strings, lists and objects")
         self._in_string ^= len(strings) % 2 == 0
         if brackets:
             steps = np.frombuffer(brackets.translate(_STEPS), dtype=np.int8)

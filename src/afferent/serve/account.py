@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
@@ -27,12 +28,23 @@ class Account:
     start_ns: int = field(default_factory=time.monotonic_ns)
     spans: list[Span] = field(default_factory=list)
     items: list[str] = field(default_factory=list)
+    media: str = "unknown"
+    """The modality of the request's media: one of `afferent.metrics.MEDIA`."""
+    where: str = "body"
+    """Where the request is: one of `afferent.metrics.PLACES`."""
 
     def stage(self, start_ns: int, name: str, *, copied_nbytes: int = 0, note: str = "") -> None:
         """Record a stage of this process, from ``start_ns`` to now."""
         self.spans.append(
             span_since(start_ns, "frontend", name, copied_nbytes=copied_nbytes, note=note)
         )
+
+    @contextlib.contextmanager
+    def at(self, where: str) -> Iterator[None]:
+        """The request is elsewhere for a while, or for good if it fails there."""
+        before, self.where = self.where, where
+        yield
+        self.where = before
 
     def add(self, spans: Sequence[Span]) -> None:
         self.spans += spans

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -13,19 +13,26 @@ from afferent.admit.gate import Gate
 from afferent.config import Limits, RequestLimits
 from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
 from afferent.ingest.cutter import BodyCutter
+from afferent.ingest.pace import Pace
 from afferent.ingest.raw import SMALL_NBYTES, RawBuffer, RawMedia
 from afferent.store.async_client import AsyncDaemonStore
 
 _WINDOW_NBYTES = 64 << 10
+_JSON_WINDOW_NBYTES = 16 << 10
+"""Where there are no media, which are searched and no more, there may be much to look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBody:
-    """``media`` are what was cut out, by the marker that stands in the JSON in their place."""
+    """``media`` are what was cut out, by the marker that stands in the JSON in their place.
+
+    ``media_types`` are what their ``data:`` URLs say that they are: hints, by the same markers.
+    """
 
     json: bytes
     media: dict[str, RawMedia]
     nbytes: int
+    media_types: Mapping[str, str] = field(default_factory=dict)
 
 
 class BodyReader:
@@ -58,18 +65,24 @@ class BodyReader:
         """
         announced = _announced_nbytes(request)
         self._check_size(announced or 0)
+        pace = Pace()
         async for chunk in self._chunks(request):
             self._num_read += len(chunk)
             self._check_size(self._num_read)
-            for start in range(0, len(chunk), _WINDOW_NBYTES):
-                window = chunk[start : start + _WINDOW_NBYTES]
+            start = 0
+            while start < len(chunk):
+                window_nbytes = _WINDOW_NBYTES if self._sink.is_open else _JSON_WINDOW_NBYTES
+                window = chunk[start : start + window_nbytes]
                 await self._make_room(announced, len(window))
                 self._cutter.feed(window)
                 self._num_cut += len(window)
+                start += len(window)
+                await pace.rest()
         cut = self._cutter.finish()
         media = await self._buffer.finish(self._sink.parts, origin="data")
         by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
-        return ReceivedBody(cut.json, by_marker, self._num_read)
+        media_types = {item.marker: item.media_type for item in cut.media}
+        return ReceivedBody(cut.json, by_marker, self._num_read, media_types)
 
     async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
         """For what the next window may decode to; of an announced body, for all that is left."""
@@ -118,10 +131,10 @@ class _Sink:
         )
         self._start = 0
         self.parts: list[tuple[int, int]] = []
-        self.has_begun = False
+        self.has_begun = self.is_open = False
 
     def begin(self) -> None:
-        self.has_begun = True
+        self.has_begun = self.is_open = True
         self._start = self._buffer.nbytes
 
     def write(self, data: bytes) -> None:
@@ -131,6 +144,7 @@ class _Sink:
 
     def end(self) -> None:
         self.parts.append((self._start, self._buffer.nbytes - self._start))
+        self.is_open = False
 
 
 def _announced_nbytes(request: Request) -> int | None:

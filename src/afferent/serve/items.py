@@ -6,44 +6,32 @@ arena, a plan says how large the features are, and a job makes them.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from afferent import keys
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
-from afferent.errors import (
-    AfferentError,
-    InvalidMedia,
-    MediaTooLarge,
-    TooManyItems,
-    UnsupportedMedia,
-)
+from afferent.errors import TooManyItems, UnsupportedMedia
 from afferent.ingest.digest import Digester
-from afferent.ingest.fetch import Fetcher, FetchSession
-from afferent.ingest.probe import MediaHeader, probe_image
-from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
-from afferent.ingest.source import max_nbytes, read_media
 from afferent.metrics import Metrics
 from afferent.preprocess.family import Family
 from afferent.preprocess.plan import Prompt
 from afferent.serve.account import Account
-from afferent.serve.making import Maker, count, handle_of, summary
+from afferent.serve.making import Maker, count, handle_if_there, handle_of, summary
+from afferent.serve.names import Binding, Names
 from afferent.serve.planning import Planner, SourceItem, features_job
-from afferent.serve.request import MediaPart
+from afferent.serve.reading import ItemReader, not_cached
+from afferent.serve.request import GenerateRequest, MediaPart
 from afferent.store import codec
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.region import Shares
 from afferent.types import ContentKey, Handle, Modality, ObjectKind
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +60,11 @@ class ItemStage:
         digester: Digester,
     ) -> None:
         self._store, self._gate = store, gate
-        self._family, self._fingerprint = family, fingerprint
-        self._limits = limits
-        self._metrics, self._digester = metrics, digester
-        self._fetcher = Fetcher(limits)
+        self._family, self._limits, self._metrics = family, limits, metrics
+        self._names = Names(store, timeout_s=timeout_s)
+        self._reader = ItemReader(
+            store, family, fingerprint, self._names, limits=limits, digester=digester
+        )
         self._maker = Maker(store, gate, shares=shares, timeout_s=timeout_s)
         self._planner = Planner(store, self._maker, family, fingerprint)
 
@@ -101,34 +90,22 @@ class ItemStage:
             if number and modality not in self._family.tokens:
                 raise UnsupportedMedia(f"the model takes no {modality}", param="messages")
 
-    async def read(
-        self, request_id: str, parts: Sequence[MediaPart], account: Account
-    ) -> list[SourceItem]:
-        """The items' bytes, keys, and, of images, plans."""
-        if not parts:
+    async def read(self, request: GenerateRequest, account: Account) -> list[SourceItem]:
+        """The items' bytes, keys, and, of images, plans.
+
+        Raises:
+            MediaNotCached: Some were not sent, and are not here.
+            InvalidMedia: An item can't be used, or its name is another's.
+            Unavailable: Try again.
+        """
+        if not request.media:
             return []
-        start_ns = time.monotonic_ns()
-        most = [max_nbytes(part.modality, self._limits) for part in parts]
-        fetches = self._fetcher.session(max_nbytes=max(self._limits.max_body_nbytes, *most))
-        heap = HeapAllowance()
-        media = await gather([self._receive(request_id, part, fetches, heap) for part in parts])
-        fetched = [item.nbytes for item in media if item.origin == "fetch"]
-        if fetched:
-            note = count(len(fetched), "item")
-            account.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
-        start_ns = time.monotonic_ns()
-        views = [self._view(item) for item in media]
-        headers = [self._header(p.modality, view) for p, view in zip(parts, views, strict=True)]
-        digests = await self._digester.digest_all(views)
-        del views
-        account.stage(start_ns, "header, digest")
-        plans = await self._planner.plan_images(request_id, headers, account)
-        return [
-            SourceItem(part.modality, item, digest, self._key(part.modality, digest), header, plan)
-            for part, item, digest, header, plan in zip(
-                parts, media, digests, headers, plans, strict=True
-            )
-        ]
+        items = await self._reader.read(request, account)
+        for item in items:
+            if item.raw is not None:
+                labels = (item.modality, item.raw.origin)
+                self._metrics.media_nbytes.labels(*labels).inc(item.raw.nbytes)
+        return await self._planner.plan_images(request.request_id, items, account)
 
     async def prepare(
         self, request_id: str, items: Sequence[SourceItem], account: Account
@@ -140,7 +117,7 @@ class ItemStage:
             ArenaTooSmall: The items could never be in the arena at once.
             Unavailable: Try again.
         """
-        distinct = list({item.key: item for item in items}.values())
+        distinct = _distinct(items)
         if not distinct:
             return []
         self._check_room(distinct)
@@ -152,7 +129,7 @@ class ItemStage:
             item_keys = [item.key for item in distinct]
             outcomes = await self._maker.settle(request_id, item_keys, outcomes, account)
         # Jobs hold what they need of what was received.
-        received = {item.raw.handle for item in items if item.raw.handle is not None}
+        received = {item.handle for item in items if item.handle is not None}
         if received:
             await self._store.release(request_id, list(received))
         self._count_outcomes(distinct, states, outcomes, account)
@@ -160,49 +137,11 @@ class ItemStage:
             item.key: self._ready(item, outcome)
             for item, outcome in zip(distinct, outcomes, strict=True)
         }
+        await self._bind_names(request_id, items)
         return [ready[item.key] for item in items]
 
     async def close(self) -> None:
-        await self._fetcher.close()
-        self._digester.close()
-
-    # Bytes
-
-    async def _receive(
-        self, request_id: str, part: MediaPart, fetches: FetchSession, heap: HeapAllowance
-    ) -> RawMedia:
-        if isinstance(part.source, RawMedia):
-            most = max_nbytes(part.modality, self._limits)
-            if part.source.nbytes > most:
-                raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
-            return part.source
-        buffer = RawBuffer(self._store, request_id, heap)
-        return await read_media(
-            part.source, part.modality, buffer, limits=self._limits, fetches=fetches
-        )
-
-    def _view(self, raw: RawMedia) -> memoryview:
-        if raw.handle is None:
-            return memoryview(raw.data or b"")
-        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
-
-    # Plans
-
-    def _header(self, modality: Modality, data: memoryview) -> MediaHeader | None:
-        """Containers of video and audio are read by workers, which are confined."""
-        if modality is Modality.IMAGE:
-            return probe_image(data, self._limits)
-        if not len(data):
-            raise InvalidMedia(f"the {modality} file is empty")
-        return None
-
-    def _key(self, modality: Modality, digest: bytes) -> ContentKey:
-        """The same file as a picture and as a video is not the same item."""
-        return keys.features_key(
-            tenant="", fingerprint=self._fingerprint, options=modality.encode(), media=digest
-        )
-
-    # Features
+        await self._reader.close()
 
     async def _find(
         self, request_id: str, items: Sequence[SourceItem], account: Account
@@ -233,6 +172,13 @@ class ItemStage:
         if hits:
             await self._store.release(request_id, list(hits.values()))
         missing = [item for item in items if item.key not in hits]
+        unsent = [
+            item.name
+            for item, outcome in zip(items, found, strict=True)
+            if item.raw is None and handle_if_there(outcome) is None
+        ]
+        if unsent:
+            raise not_cached(unsent)
         written = await self._write_raw(request_id, missing, account)
         planned = await self._planner.plan_files(request_id, missing, written, account)
         wanted = {
@@ -242,7 +188,7 @@ class ItemStage:
         for key, handle in hits.items():
             wanted[key] = m.AcquireItem(key, ObjectKind.FEATURES, handle.nbytes, None)
         outcomes = await self._maker.acquire(
-            request_id, [wanted[item.key] for item in items], account
+            request_id, [wanted[item.key] for item in items], account, in_turn=True
         )
         if written:
             await self._store.release(request_id, list(written.values()))
@@ -259,14 +205,15 @@ class ItemStage:
         self, request_id: str, items: Sequence[SourceItem], account: Account
     ) -> dict[ContentKey, Handle]:
         """What is on the heap comes into the arena, for the workers to read."""
-        on_heap = {item.key: item.raw.data for item in items if item.raw.data is not None}
+        on_heap = {item.key: item.data for item in items if item.data is not None}
         if not on_heap:
             return {}
         start_ns = time.monotonic_ns()
         sizes = [len(data) for data in on_heap.values()]
-        if all(item.raw.handle is None for item in items):
+        if all(item.handle is None for item in items):
             room = [m.ReserveItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
-            await self._gate.admit(request_id, room)
+            with account.at("admission"):
+                await self._gate.admit(request_id, room)
         # Who holds raw bytes already must not wait for more: he might wait for himself.
         handles = await self._store.create(
             request_id, [m.CreateItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
@@ -279,11 +226,21 @@ class ItemStage:
         account.stage(start_ns, "into the arena", copied_nbytes=sum(sizes))
         return dict(zip(on_heap, sealed, strict=True))
 
+    async def _bind_names(self, request_id: str, items: Sequence[SourceItem]) -> None:
+        """Only now: what can't be used is bound to no name."""
+        new = {
+            item.name: Binding(item.digest, item.modality)
+            for item in items
+            if item.name is not None and item.is_new_name
+        }
+        if new:
+            await self._names.bind(request_id, new)
+
     # Room and figures
 
     def _check_room(self, items: Sequence[SourceItem]) -> None:
         """Refuse what could never be in the arena at once, however long one waits."""
-        on_heap = [item.raw.nbytes for item in items if item.raw.data is not None]
+        on_heap = [len(item.data) for item in items if item.data is not None]
         self._maker.check_share(ObjectKind.RAW, on_heap)
         planned = [item.plan.nbytes for item in items if item.plan is not None]
         self._maker.check_share(ObjectKind.FEATURES, planned)
@@ -305,11 +262,10 @@ class ItemStage:
             account.items.append(f"{count(number, modality)} {name}")
 
 
-async def gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order; the first failure cancels the others and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except* AfferentError as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+def _distinct(items: Sequence[SourceItem]) -> list[SourceItem]:
+    """One item for each key, with its bytes if they were sent."""
+    distinct: dict[ContentKey, SourceItem] = {}
+    for item in items:
+        if item.key not in distinct or item.raw is not None:
+            distinct[item.key] = item
+    return list(distinct.values())

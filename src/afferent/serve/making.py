@@ -26,23 +26,38 @@ class Maker:
         self._shares, self._timeout_s = shares, timeout_s
 
     async def acquire(
-        self, request_id: str, wanted: Sequence[m.AcquireItem], account: Account
+        self,
+        request_id: str,
+        wanted: Sequence[m.AcquireItem],
+        account: Account,
+        *,
+        in_turn: bool,
     ) -> list[m.Outcome]:
         """Pin what there is, and have the rest made, once there is room for all of it.
 
         Room is given in order of arrival, all of it or nothing; what it was not needed for goes
         back. Follow with `settle`.
 
+        Args:
+            in_turn: Wait at the count gate too. Nothing that waits for bytes may follow, or those
+                who have bytes and wait for their turn would wait for one another.
+
         Raises:
             ArenaTooSmall: It could never be had.
-            StoreFull: Too many wait.
+            StoreFull: Too many wait for room.
+            SlotTaken: Too many wait for their turn.
             DeadlineExceeded: It was not granted in time.
         """
         self.check_share(ObjectKind.FEATURES, [item.nbytes for item in wanted])
         start_ns = time.monotonic_ns()
         room = [m.ReserveItem(ObjectKind.FEATURES, item.nbytes) for item in wanted]
-        await self._gate.admit(request_id, room)
-        account.stage(start_ns, "room for features")
+        with account.at("admission"):
+            await self._gate.admit(request_id, room)
+            account.stage(start_ns, "room for features")
+            if in_turn and self._gate.is_counting:
+                start_ns = time.monotonic_ns()
+                await self._gate.enter(request_id)
+                account.stage(start_ns, "wait for a slot")
         start_ns = time.monotonic_ns()
         outcomes = await self._store.acquire(request_id, wanted)
         if any(outcome.state != "miss" for outcome in outcomes):
@@ -101,6 +116,15 @@ def handle_of(outcome: m.Outcome) -> Handle:
     if outcome.handle is None:
         raise InternalError("the store named no handle")
     return outcome.handle
+
+
+def handle_if_there(outcome: m.Outcome) -> Handle | None:
+    """Of an object that was looked for; ``None`` if there is none.
+
+    Raises:
+        StoreFull: It is there, and can't be held while its room is promised to others.
+    """
+    return None if outcome.state == "absent" else handle_of(outcome)
 
 
 def count(number: int, noun: str) -> str:

@@ -11,11 +11,15 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+import msgspec
+
 from afferent.engine.protocol import Accepted, Engine, EngineRequest, Finished, Tokens
 from afferent.errors import EngineUnavailable, PromptTooLong
 from afferent.metrics import Metrics
 from afferent.preprocess.plan import Prompt as ItemPrompt
+from afferent.serve import counting
 from afferent.serve.account import Account
+from afferent.serve.answering import AnswerWriter, merge
 from afferent.serve.items import ItemStage, ReadyItem
 from afferent.serve.prompt import Prompt, PromptBuilder
 from afferent.serve.request import (
@@ -25,15 +29,15 @@ from afferent.serve.request import (
     Rendered,
     RenderedItem,
     SamplingDefaults,
+    Seen,
     StopMatcher,
-    TextDelta,
     TextPart,
-    Usage,
 )
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.types import Handle, Item, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
+_PART_CHARACTERS = 8  # a message or a part takes at least the time of so many
 
 
 class Pipeline:
@@ -57,7 +61,9 @@ class Pipeline:
         self._metrics = metrics
 
     async def run(self, request: GenerateRequest, account: Account) -> AsyncGenerator[Output, None]:
-        """The answer: pieces of text, then `End`. Closing the iterator early aborts the request.
+        """`Seen`, then pieces of text and the `End` of each answer.
+
+        Closing the iterator early aborts the request.
 
         Raises:
             InvalidRequest: Something in the request can't be used.
@@ -65,25 +71,20 @@ class Pipeline:
         """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
+        account.media, account.where = counting.media_of(request.media), "preprocess"
         self._items.check(request.media)
-        released = False
+        hold = _Hold(self.store, request.request_id, request.n)
         try:
-            engine_request = await self._prepare(request, account)
-            async with aclosing(self._generate(request, engine_request, account)) as outputs:
+            engine_request, seen = await self._prepare(request, account)
+            account.where = "engine"
+            yield seen
+            answers = self._answers(request, engine_request, hold, account)
+            async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
-                    if output is None:  # accepted: the engine holds its own pins now
-                        self.store.forget(request.request_id)
-                        released = True
-                    else:
-                        yield output
+                    yield output
         finally:
-            if not released:
-                self.store.forget(request.request_id)
-            for span in account.spans:
-                seconds = (span.end_ns - span.start_ns) / 1e9
-                self._metrics.stage_seconds.labels(span.stage).observe(seconds)
-                if span.copied_nbytes:
-                    self._metrics.copied_nbytes.labels(span.stage).inc(span.copied_nbytes)
+            hold.drop()
+            counting.count_stages(self._metrics, account)
 
     async def render(
         self, request: GenerateRequest, account: Account, *, with_features: bool
@@ -97,9 +98,10 @@ class Pipeline:
             InvalidRequest: Something in the request can't be used.
             Unavailable: Try again.
         """
+        account.media, account.where = counting.media_of(request.media), "preprocess"
         self._items.check(request.media)
         try:
-            sources = await self._items.read(request.request_id, request.media, account)
+            sources = await self._items.read(request, account)
             plans = [source.plan for source in sources if source.plan is not None]
             if len(plans) == len(sources) and not with_features:
                 written = [plan.prompt for plan in plans]
@@ -119,10 +121,12 @@ class Pipeline:
         finally:
             self.store.forget(request.request_id)
 
-    async def _prepare(self, request: GenerateRequest, account: Account) -> EngineRequest:
+    async def _prepare(
+        self, request: GenerateRequest, account: Account
+    ) -> tuple[EngineRequest, Seen]:
         """All that the engine has to know; the features are pinned under the request."""
         request_id = request.request_id
-        sources = await self._items.read(request_id, request.media, account)
+        sources = await self._items.read(request, account)
         plans = [source.plan for source in sources if source.plan is not None]
         ready: list[ReadyItem] = []
         if len(plans) == len(sources):  # what is too long is refused before any work is done
@@ -138,38 +142,65 @@ class Pipeline:
                 request.media, ready, prompt.placeholders, strict=True
             )
         ]
-        return EngineRequest(request_id, prompt.token_ids, items, sampling)
+        engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling)
+        digests = tuple(source.digest for source in sources)
+        return engine_request, Seen(digests, len(prompt.token_ids))
+
+    def _answers(
+        self,
+        request: GenerateRequest,
+        engine_request: EngineRequest,
+        hold: _Hold,
+        account: Account,
+    ) -> list[AsyncGenerator[Output, None]]:
+        """A run of the engine for each answer; the items of all of them are the same."""
+        self._metrics.tokens.labels("prompt").inc(len(engine_request.token_ids))
+        return [
+            self._generate(
+                msgspec.structs.replace(
+                    engine_request,
+                    request_id=f"{request.request_id}-{index}" if index else request.request_id,
+                    sampling=_sampling_of(engine_request.sampling, index),
+                ),
+                self._writer(request, engine_request, index),
+                hold,
+                account,
+            )
+            for index in range(request.n)
+        ]
+
+    def _writer(
+        self, request: GenerateRequest, engine_request: EngineRequest, index: int
+    ) -> AnswerWriter:
+        num_prompt = len(engine_request.token_ids)
+        detokenizer = self._prompts.detokenizer()
+        return AnswerWriter(index, num_prompt, detokenizer, StopMatcher(request.stop))
 
     async def _generate(
-        self, request: GenerateRequest, engine_request: EngineRequest, account: Account
-    ) -> AsyncGenerator[Output | None, None]:
-        """`None` when the engine has accepted, then the answer."""
+        self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, account: Account
+    ) -> AsyncGenerator[Output, None]:
         start_ns = time.monotonic_ns()
-        detokenizer = self._prompts.detokenizer()
-        matcher = StopMatcher(request.stop)
-        num_prompt, num_tokens = len(engine_request.token_ids), 0
-        async with aclosing(self.engine.submit(engine_request)) as events:
-            async for event in events:
-                match event:
-                    case Accepted():
-                        yield None
-                    case Tokens(token_ids, spans):
-                        account.add(spans)
-                        if num_tokens == 0:
-                            account.stage(start_ns, "first token")
-                        num_tokens += len(token_ids)
-                        if text := matcher.feed(detokenizer.feed(token_ids)):
-                            yield TextDelta(text)
-                        if matcher.stopped:
-                            yield End("stop", Usage(num_prompt, num_tokens))
-                            break
-                    case Finished(reason, spans):
-                        account.add(spans)
-                        if text := matcher.flush():
-                            yield TextDelta(text)
-                        yield End(reason, Usage(num_prompt, num_tokens))
-        self._metrics.tokens.labels("prompt").inc(num_prompt)
-        self._metrics.tokens.labels("completion").inc(num_tokens)
+        try:
+            async with aclosing(self.engine.submit(engine_request)) as events:
+                async for event in events:
+                    match event:
+                        case Accepted():
+                            hold.accepted()
+                            continue
+                        case Tokens(spans=spans):
+                            account.add(spans)
+                            if writer.num_tokens == 0:
+                                account.stage(start_ns, "first token")
+                            outputs = writer.feed(event)
+                        case Finished(reason, spans):
+                            account.add(spans)
+                            outputs = writer.finish(reason)
+                    for output in outputs:
+                        yield output
+                    if outputs and isinstance(outputs[-1], End):
+                        return
+        finally:
+            self._metrics.tokens.labels("completion").inc(writer.num_tokens)
 
     async def _prompt(
         self, request: GenerateRequest, written: Sequence[ItemPrompt], account: Account
@@ -191,7 +222,8 @@ class Pipeline:
                 f"the text has {num_characters} characters; the model has room for {limit} tokens",
                 param="messages",
             )
-        if num_characters + len(request.messages) + len(texts) < _LONG_TEXT:
+        num_parts = len(request.messages) + len(texts)
+        if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
             prompt = self._prompts.build(request.messages, written)
         else:
             prompt = await asyncio.to_thread(self._prompts.build, request.messages, written)
@@ -209,3 +241,30 @@ class Pipeline:
 
     async def close(self) -> None:
         await self._items.close()
+
+
+class _Hold:
+    """What a request has in the store, until the engine holds it for each of its answers."""
+
+    def __init__(self, store: AsyncDaemonStore, request_id: str, num_answers: int) -> None:
+        self._store, self._request_id = store, request_id
+        self._num_waiting = num_answers
+
+    def accepted(self) -> None:
+        """The engine holds its own pins for one answer more."""
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._store.forget(self._request_id)
+
+    def drop(self) -> None:
+        """The request has ended, wherever it had come to."""
+        if self._num_waiting:
+            self._num_waiting = 0
+            self._store.forget(self._request_id)
+
+
+def _sampling_of(sampling: Sampling, index: int) -> Sampling:
+    """A request's answers differ, and are the same each time if it has a seed."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + index)

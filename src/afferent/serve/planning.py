@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from afferent import keys
 from afferent.errors import InternalError
@@ -23,6 +23,7 @@ from afferent.preprocess.jobs import (
 from afferent.preprocess.plan import FeaturePlan
 from afferent.serve.account import Account
 from afferent.serve.making import Maker, handle_of
+from afferent.serve.names import Name
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.types import ContentKey, Handle, Modality, ObjectKind, decode, encode
@@ -30,20 +31,44 @@ from afferent.types import ContentKey, Handle, Modality, ObjectKind, decode, enc
 _PLAN_TAG = b"afferent/plan/v1"
 _MAX_KNOWN_PLANS = 4096
 
+_Shape = tuple[int, int, int]
+"""All that an image's plan follows from: width, height, and the most pixels that are wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceItem:
     """One item of a request, before anything is decoded.
 
-    An image's ``header`` and ``plan`` are exact; a video or audio clip has none yet.
+    Attributes:
+        digest: Of the encoded bytes.
+        key: Of the features.
+        raw: The encoded bytes; ``None`` of an item that was not sent, because it has been here.
+        name: What the client calls it.
+        is_new_name: That is still to be bound.
+        max_pixels: The request's own limit for this picture; 0 for none.
+        header: Of an image; a video or audio clip has none yet.
+        plan: Of an image, and exact.
     """
 
     modality: Modality
-    raw: RawMedia
     digest: bytes
     key: ContentKey
+    raw: RawMedia | None
+    name: Name | None = None
+    is_new_name: bool = False
+    max_pixels: int = 0
     header: MediaHeader | None = None
     plan: FeaturePlan | None = None
+
+    @property
+    def data(self) -> bytes | None:
+        """The bytes that are on the heap."""
+        return self.raw.data if self.raw is not None else None
+
+    @property
+    def handle(self) -> Handle | None:
+        """Of the object that the bytes are in, with others' perhaps."""
+        return self.raw.handle if self.raw is not None else None
 
 
 class Planner:
@@ -54,26 +79,33 @@ class Planner:
     ) -> None:
         self._store, self._maker = store, maker
         self._family, self._fingerprint = family, fingerprint
-        self._known_plans: dict[tuple[int, int], FeaturePlan] = {}
+        self._known_plans: dict[_Shape, FeaturePlan] = {}
 
     async def plan_images(
-        self, request_id: str, headers: Sequence[MediaHeader | None], account: Account
-    ) -> list[FeaturePlan | None]:
-        """Exact, by the images' sizes; a worker is asked for those that only it knows."""
-        images = [header for header in headers if isinstance(header, ImageHeader)]
-        plans = {_size(image): self._known_plan(image) for image in images}
-        asked: dict[tuple[int, int], m.AcquireItem] = {}
-        for size in (size for size, plan in plans.items() if plan is None):
-            key = ContentKey(keys.frame(_PLAN_TAG, self._fingerprint, encode(size)))
-            asked[size] = _job(key, PLAN_NBYTES, PlanImage(ImageHeader(*size)), [])
+        self, request_id: str, items: Sequence[SourceItem], account: Account
+    ) -> list[SourceItem]:
+        """The items, the images with their exact plans; a worker is asked for those that only it
+        knows.
+        """
+        shapes = [_shape(item) for item in items]
+        plans = {shape: self._known_plan(shape) for shape in shapes if shape is not None}
+        asked: dict[_Shape, m.AcquireItem] = {}
+        for shape in (shape for shape, plan in plans.items() if plan is None):
+            width, height, max_pixels = shape
+            key = ContentKey(keys.frame(_PLAN_TAG, self._fingerprint, encode(shape)))
+            job = PlanImage(ImageHeader(width, height), max_pixels)
+            asked[shape] = _job(key, PLAN_NBYTES, job, [])
         if asked:
             planned = await self._ask(request_id, list(asked.values()), account)
-            found = {size: planned[ContentKey(item.key)].plan for size, item in asked.items()}
+            found = {shape: planned[ContentKey(item.key)].plan for shape, item in asked.items()}
             plans |= found
             if len(self._known_plans) + len(found) > _MAX_KNOWN_PLANS:
                 self._known_plans.clear()
             self._known_plans |= found
-        return [plans[_size(h)] if isinstance(h, ImageHeader) else None for h in headers]
+        return [
+            item if shape is None else replace(item, plan=plans[shape])
+            for item, shape in zip(items, shapes, strict=True)
+        ]
 
     async def plan_files(
         self,
@@ -87,8 +119,7 @@ class Planner:
         of_item: dict[ContentKey, ContentKey] = {}
         for item in items:
             if item.plan is None:
-                parts = (self._fingerprint, item.modality.encode(), item.digest)
-                key = ContentKey(keys.frame(_PLAN_TAG, *parts))
+                key = ContentKey(keys.frame(_PLAN_TAG, item.key))
                 handle, file = _input_of(item, written.get(item.key))
                 asked[key] = _job(key, PLAN_NBYTES, PlanFile(item.modality, file), [handle])
                 of_item[item.key] = key
@@ -97,15 +128,18 @@ class Planner:
         planned = await self._ask(request_id, list(asked.values()), account)
         return {item_key: planned[key] for item_key, key in of_item.items()}
 
-    def _known_plan(self, header: ImageHeader) -> FeaturePlan | None:
-        known = self._known_plans.get(_size(header))
-        return known or self._family.plan(header)
+    def _known_plan(self, shape: _Shape) -> FeaturePlan | None:
+        if known := self._known_plans.get(shape):
+            return known
+        width, height, max_pixels = shape
+        family = self._family.bounded(max_pixels) if max_pixels else self._family
+        return family.plan(ImageHeader(width, height))
 
     async def _ask(
         self, request_id: str, asked: Sequence[m.AcquireItem], account: Account
     ) -> dict[ContentKey, Planned]:
         """Plans that workers make."""
-        outcomes = await self._maker.acquire(request_id, asked, account)
+        outcomes = await self._maker.acquire(request_id, asked, account, in_turn=False)
         item_keys = [ContentKey(item.key) for item in asked]
         outcomes = await self._maker.settle(request_id, item_keys, outcomes, account, stage="plan")
         handles = [handle_of(outcome) for outcome in outcomes]
@@ -132,15 +166,20 @@ def features_job(
         header, plan = item.header, item.plan
     else:
         raise InternalError("an item has no plan")
-    return _job(item.key, plan.nbytes, MakeFeatures(header, file), [handle])
+    job = MakeFeatures(header, file, item.max_pixels)
+    return _job(item.key, plan.nbytes, job, [handle])
 
 
-def _size(header: ImageHeader) -> tuple[int, int]:
-    return header.width, header.height
+def _shape(item: SourceItem) -> _Shape | None:
+    if not isinstance(item.header, ImageHeader):
+        return None
+    return item.header.width, item.header.height, item.max_pixels
 
 
 def _input_of(item: SourceItem, written: Handle | None) -> tuple[Handle, InputRange]:
     """The object that an item's bytes are in, and where in it they are."""
+    if item.raw is None:
+        raise InternalError("an item was not sent")
     if written is not None:
         return written, InputRange(0, item.raw.nbytes)
     if item.raw.handle is None:

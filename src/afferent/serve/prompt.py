@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,10 @@ class PromptBuilder:
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """No text has fewer tokens than its characters divided by this."""
-        self._template = _compile_template(folder)
+        template = _template_of(folder)
+        self._template = _compile(template)
+        # A role that the model was not trained with would be a word that it does not know.
+        self._has_tool_role = re.search(r"""["']tool["']""", template) is not None
         self._names = _special_names(folder)
 
     def build(self, messages: Sequence[Message], written: Sequence[ItemPrompt]) -> Prompt:
@@ -117,7 +121,8 @@ class PromptBuilder:
                     content.append({"type": str(modality)})
                 case TextPart(text):
                     content.append({"type": "text", "text": self._quote(text, quoted)})
-        return {"role": message.role, "content": content}
+        is_known = message.role != "tool" or self._has_tool_role
+        return {"role": message.role if is_known else "user", "content": content}
 
     def _quote(self, text: str, quoted: list[str]) -> str:
         """``text``, or a stand-in for it if it spells out a special token."""
@@ -166,27 +171,40 @@ class Detokenizer:
     def feed(self, token_ids: Sequence[int]) -> str:
         return "".join(self._stream.step(self._tokenizer, token) or "" for token in token_ids)
 
+    def text_of(self, token_id: int) -> str:
+        """Of the token alone, as it stands within a text; U+FFFD for a part of a character."""
+        # Tokenizers drop the space before the first word of a text.
+        once, twice = (
+            self._tokenizer.decode([token_id] * times, skip_special_tokens=False)
+            for times in (1, 2)
+        )
+        return twice[len(once) :]
+
 
 class _TemplateRefusal(jinja2.TemplateError):
     """A template has called ``raise_exception``."""
 
 
-def _compile_template(folder: Path) -> jinja2.Template:
+def _template_of(folder: Path) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        template = read_json(path).get("chat_template") if path.exists() else None
+        if isinstance(template, str):
+            return template
+    raise ConfigError(f"{folder} has no chat template")
+
+
+def _compile(template: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return environment.from_string(file.read_text())
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        path = folder / name
-        template = read_json(path).get("chat_template") if path.exists() else None
-        if isinstance(template, str):
-            return environment.from_string(template)
-    raise ConfigError(f"{folder} has no chat template")
+    return environment.from_string(template)
 
 
 def _special_names(folder: Path) -> dict[str, str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from afferent.ingest.raw import RawMedia
 from afferent.types import Handle, Modality, Placeholder, Sampling
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
+Detail = Literal["auto", "low", "high"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,21 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenMedia:
+    """An item whose features were made before, known by the digest of its encoded bytes."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MediaPart:
     """An image, audio clip or video: as it came in the body, or by URL."""
 
     modality: Modality
-    source: str | RawMedia
+    source: str | RawMedia | SeenMedia | None
+    """``None``: an item seen before, known by its ``uuid``."""
+    detail: Detail = "auto"
+    uuid: str | None = None
 
 
 Part = TextPart | MediaPart
@@ -44,8 +56,15 @@ class GenerateRequest:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    n: int = 1
+    """How many answers."""
+    num_logprobs: int | None = None
+    """With log-probabilities, and those of this many other tokens."""
+    tenant: str = ""
+    """Whose request it is: what one tenant has cached, no other can hit."""
 
     @property
     def media(self) -> list[MediaPart]:
@@ -67,8 +86,9 @@ class SamplingDefaults:
             max_tokens=max_tokens,
             temperature=temperature,
             top_p=request.top_p if request.top_p is not None else self.top_p,
-            top_k=self.top_k,
+            top_k=request.top_k if request.top_k is not None else self.top_k,
             seed=request.seed,
+            num_logprobs=request.num_logprobs,
         )
 
 
@@ -98,20 +118,42 @@ class Rendered(Struct, frozen=True):
     items: list[RenderedItem]
 
 
+ScoredToken = msgspec.Raw
+"""A token of the answer, its log-probability, and the likeliest instead, as an API writes them.
+
+It is JSON from the start: to write all those of a long answer at its end takes a second.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of the answer."""
+    """The next piece of an answer, and its tokens if log-probabilities were asked for."""
 
     text: str
+    index: int = 0
+    """Of which of the ``n`` answers."""
+    logprobs: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class End:
+    """``stop`` is the stop string that was met, if one was."""
+
     reason: Literal["stop", "length"]
     usage: Usage
+    index: int = 0
+    stop: str | None = None
 
 
-Output = TextDelta | End
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Which media the prompt holds, in order, and its length; said before the first text."""
+
+    digests: tuple[bytes, ...]
+    num_prompt_tokens: int
+
+
+Output = Seen | TextDelta | End
 
 
 @dataclass(slots=True)
@@ -119,19 +161,21 @@ class StopMatcher:
     """Ends the text before the first stop string; holds back what may be the start of one. Pure."""
 
     stops: tuple[str, ...]
-    stopped: bool = False
+    met: str | None = None
+    """The stop string that ended the text."""
     _held: str = field(default="")
 
     def feed(self, text: str) -> str:
         """What can be sent for certain, now that ``text`` has come."""
-        if self.stopped:
+        if self.met is not None:
             return ""
         pending = self._held + text
         # The stop string that is complete first wins, so that it does not matter how text is cut.
         found = [(at + len(stop), at) for stop in self.stops if (at := pending.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return pending[: min(found)[1]]
+            end, start = min(found)
+            self.met, self._held = pending[start:end], ""
+            return pending[:start]
         longest = max((len(stop) for stop in self.stops), default=1)
         for length in range(min(longest - 1, len(pending)), 0, -1):
             if any(stop.startswith(pending[-length:]) for stop in self.stops):

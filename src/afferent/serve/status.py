@@ -1,0 +1,84 @@
+"""What a frontend says of itself: its model, its health, its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from afferent.errors import AfferentError, ModelNotFound, NotAuthenticated
+from afferent.metrics import Metrics
+from afferent.serve import exposition
+from afferent.serve.access import Access
+from afferent.serve.http import json_answer, new_id, refusal
+from afferent.serve.pipeline import Pipeline
+
+
+class Status:
+    """The endpoints that run nothing."""
+
+    def __init__(
+        self, pipeline: Pipeline, metrics: Metrics, access: Access, model_name: str
+    ) -> None:
+        self._pipeline, self._metrics, self._access = pipeline, metrics, access
+        self._model_name = model_name
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._render_metrics),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        """The models that are served: one."""
+        try:
+            self._access.tenant_of(request.headers)
+        except NotAuthenticated as error:
+            return refusal(error, new_id("models-"))
+        return json_answer({"object": "list", "data": [self._describe_model()]})
+
+    async def _model(self, request: Request) -> Response:
+        """Whether a model is served."""
+        name = request.path_params["name"]
+        try:
+            self._access.tenant_of(request.headers)
+        except NotAuthenticated as error:
+            return refusal(error, new_id("models-"))
+        if name != self._model_name:
+            missing = ModelNotFound(f"the model {name!r} is not served here", param="model")
+            return refusal(missing, new_id("models-"))
+        return json_answer(self._describe_model())
+
+    def _describe_model(self) -> dict[str, Any]:
+        return {"id": self._model_name, "object": "model", "owned_by": "afferent", "created": 0}
+
+    async def _health(self, _: Request) -> Response:
+        """This process answers; never waits for another."""
+        return json_answer({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        """Whether a request would be served now."""
+        parts = {"store": self._pipeline.store.is_open, "preprocess": False}
+        if parts["store"]:
+            try:
+                parts["preprocess"] = (await self._pipeline.store.stat()).num_workers > 0
+            except AfferentError:
+                parts["store"] = False
+        parts["engine"] = self._pipeline.engine.info is not None
+        ready = all(parts.values())
+        return json_answer({"ready": ready, **parts}, status=200 if ready else 503)
+
+    async def _render_metrics(self, _: Request) -> Response:
+        """Of all processes, the same whichever frontend is asked."""
+        try:
+            text = await exposition.scrape(
+                self._pipeline.store, self._pipeline.engine, self._metrics
+            )
+        except AfferentError as error:  # counts of this process alone would look like a reset
+            return refusal(error, new_id("metrics-"))
+        return Response(text, media_type="text/plain; version=0.0.4")

@@ -1,0 +1,70 @@
+"""An answer as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from afferent.serve.api import Reply
+from afferent.serve.errors import failure_of
+from afferent.serve.request import Output
+
+
+class EventStream(StreamingResponse):
+    """Ends its outputs and says how it ended, also if its client was gone before it began."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        head: Sequence[Output],
+        outputs: AsyncGenerator[Output, None],
+        *,
+        deadline: float,
+        headers: dict[str, str],
+        on_end: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            head: The first outputs, which have been waited for.
+            outputs: The others.
+            deadline: On the loop's clock.
+            on_end: Called once, with ``ok``, the code of an error, or ``client_gone``.
+        """
+        self._reply, self._head, self._outputs = reply, head, outputs
+        self._deadline, self._on_end = deadline, on_end
+        self._outcome = "client_gone"
+        self._frames = self._write()
+        headers = {**headers, "cache-control": "no-cache"}
+        super().__init__(self._frames, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._outputs), aclosing(self._frames):
+                await super().__call__(scope, receive, send)
+        finally:  # also if closing them has failed
+            self._on_end(self._outcome)
+
+    async def _write(self) -> AsyncGenerator[bytes, None]:
+        reply = self._reply
+        try:
+            first = reply.begin()
+            for early in self._head:
+                first += reply.output(early)
+            yield b"".join(first)
+            while True:
+                async with asyncio.timeout_at(self._deadline):
+                    output = await anext(self._outputs, None)
+                if output is None:
+                    break
+                if frames := reply.output(output):
+                    yield b"".join(frames)
+            yield b"".join(reply.finish())
+            self._outcome = "ok"
+        except Exception as error:
+            failure = failure_of(error)
+            self._outcome = failure.code
+            yield b"".join(reply.fail(failure))

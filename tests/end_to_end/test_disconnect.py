@@ -1,0 +1,310 @@
+"""Clients that leave, at every stage of a request: what it held is back at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+
+import httpx2 as httpx
+import numpy as np
+import psutil
+import pytest
+
+from afferent.store import messages as m
+from afferent.store.client import DaemonStore
+from afferent.testing.pictures import draw_picture
+from afferent.types import KiB, MiB, ObjectKind
+from tests.ingest.media_host import media_host
+from tests.pictures import encoded, photo
+from tests.server import Server, ask, data_url, wait_until
+
+BOUND_S = 2.0
+"""For a machine that is busy; the goal is 0.2 s, and what was measured is printed."""
+
+
+@pytest.fixture(scope="module")
+def stalling_host() -> Iterator[str]:
+    """Sends 400 KiB of a picture, and then nothing."""
+    over = threading.Event()
+
+    def stall(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(MiB))
+        request.end_headers()
+        request.wfile.write(b"\xff\xd8\xff" + bytes(400 * KiB))
+        over.wait(60)
+
+    with media_host({"/": stall}) as where:
+        yield where
+        over.set()
+
+
+@pytest.fixture(scope="module")
+def own_server(stalling_host: str) -> Iterator[Server]:
+    arguments = ["--arena-nbytes", "64MiB", "--fetch-allow", stalling_host]
+    with Server(*arguments, "--fetch-idle-timeout-s", "60", "--fetch-total-timeout-s", "60") as own:
+        yield own
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a client can leave, and what a test has at hand there."""
+
+    server: Server
+    store: DaemonStore
+    http: httpx.Client
+    host: str
+    rng: np.random.Generator
+
+    def large(self) -> str:
+        """A picture that does not fit on the heap."""
+        return data_url(encoded(photo(500, 400, seed=int(self.rng.integers(1 << 30))), "PNG"))
+
+    def drawn(self, number: int) -> list[str]:
+        return [data_url(draw_picture(self.rng)) for _ in range(number)]
+
+    @property
+    def frontend(self) -> m.ClientInfo:
+        (found,) = [c for c in self.store.list_clients() if c.name.startswith("frontend")]
+        return found
+
+    def is_back(self, *, still_held: int = 0) -> bool:
+        """The frontend holds nothing, nothing of it waits, and others hold so many objects."""
+        stat = self.store.stat()
+        return (
+            self.frontend.num_held == self.frontend.granted_nbytes == 0
+            and stat.num_reservations_queued == stat.num_jobs_queued == 0
+            and sum(client.num_held for client in self.store.list_clients()) == still_held
+        )
+
+    def num_gone(self) -> float:
+        """Requests whose client has gone away."""
+        name = 'afferent_requests_total{api="openai_chat",outcome="client_gone"} '
+        lines = self.http.get(f"{self.server.url}/metrics").text.splitlines()
+        return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
+
+    def connect(self) -> socket.socket:
+        host, port = self.server.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)))
+
+    def send(self, urls: list[str], *, most: int | None = None, **more: object) -> socket.socket:
+        """A request, or its first bytes."""
+        body = json.dumps(ask(urls, "Name all pictures.", **more)).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+        sock = self.connect()
+        sock.sendall((head.encode() + b"\r\n" + body)[:most])
+        return sock
+
+    @contextlib.contextmanager
+    def without_room(self, kind: ObjectKind) -> Iterator[None]:
+        self.store.reserve(
+            "all", [m.ReserveItem(kind, self.store.stat().kinds[kind].capacity_nbytes)]
+        )
+        try:
+            yield
+        finally:
+            self.store.release("all")
+
+    @contextlib.contextmanager
+    def suspended(self, processes: list[psutil.Process]) -> Iterator[None]:
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+
+@pytest.fixture
+def place(own_server: Server, stalling_host: str, rng: np.random.Generator) -> Iterator[Place]:
+    with own_server.store() as store, httpx.Client(timeout=30) as http:
+        yield Place(own_server, store, http, stalling_host, rng)
+
+
+At = Callable[[Place], Iterator[socket.socket]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Yields the client's connection when its request has come there.
+
+    ``still_held`` is the number of objects that stopped processes hold when it has gone.
+    """
+
+    at: At
+    still_held: int
+    num_requests: int
+
+
+STAGES: dict[str, Stage] = {}
+
+
+def stage(*, still_held: int = 0, num_requests: int = 1) -> Callable[[At], At]:
+    def add(function: At) -> At:
+        STAGES[function.__name__] = Stage(function, still_held, num_requests)
+        return function
+
+    return add
+
+
+@stage(num_requests=0)
+def half_a_header(place: Place) -> Iterator[socket.socket]:
+    (frontend,) = place.server.find("afferent.serve.frontend")
+    before = frontend.num_fds()
+    with place.connect() as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX: ")
+        wait_until(lambda: frontend.num_fds() > before)
+        yield sock
+        wait_until(lambda: frontend.num_fds() == before)
+
+
+@stage()
+def half_a_body(place: Place) -> Iterator[socket.socket]:
+    with place.send([place.large()], most=300 * KiB) as sock:
+        wait_until(lambda: place.frontend.num_held == 1)
+        yield sock
+
+
+@stage()
+def waiting_for_room(place: Place) -> Iterator[socket.socket]:
+    """Nobody reads its socket meanwhile."""
+    with place.without_room(ObjectKind.RAW), place.send([place.large()]) as sock:
+        wait_until(lambda: place.store.stat().num_reservations_queued == 1)
+        yield sock
+
+
+@stage()
+def fetching(place: Place) -> Iterator[socket.socket]:
+    with place.send([f"http://{place.host}/"]) as sock:
+        wait_until(lambda: place.frontend.num_held == 1)
+        yield sock
+
+
+@stage()
+def waiting_for_room_for_features(place: Place) -> Iterator[socket.socket]:
+    with place.without_room(ObjectKind.FEATURES), place.send(place.drawn(1)) as sock:
+        wait_until(lambda: place.store.stat().num_reservations_queued == 1)
+        yield sock
+
+
+@stage(still_held=2)
+def decoding(place: Place) -> Iterator[socket.socket]:
+    """A worker that has begun can't be stopped: only it still holds the block that it writes."""
+    with place.suspended(idle_workers(place)), place.send(place.drawn(1)) as sock:
+        wait_until(lambda: place.store.stat().num_jobs_running == 1)
+        yield sock
+        (held,) = [c.name for c in place.store.list_clients() if c.num_held]
+        assert held.startswith("preprocess")
+
+
+@stage(still_held=4)
+def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
+    with place.suspended(idle_workers(place)), place.send(place.drawn(5)) as sock:
+        wait_until(lambda: place.store.stat().num_jobs_queued == 3)
+        yield sock
+
+
+@stage(still_held=2)  # the core, and the worker for its step, hold what the first is about
+def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
+    engine = place.server.find("afferent.engine.worker")
+    with place.suspended(engine), ThreadPoolExecutor(1) as thread:
+        try:
+            first = thread.submit(place.server.post, ask(place.drawn(1), "What?"))
+            wait_until(lambda: core_holds(place) == 1)
+            with place.send(place.drawn(2)) as sock:
+                wait_until(lambda: core_holds(place) == 3)
+                yield sock
+                assert core_holds(place) == 1
+        finally:
+            engine[0].resume()
+        assert first.result().status_code == 200
+
+
+@stage()
+def streaming(place: Place) -> Iterator[socket.socket]:
+    engine = place.server.find("afferent.engine.worker")
+    with place.send(place.drawn(40), stream=True) as sock:
+        assert sock.recv(100)
+        with place.suspended(engine):
+            assert place.server.metrics()["afferent_requests_in_flight"] == 1
+            yield sock
+            assert place.server.metrics()["afferent_requests_in_flight"] == 0
+
+
+def idle_workers(place: Place) -> list[psutil.Process]:
+    wait_until(lambda: place.store.stat().num_workers == 2)
+    wait_until(lambda: place.store.stat().num_jobs_running == 0)
+    return place.server.preprocess_workers()
+
+
+def core_holds(place: Place) -> int:
+    (core,) = [client for client in place.store.list_clients() if client.name == "core"]
+    return core.num_held
+
+
+def leave(sock: socket.socket) -> None:
+    sock.close()
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+
+
+def leaves(place: Place, stage: Stage, how: Callable[[socket.socket], None]) -> float:
+    """The milliseconds until all is back; looking takes some of them."""
+    gone = place.num_gone()
+    with contextlib.contextmanager(stage.at)(place) as sock:
+        start = time.perf_counter()
+        how(sock)
+        wait_until(lambda: place.is_back(still_held=stage.still_held), timeout_s=BOUND_S)
+        wait_until(lambda: place.num_gone() == gone + stage.num_requests, timeout_s=BOUND_S)
+        took_ms = (time.perf_counter() - start) * 1e3
+    wait_until(lambda: place.store.stat().held_nbytes == place.store.stat().granted_nbytes == 0)
+    return took_ms
+
+
+@pytest.mark.parametrize("how", [leave, reset])
+@pytest.mark.parametrize("name", STAGES)
+def test_a_client_leaves(
+    place: Place,
+    request: pytest.FixtureRequest,
+    name: str,
+    how: Callable[[socket.socket], None],
+) -> None:
+    num_times = 9 if request.config.getoption("--storm") else 1
+    took_ms = [leaves(place, STAGES[name], how) for _ in range(num_times)]
+    print(f"{name}, {how.__name__}: back after {statistics.median(took_ms):.0f} ms", end=" ")
+    print(f"({min(took_ms):.0f} to {max(took_ms):.0f})")
+    assert place.server.post(ask([], "Hello!")).status_code == 200
+
+
+def test_a_large_body_whose_client_was_killed(place: Place) -> None:
+    """Its end stands behind more than is read ahead: it is seen when its turn has come."""
+    with place.without_room(ObjectKind.RAW):
+        url = data_url(b"\xff\xd8\xff" + bytes(12 * MiB))
+        with ThreadPoolExecutor(1) as thread:
+            sock = place.connect()
+
+            def send() -> None:
+                body = json.dumps(ask([url], "What?")).encode()
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+                with contextlib.suppress(OSError):
+                    sock.sendall(head.encode() + body)
+
+            sending = thread.submit(send)
+            wait_until(lambda: place.store.stat().num_reservations_queued == 1)
+            sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+            sending.result()
+    wait_until(place.is_back, timeout_s=BOUND_S)
+    wait_until(lambda: place.store.stat().held_nbytes == 0)

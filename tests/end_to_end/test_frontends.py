@@ -1,0 +1,244 @@
+"""Several frontends on one port: one store, one gate, one engine and one set of figures."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import psutil
+import pytest
+
+from afferent.testing.pictures import draw_picture
+from tests.pictures import encoded, photo
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+NUM = 3
+LIMIT = 2
+REQUESTS = 'afferent_requests_total{api="openai_chat",outcome="ok"}'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """With a count gate, and an arena that a few large pictures fill."""
+    with Server(
+        "--frontends",
+        str(NUM),
+        "--max-mm-preprocess-concurrency",
+        str(LIMIT),
+        "--arena-nbytes",
+        "32MiB",
+    ) as running:
+        yield running
+
+
+class Line:
+    """A connection to one of the frontends; ``pid`` says to which."""
+
+    def __init__(self, server: Server) -> None:
+        host, port = re.findall(r"//(\S+):(\d+)", server.url)[0]
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        self.connect(server)
+
+    def connect(self, server: Server) -> None:
+        self._connection.connect()
+        assert self.get("/health")[0] == 200  # it has been accepted
+        mine = self._connection.sock.getsockname()
+        (self.pid,) = [
+            process.pid
+            for process in server.find("afferent.serve.frontend")
+            for found in process.net_connections("tcp")
+            if found.raddr and tuple(found.raddr) == mine
+        ]
+
+    def get(self, path: str) -> tuple[int, str]:
+        self._connection.request("GET", path)
+        response = self._connection.getresponse()
+        return response.status, response.read().decode()
+
+    def send(self, body: dict) -> None:
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body))
+
+    def receive(self) -> tuple[int, dict]:
+        response = self._connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def ask(self, body: dict) -> str:
+        self.send(body)
+        status, answer = self.receive()
+        assert status == 200, answer
+        text: str = answer["choices"][0]["message"]["content"]
+        return text
+
+    def figures(self) -> dict[str, float]:
+        status, text = self.get("/metrics")
+        assert status == 200
+        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines}
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def lines(server: Server, num: int = NUM) -> Iterator[list[Line]]:
+    """A connection to each frontend."""
+    found: dict[int, Line] = {}
+    try:
+        for _ in range(200):
+            line = Line(server)
+            if line.pid in found:
+                line.close()
+            found.setdefault(line.pid, line)
+            if len(found) == num:
+                break
+        yield list(found.values())
+    finally:
+        for line in found.values():
+            line.close()
+
+
+def new_request(rng: np.random.Generator, **parameters: int) -> dict:
+    return ask([data_url(draw_picture(rng))], QUESTION, **parameters)
+
+
+def test_the_same_new_picture_sent_to_all_at_once_is_made_once(
+    server: Server, rng: np.random.Generator
+) -> None:
+    with lines(server) as each:
+        assert len({line.pid for line in each}) == NUM
+        for _ in range(3):
+            request = new_request(rng)
+            misses = server.store_figure("num_misses")
+            for line in each:
+                line.send(request)
+            answers = [line.receive() for line in each]
+            assert {status for status, _ in answers} == {200}
+            assert len({json.dumps(answer["choices"]) for _, answer in answers}) == 1
+            assert server.store_figure("num_misses") == misses + 1
+
+
+def test_connections_spread_over_all(server: Server) -> None:
+    made = [Line(server) for _ in range(30)]
+    by_pid = [sum(line.pid == pid for line in made) for pid in {line.pid for line in made}]
+    for line in made:
+        line.close()
+    assert len(by_pid) == NUM
+    assert max(by_pid) <= 2 * 30 / NUM  # evenly, by a hash of the client's port
+
+
+def test_the_same_figures_wherever_they_are_asked_for(
+    server: Server, rng: np.random.Generator
+) -> None:
+    with lines(server) as each:
+        before = each[0].figures().get(REQUESTS, 0.0)
+        for number, line in enumerate(each):
+            for _ in range(number + 1):
+                line.ask(new_request(rng))
+        expected = before + sum(range(1, NUM + 1))
+        wait_until(lambda: all(line.figures()[REQUESTS] == expected for line in each))
+        first, *others = [line.figures() for line in each]
+        assert all(other == first for other in others)
+        assert first["afferent_requests_in_flight"] == 0
+        assert first['afferent_stage_seconds_count{media="image",stage="decode"}'] >= 3
+        assert not [name for name in first if '"other"' in name]
+
+
+def test_the_count_gate_counts_over_all(server: Server, rng: np.random.Generator) -> None:
+    def slots() -> tuple[float, float]:
+        found = server.metrics()
+        taken, queued = [
+            found[f'afferent_slots{{part="{part}",slot="preprocess"}}']
+            for part in ("taken", "queued")
+        ]
+        return taken, queued
+
+    workers = server.suspend_preprocess_workers()
+    with lines(server) as each:
+        others = [Line(server) for _ in range(NUM)]
+        waiting = [*each, *others]
+        for line in waiting:
+            line.send(new_request(rng))
+        wait_until(lambda: slots() == (LIMIT, len(waiting) - LIMIT))
+        assert server.store_figure("num_jobs_queued") <= LIMIT
+        assert server.post(ask([], "hi")).status_code == 200, "text passes"
+        leaves = waiting.pop()  # whether it waits, or has a place and a job in a worker
+        leaves.close()
+        wait_until(lambda: sum(slots()) == len(waiting))
+        for worker in workers:
+            worker.resume()
+        assert [line.receive()[0] for line in waiting] == [200] * len(waiting)
+        for line in others:
+            line.close()
+    wait_until(lambda: slots() == (0, 0))
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+
+
+def test_reservations_of_all_stay_within_the_arena(server: Server) -> None:
+    """More large pictures than fit at a time, to all frontends."""
+    bodies = [
+        ask([data_url(encoded(photo(900, 700, seed=seed), "PNG"), "png")], QUESTION, max_tokens=2)
+        for seed in range(12)
+    ]
+    most = dict.fromkeys(("raw", "features"), 0)
+    done = threading.Event()
+
+    def watch() -> None:
+        with server.store() as store:
+            while not done.is_set():
+                for kind, its in store.stat().kinds.items():
+                    in_use = its.held_nbytes + its.granted_nbytes
+                    assert in_use <= its.capacity_nbytes
+                    most[kind] = max(most.get(kind, 0), in_use)
+                time.sleep(0.001)
+
+    with ThreadPoolExecutor(13) as threads:
+        watching = threads.submit(watch)
+        statuses = [response.status_code for response in threads.map(server.post, bodies)]
+        done.set()
+        watching.result()
+    assert statuses == [200] * 12
+    assert most["raw"] > 4 * 2**20
+    assert server.metrics()["afferent_admission_seconds_count"] >= 12
+
+
+def test_one_is_killed_and_the_others_serve(server: Server, rng: np.random.Generator) -> None:
+    """Its counts stay, and what it held is free."""
+    with lines(server) as (victim, *others):
+        victim.ask(new_request(rng))
+        seen = [victim.figures()]
+        workers = server.suspend_preprocess_workers()
+        victim.send(new_request(rng))
+        wait_until(lambda: server.store_figure("num_jobs_running") == 1)
+        psutil.Process(victim.pid).kill()
+        for worker in workers:
+            worker.resume()
+        while "frontend-" not in server.log().rpartition("has ended (SIGKILL)")[2]:
+            for line in others:
+                assert line.ask(new_request(rng))
+                seen.append(line.figures())
+        for name in filter(re.compile(r"\w+(_total|_count|_sum|_bucket)\b").match, seen[0]):
+            assert all(a <= b for a, b in pairwise([figures[name] for figures in seen])), name
+        assert seen[-1][REQUESTS] == seen[0][REQUESTS] + len(seen) - 1
+        wait_until(lambda: others[0].figures()['afferent_store{figure="held_nbytes"}'] == 0)
+    with lines(server) as each:
+        assert len(each) == NUM, "it is there again"
+
+
+def test_all_finish_what_they_have_begun(server: Server, rng: np.random.Generator) -> None:
+    with lines(server) as each:
+        for line in each:
+            line.send(new_request(rng))
+        wait_until(lambda: server.metrics()["afferent_requests_in_flight"] >= 1)
+        server.popen.send_signal(signal.SIGTERM)
+        assert [line.receive()[0] for line in each] == [200] * NUM
+    assert server.popen.wait(30) == 0

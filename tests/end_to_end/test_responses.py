@@ -1,0 +1,224 @@
+"""OpenAI Responses by the official client: right answers, in turns that the server remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import openai
+import pytest
+from openai.types.responses import Response
+
+from afferent.testing.pictures import Picture, draw_picture
+from tests.server import Server, ask, data_url, wait_until
+
+QUESTION = "What is in the picture?"
+
+
+def image(picture: Picture, kind: str = "jpeg") -> dict[str, Any]:
+    return {"type": "input_image", "image_url": data_url(picture, kind), "detail": "auto"}
+
+
+def turn(*parts: Any) -> list[Any]:
+    """A message of the user: pictures, and texts as strings."""
+    content = [
+        {"type": "input_text", "text": part} if isinstance(part, str) else part for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.client() as running:
+        yield running
+
+
+def create(client: openai.OpenAI, given: Any, **parameters: Any) -> Response:
+    found = client.responses.create(model="shapes", input=given, **parameters)
+    assert isinstance(found, Response)
+    return found
+
+
+@pytest.fixture
+def pictures(rng: np.random.Generator) -> list[Picture]:
+    return [
+        draw_picture(rng, colour="red", shape="circle"),
+        draw_picture(rng, colour="blue", shape="square"),
+    ]
+
+
+def test_held_out_pictures_are_named(server: Server, rng: np.random.Generator) -> None:
+    drawn = [draw_picture(rng) for _ in range(8)]
+
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
+        ) as many:
+            asked = [
+                many.responses.create(
+                    model="shapes", input=turn(image(picture, kind), QUESTION), store=False
+                )
+                for picture, kind in zip(drawn, ["jpeg", "png"] * 4, strict=True)
+            ]
+            return [response.output_text for response in await asyncio.gather(*asked)]
+
+    answers = asyncio.run(main())
+    right = [said == picture.answer for said, picture in zip(answers, drawn, strict=True)]
+    assert sum(right) >= 7, list(zip(answers, drawn, strict=True))
+
+
+def test_files_and_instructions(
+    server: Server, client: openai.OpenAI, pictures: list[Picture]
+) -> None:
+    file = {"type": "input_file", "file_data": data_url(pictures[1], "png"), "filename": "a.png"}
+    response = create(client, turn(file, QUESTION), instructions="Answer.", metadata={"a": "b"})
+    assert response.output_text == "a blue square"
+    assert (response.instructions, response.metadata) == ("Answer.", {"a": "b"})
+    assert response.status == "completed"
+    plain = create(client, turn(file, QUESTION))
+    assert plain.usage is not None
+    assert response.usage is not None
+    assert response.usage.input_tokens > plain.usage.input_tokens
+    assert server.post(ask([data_url(pictures[1], "png")], QUESTION)).json()["usage"][
+        "prompt_tokens"
+    ] == (plain.usage.input_tokens)
+
+
+def test_a_conversation_in_turns(
+    server: Server, client: openai.OpenAI, pictures: list[Picture]
+) -> None:
+    """The pictures of earlier turns are neither sent nor made again."""
+    first = create(client, turn(image(pictures[0]), QUESTION), instructions="Answer.")
+    assert first.output_text == "a red circle"
+    second = create(
+        client,
+        turn(image(pictures[1]), "What is in picture 2?"),
+        previous_response_id=first.id,
+    )
+    assert second.output_text == "a blue square"
+    made = 'afferent_items_total{modality="image",outcome="made"}'
+    before = server.metrics()[made]
+    third = create(client, "What is in picture 1?", previous_response_id=second.id)
+    other = create(client, "What is in picture 2?", previous_response_id=second.id)
+    assert (third.output_text, other.output_text) == ("a red circle", "a blue square")
+    assert third.previous_response_id == second.id
+    assert server.metrics()[made] == before
+    # The same tokens as of the same messages, sent; instructions are not carried over.
+    messages = [
+        *turn(image(pictures[0]), QUESTION),
+        {"role": "assistant", "content": "a red circle"},
+        *turn(image(pictures[1]), "What is in picture 2?"),
+        {"role": "assistant", "content": "a blue square"},
+        *turn("What is in picture 1?"),
+    ]
+    assert create(client, messages, store=False).usage == third.usage
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+
+
+def test_what_is_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
+    kept = create(client, QUESTION)
+    assert client.responses.retrieve(kept.id) == kept
+    client.responses.delete(kept.id)
+    unkept = create(client, QUESTION, store=False)
+    for response_id in (kept.id, unkept.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(response_id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.delete(response_id)
+        with pytest.raises(openai.NotFoundError) as caught:
+            create(client, "And now?", previous_response_id=response_id)
+        assert caught.value.code == "previous_response_not_found"
+        assert caught.value.param == "previous_response_id"
+
+
+def test_media_that_had_to_make_room(
+    server: Server, client: openai.OpenAI, pictures: list[Picture]
+) -> None:
+    """The conversation is known, and what is gone has to be sent again."""
+    first = create(client, turn(image(pictures[0]), QUESTION))
+    rendering = f"{server.url}/v1/chat/completions/render"
+    rendered = httpx.post(rendering, json=ask([data_url(pictures[0])], QUESTION), timeout=60).json()
+    with server.store() as store:
+        assert store.delete([bytes.fromhex(rendered["items"][0]["key"])]) == [True]
+    with pytest.raises(openai.ConflictError) as caught:
+        create(client, QUESTION, previous_response_id=first.id)
+    assert caught.value.code == "media_not_cached"
+    create(client, turn(image(pictures[0]), QUESTION))
+    again = create(client, QUESTION, previous_response_id=first.id)
+    assert again.output_text == "a red circle"
+
+
+def test_a_stream(client: openai.OpenAI, pictures: list[Picture]) -> None:
+    given = turn(image(pictures[0]), image(pictures[1]), "Name all pictures.")
+    whole = create(client, given, store=False)
+    with client.responses.stream(model="shapes", input=given) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * len(deltas),
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert len(deltas) > 3, "the answer came in one piece"
+    assert "".join(deltas) == final.output_text == whole.output_text
+    assert final.usage == whole.usage
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    # It can be gone on with as soon as its end was told.
+    resumed = create(client, "What is in picture 2?", previous_response_id=final.id)
+    assert resumed.output_text == "a blue square"
+
+
+def test_a_stream_by_the_async_client(server: Server, pictures: list[Picture]) -> None:
+    async def main() -> list[Any]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
+        ) as one:
+            stream = await one.responses.create(
+                model="shapes",
+                input=turn(image(pictures[1]), QUESTION),
+                max_output_tokens=2,
+                stream=True,
+            )
+            return [event async for event in stream]
+
+    events = asyncio.run(main())
+    assert events[-1].type == "response.incomplete"
+    response = events[-1].response
+    assert (response.status, response.output_text) == ("incomplete", "a blue")
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
+def test_bad_requests(client: openai.OpenAI) -> None:
+    cases: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]] = [
+        ({"model": "other"}, openai.NotFoundError, "model_not_found", "model"),
+        (
+            {"tools": [{"type": "web_search"}]},
+            openai.BadRequestError,
+            "unsupported_parameter",
+            "tools",
+        ),
+        ({"max_output_tokens": 10**6}, openai.BadRequestError, "context_length_exceeded", "input"),
+        (
+            {"input": turn({"type": "input_image", "image_url": data_url(b"no picture" * 9)})},
+            openai.BadRequestError,
+            "unsupported_media",
+            None,
+        ),
+    ]
+    for parameters, kind, code, param in cases:
+        with pytest.raises(kind) as caught:
+            client.responses.create(
+                **{"model": "shapes", "input": "hi", "stream": True, **parameters}
+            )
+        assert (caught.value.code, caught.value.param) == (code, param)
+        assert caught.value.request_id is not None

@@ -1,0 +1,128 @@
+"""Conversations, and requests made of them: what is written in an API must be what was meant."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from afferent.ingest.raw import RawMedia
+from afferent.serve.api import Reply
+from afferent.serve.body import ReceivedBody
+from afferent.serve.openai_logprobs import scored_token
+from afferent.serve.request import (
+    End,
+    MediaPart,
+    Message,
+    Output,
+    Part,
+    Role,
+    Seen,
+    TextDelta,
+    TextPart,
+    Usage,
+)
+from afferent.types import Modality
+from tests.ingest.json_bodies import cut
+
+REQUEST_ID = "id_1"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One that is sent along, or one behind a URL."""
+
+    source: bytes | str
+
+    @property
+    def base64(self) -> str:
+        assert isinstance(self.source, bytes)
+        return base64.b64encode(self.source).decode()
+
+    @property
+    def url(self) -> str:
+        if isinstance(self.source, str):
+            return self.source
+        return f"data:image/png;base64,{self.base64}"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: Role
+    parts: tuple[str | Picture, ...]
+
+
+_texts = st.text(max_size=20)
+_pictures = (st.binary(min_size=1, max_size=120) | st.just("https://example.com/a.png")).map(
+    Picture
+)
+_user = st.lists(_texts | _pictures, min_size=1, max_size=4)
+_turns = st.one_of(
+    st.tuples(st.just("user"), _user),
+    st.tuples(st.sampled_from(["system", "assistant"]), st.lists(_texts, min_size=1, max_size=2)),
+)
+dialogues = st.lists(_turns.map(lambda turn: Turn(turn[0], tuple(turn[1]))), min_size=1, max_size=5)
+
+
+def received(body: Any, *, chunk_nbytes: int = 1 << 20) -> ReceivedBody:
+    """A body as it is after its media have been cut out."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    done, items = cut(data, chunk_nbytes)
+    media = {
+        item.marker: RawMedia("data", len(found), data=found)
+        for item, found in zip(done.media, items.items, strict=True)
+    }
+    types = {item.marker: item.media_type for item in done.media}
+    return ReceivedBody(done.json, media, len(data), types)
+
+
+def meant(turns: list[Turn]) -> list[Message]:
+    return [Message(turn.role, tuple(_part(part) for part in turn.parts)) for turn in turns]
+
+
+def _part(part: str | Picture) -> Part:
+    return TextPart(part) if isinstance(part, str) else MediaPart(Modality.IMAGE, part.url)
+
+
+def spelled_out(messages: tuple[Message, ...]) -> list[Message]:
+    """With the media that were cut out as the URLs that they were."""
+    return [Message(m.role, tuple(_spelled_out(part) for part in m.parts)) for m in messages]
+
+
+def _spelled_out(part: Part) -> Part:
+    match part:
+        case MediaPart(Modality.IMAGE, RawMedia(data=bytes(data))):
+            return MediaPart(Modality.IMAGE, Picture(data).url, part.detail)
+        case _:
+            return part
+
+
+SEEN = Seen((), 12)
+SCORED = scored_token("a", -0.5, [("a", -0.5), ("\ufffd", -1.5)])
+
+
+def outputs(*pieces: str, end: End | None = None, scored: bool = False) -> list[Output]:
+    """Of one answer, in one token a piece."""
+    deltas = [TextDelta(piece, 0, (SCORED,) if scored else ()) for piece in pieces]
+    return [SEEN, *deltas, end or End("stop", Usage(12, len(pieces)))]
+
+
+def stream(reply: Reply, told: list[Output]) -> list[dict[str, Any]]:
+    """The events of a whole stream; the name of each stands in its data, too."""
+    frames = [*reply.begin(), *(frame for output in told for frame in reply.output(output))]
+    return events([*frames, *reply.finish()])
+
+
+def events(frames: list[bytes]) -> list[dict[str, Any]]:
+    found = []
+    for frame in frames:
+        name, data, *rest = frame.split(b"\n")
+        assert rest == [b"", b""]
+        event = msgspec.json.decode(data.removeprefix(b"data: "))
+        assert name == b"event: " + event["type"].encode()
+        found.append(event)
+    return found

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from afferent.serve.apis import APIS, TOKEN_COUNTS
+from tests.serve.frontends import frontend
+
+
+def document(address: str) -> Any:
+    async def main() -> Any:
+        async with frontend(address) as http:
+            return (await http.get("/openapi.json")).json()
+
+    return asyncio.run(main())
+
+
+def references(value: Any) -> Iterator[str]:
+    match value:
+        case {"$ref": str(name)}:
+            yield name
+        case dict():
+            for each in value.values():
+                yield from references(each)
+        case list():
+            for each in value:
+                yield from references(each)
+
+
+def test_all_that_is_served(address: str) -> None:
+    described = document(address)
+    assert described["openapi"].startswith("3.1")
+    paths = described["paths"]
+    status = {"/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics", "/openapi.json"}
+    rendered, kept = {f"{path}/render" for path in APIS}, "/v1/responses/{id}"
+    assert set(paths) == {*APIS, *rendered, *TOKEN_COUNTS, kept, *status}
+    for path in (*APIS, *TOKEN_COUNTS):
+        operation = paths[path]["post"]
+        assert operation["requestBody"]["required"]
+        assert {"200", "400", "404", "409", "413", "500", "503"} <= set(operation["responses"])
+        assert "media_not_cached" in operation["responses"]["409"]["description"]
+    assert all(each["summary"] for operations in paths.values() for each in operations.values())
+    assert set(paths[kept]) == {"get", "delete"}
+    assert not any("requestBody" in operation for operation in paths[kept].values())
+    (parameter,) = paths["/v1/models/{name}"]["get"]["parameters"]
+    assert (parameter["name"], parameter["in"]) == ("name", "path")
+
+
+def test_schemas_are_those_that_check_requests(address: str) -> None:
+    described = document(address)
+    schemas = described["components"]["schemas"]
+    names = {reference.removeprefix("#/components/schemas/") for reference in references(described)}
+    assert names == set(schemas), "what is referred to, and nothing else"
+    for path, api in {**APIS, **TOKEN_COUNTS}.items():
+        (body,) = described["paths"][path]["post"]["requestBody"]["content"].values()
+        assert body["schema"]["$ref"].endswith(f"/{api.request_type.__name__}")
+    chat = schemas["ChatRequest"]
+    assert chat["required"] == ["model", "messages"]
+    assert chat["additionalProperties"] is False
+    assert {"type": "integer", "minimum": 1, "maximum": 16} in chat["properties"]["n"]["anyOf"]
+    error = schemas["openai_chat_error"]["properties"]["error"]["properties"]
+    assert set(error) == {"message", "type", "param", "code"}
