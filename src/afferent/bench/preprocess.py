@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
-from PIL import Image, ImageFilter
 
 from afferent import keys
+from afferent.bench.children import running
+from afferent.bench.pages import page, photo
 from afferent.bench.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 from afferent.config import Limits
 from afferent.errors import ConfigError
@@ -34,7 +34,7 @@ from afferent.ingest.probe import ImageHeader, probe_image
 from afferent.preprocess import pool
 from afferent.preprocess.jobs import InputRange, MakeFeatures
 from afferent.preprocess.registry import AnyFamily, describe
-from afferent.process import Child, LogSettings, Status, spawn
+from afferent.process import Child
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.server import StoreServer
@@ -72,7 +72,7 @@ def run(*, quick: bool, after_sample: AfterSample) -> Report:
     report = Report("preprocess", QUESTION)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        _write_model(folder)
+        write_model(folder)
         bench = _Bench(folder, stack, sample_s=_QUICK_SAMPLE_S if quick else _SAMPLE_S)
         meter = BusyMeter()
         for case in _cases(quick=quick):
@@ -271,34 +271,23 @@ class _Pool:
 
 @contextlib.contextmanager
 def _pool(family: AnyFamily) -> Iterator[_Pool]:
-    with StoreServer(_ARENA_NBYTES, shares=_SHARES) as server:
-        settings = pool.Settings(
-            store_address=server.address,
-            family=family,
-            limits=Limits(),
-            num_workers=_NUM_WORKERS,
-            item_timeout_s=60.0,
-            memory_nbytes=512 * MiB,
-        )
-        log = LogSettings(level="warning", format="text")
-        child = spawn("preprocess", pool.__name__, settings, log=log, env=pool.ENV)
-        try:
-            _wait_ready(child)
-            made = _Pool(server.address, family)
-            yield made
-            made.close()
-        finally:
-            child.popen.terminate()
-            child.popen.wait()
-            child.close()
+    with StoreServer(_ARENA_NBYTES, shares=_SHARES) as server, workers(server.address, family):
+        made = _Pool(server.address, family)
+        yield made
+        made.close()
 
 
-def _wait_ready(child: Child) -> None:
-    os.set_blocking(child.status_fd, True)
-    for line in os.fdopen(os.dup(child.status_fd), "rb"):
-        if msgspec.json.decode(line, type=Status).ready:
-            return
-    raise ConfigError("the preprocess pool did not start; its log says why")
+def workers(address: str, family: AnyFamily) -> contextlib.AbstractContextManager[Child]:
+    """Two preprocess workers of a store, ready."""
+    settings = pool.Settings(
+        store_address=address,
+        family=family,
+        limits=Limits(),
+        num_workers=_NUM_WORKERS,
+        item_timeout_s=60.0,
+        memory_nbytes=512 * MiB,
+    )
+    return running("preprocess", pool.__name__, settings, env=pool.ENV)
 
 
 # The other sides
@@ -343,7 +332,7 @@ def _line(child: subprocess.Popen[str]) -> str:
 # What they work on
 
 
-def _write_model(folder: Path) -> None:
+def write_model(folder: Path) -> None:
     """As much of a Qwen2-VL's folder as says how its pictures are processed: the defaults."""
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", **_TOKENS}))
     processor = {"image_processor_type": "Qwen2VLImageProcessor"}
@@ -359,31 +348,10 @@ def _files(folder: Path, case: Case, *, number: int = 8) -> Iterator[list[Path]]
     rng = np.random.default_rng(0)
     paths = []
     for index in range(number):
-        draw = _page if height > width else _photo
+        draw = page if height > width else photo
         path = folder / f"{index}.{format.lower()}"
         draw(rng, width, height).save(path, format, quality=85)
         paths.append(path)
     yield paths
     for path in paths:
         path.unlink()
-
-
-def _photo(rng: np.random.Generator, width: int, height: int) -> Image.Image:
-    """Smooth colours with a little noise, which compress as photographs do."""
-    coarse = rng.integers(0, 256, (height // 40 + 2, width // 40 + 2, 3), dtype=np.uint8)
-    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-    noisy = np.asarray(image) + rng.normal(0, 6, (height, width, 3))
-    clipped = Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
-    return clipped.filter(ImageFilter.GaussianBlur(0.7))
-
-
-def _page(rng: np.random.Generator, width: int, height: int) -> Image.Image:
-    """Lines of small dark marks on white, and a figure; a PNG of some 500 KB."""
-    page = np.full((height, width), 255, np.uint8)
-    for top in range(60, height * 3 // 4, 22):
-        marks = rng.integers(0, 3, (6, (width - 160) // 4)) == 0
-        line = np.kron(marks, np.ones((2, 4))) * rng.integers(120, 256)
-        page[top : top + 12, 80 : 80 + line.shape[1]] -= line.astype(np.uint8)
-    image = Image.fromarray(page).convert("RGB").filter(ImageFilter.GaussianBlur(0.5))
-    image.paste(_photo(rng, width // 3, height // 6), (width // 3, height * 4 // 5))
-    return image

@@ -146,4 +146,9 @@ def alternate(
 
 def spread(values: Sequence[float]) -> str:
     """The least and the greatest, for a table."""
-    return f"{min(values):.3g}..{max(values):.3g}"
+    return f"{figure(min(values))}..{figure(max(values))}"
+
+
+def figure(value: float) -> str:
+    """Three digits of it, and no power of ten up to a million."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"

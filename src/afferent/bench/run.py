@@ -13,13 +13,30 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from afferent.bench import alloc, churn, codec, preprocess, store, window
-from afferent.bench.record import Report, Row, machine, spread, versions
+from afferent.bench import (
+    alloc,
+    body,
+    churn,
+    codec,
+    gate,
+    gpu,
+    handoff,
+    images,
+    preprocess,
+    store,
+    window,
+)
+from afferent.bench.record import Report, Row, figure, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
     "alloc": alloc,
+    "body": body,
     "churn": churn,
     "codec": codec,
+    "gate": gate,
+    "gpu": gpu,
+    "handoff": handoff,
+    "images": images,
     "preprocess": preprocess,
     "store": store,
     "window": window,
@@ -81,11 +98,11 @@ def _print(report: Report, columns: Sequence[str], console: Console) -> None:
     console.print(table)
     for goal in report.goals:
         word = "[green]met[/]" if goal.met else "[red]missed[/]"
-        console.print(f"  {word}  {goal.what}: {goal.value:.3g}")
+        console.print(f"  {word}  {goal.what}: {figure(goal.value)}")
 
 
 def _cell(row: Row, column: str) -> str:
     if column in row.samples:
-        return f"{row.median(column):.3g}\n[dim]{spread(row.samples[column])}[/]"
+        return f"{figure(row.median(column))}\n[dim]{spread(row.samples[column])}[/]"
     value = row.keys[column]
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -59,7 +59,9 @@ def run(*, quick: bool, after_sample: Callable[[], None], items: Sequence[int] =
         for number, recorder in recorders.items()
         for name in _SIDES
     }
+    gc.freeze()  # each side collects first: what is not ours need not be looked at
     alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
+    gc.unfreeze()
     report.rows = [recorder.row() for recorder in recorders.values()]
     report.goals = _goals(report.rows)
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
