@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@echo "==> installing $(TORCH), then the rest"
 	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[engine,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[engine,bench,dev]'
 	@touch $@
 	@echo "==> ready"
 
@@ -36,9 +36,12 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
-storm: setup  ## kill clients, daemons and workers under load, and overload the arena (15 minutes)
+storm: setup  ## kill every kind of process under load, and overload the arena (40 minutes)
 	@$(BIN)/python -m pytest tests/store/test_storm.py tests/end_to_end/test_worker_storm.py \
-		tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py --storm --timeout 1800 -q -s $(ARGS)
+		tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
+		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \
+		tests/end_to_end/test_all_apis.py tests/end_to_end/test_disconnect.py \
+		tests/engine/test_group.py tests/test_tutorial.py --storm --timeout 1800 -q -s $(ARGS)
 
 lint: setup  ## check format and style
 	@$(BIN)/ruff format --check .

@@ -15,6 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tutorial first: its commands expect no other store on the machine."""
+    items.sort(key=lambda item: item.path.name != "test_tutorial.py")
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The built-in model, served by real processes, for the whole run."""

@@ -36,12 +36,13 @@ class Server:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
-        command += ["--preprocess-workers", "2", *self._arguments]
+        command += ["--preprocess-workers", "2", "--arena-nbytes", "256MiB", *self._arguments]
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, bufsize=1)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._announced.wait(START_TIMEOUT_S) or not self._url:
             self.popen.kill()
+            self.popen.wait()
             raise AssertionError("the server did not start:\n" + self.log())
         # Every process has said that it is ready; the frontend hears of the engine a little later.
         wait_until(lambda: self.get("/ready").status_code == 200)
@@ -122,14 +123,18 @@ class Server:
 
     def store(self) -> DaemonStore:
         """A connection of the test's own to the server's store."""
-        (daemon,) = self.find("afferent.store.daemon")
-        fds = Path(f"/proc/{daemon.pid}/fd").iterdir()
+        return DaemonStore(self.address_of("afferent.store.daemon"), name="test")
+
+    def address_of(self, module: str) -> str:
+        """Where one of the server's processes listens for the others."""
+        (process,) = self.find(module)
+        fds = Path(f"/proc/{process.pid}/fd").iterdir()
         inodes = {match[1] for fd in fds if (match := re.match(r"socket:\[(\d+)\]", _target(fd)))}
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[6] in inodes and len(fields) == 8 and fields[5] == "01":
-                return DaemonStore("\0" + fields[7][1:], name="test")
-        raise AssertionError("the store does not listen")
+                return "\0" + fields[7][1:]
+        raise AssertionError(f"{module} does not listen")
 
     def suspend_preprocess_workers(self) -> list[psutil.Process]:
         """Stop both workers while each of them waits for a job."""

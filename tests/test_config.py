@@ -56,6 +56,8 @@ def test_the_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> Non
         ({}, {}, 'port = "8000x"', ["port"]),
         ({}, {}, "port = ", ["afferent.toml"]),
         ({}, {}, "explain = 3", ["explain"]),
+        # No client could ever send it: what stands around a key in a header is dropped.
+        ({}, {"AFFERENT_API_KEY": "acme-key-0123456789\n"}, "", ["api_key", "environment"]),
     ],
 )
 def test_bad_settings_are_refused_with_their_origin(
@@ -118,5 +120,79 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for key in config.field_names():
-        if key != "model":
+        if key != "model" and not config.is_table(key):
             assert "--" + key.replace("_", "-") in text
+
+
+_TENANTS = """
+[[tenants]]
+name = "acme"
+api_keys = ["acme-key-0123456789"]
+max_requests = 4
+
+[[tenants]]
+name = "other"
+api_keys = ["other-key-0123456789", "other-key-9876543210"]
+"""
+
+
+def test_tenants_are_tables_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text(_TENANTS)
+    acme, other = config.load(environ={}, file=file).config.tenants
+    assert (acme.name, acme.max_requests) == ("acme", 4)
+    assert (other.api_keys, other.max_requests) == (
+        ("other-key-0123456789", "other-key-9876543210"),
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        (_TENANTS.replace("acme-key-0123456789", "short"), ["api_keys"]),
+        (
+            _TENANTS.replace("other-key-9", "acme-key-0").replace("876543210", "123456789"),
+            ["twice"],
+        ),
+        (_TENANTS.replace('"other"', '"acme"'), ["name", "twice"]),
+        (_TENANTS.replace("max_requests", "max_request"), ["max_request"]),
+        (_TENANTS.replace('"acme"', '"../acme"'), ["name"]),
+        (_TENANTS.replace('"acme"', '"acme\\n"'), ["name"]),
+        (_TENANTS.replace("acme-key-0123456789", "acme-key-0123456789\\n"), ["api_keys"]),
+        ('tenants = "acme"', ["tables"]),
+        ('api_key = "too short"', ["api_key"]),
+        (_TENANTS + 'api_key = "acme-key-0123456789"', ["api_key"]),
+    ],
+)
+def test_bad_tenants_are_refused_and_no_key_is_shown(
+    tmp_path: Path, toml: str, words: list[str]
+) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError) as caught:
+        config.load(environ={}, file=file)
+    for word in words:
+        assert word in caught.value.message
+    assert "0123456789" not in caught.value.message
+
+
+def test_keys_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text(_TENANTS)
+    arguments = ["config", "show", "--config", str(file), "--api-key", "secret-0123456789"]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "0123456789" not in shown
+    assert "(hidden)" in shown
+
+
+def test_settings_are_checked_without_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["config", "check", "--arena-nbytes", "64MiB"]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert cli.main(["config", "check", "--arena-nbytes", "64MiB", "--host", "0.0.0.0"]) == 0
+    assert "no API key" in capsys.readouterr().out
+    assert cli.main(["config", "check", str(tmp_path)]) == 2
+    assert cli.main(["config", "check", "--arena-nbytes", "64TiB"]) == 2

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,8 @@ def test_the_guide_to_the_store_runs() -> None:
         trees = {ContentKey(bytes([n]) * 32): {"pixel_values": pixels * n} for n in range(3)}
         names = {
             "store": store,
+            "core": store,
+            "workers": [store],
             "pixels": pixels,
             "grid": grid,
             "trees": trees,
@@ -61,7 +64,7 @@ def test_the_guide_to_the_store_runs() -> None:
             "digest_of_the_encoder": b"digest",
         }
         found = blocks(ROOT / "docs/store.md", "python")
-        assert len(found) == 4
+        assert len(found) == 5
         for block in found:
             exec(block, names)  # noqa: S102
         assert store.stat().held_nbytes == 0
@@ -131,3 +134,34 @@ def test_the_readmes_request(server: Server) -> None:
     assert said is not None, done.stdout
     assert printed is not None
     assert said[1] == printed[1]
+
+
+@pytest.mark.parametrize("page", ["responses.md", "anthropic.md"])
+def test_the_clients_examples_run(page: str, server: Server, tmp_path: Path) -> None:
+    """Word for word, but for the port."""
+    (program,), (output,) = (blocks(ROOT / "docs" / page, kind) for kind in ("python", "text"))
+    file = tmp_path / "example.py"
+    file.write_text(program.replace("http://127.0.0.1:8000", server.url))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (output, "")
+
+
+def test_the_apis_example(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same answer for a picture that is sent, and for its name alone."""
+    (program,) = blocks(ROOT / "docs/api.md", "python")
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(program.replace("http://127.0.0.1:8000", server.url), names)  # noqa: S102
+    names["client"].close()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert first.startswith("a ")

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import msgspec
+import pytest
 
 from afferent import errors
 from afferent.serve import errors as http
+from afferent.serve.api import Api
+from afferent.serve.apis import APIS
 
 
 def test_codes_are_unique_and_lead_back() -> None:
@@ -22,14 +28,37 @@ def test_the_tree_at_the_top_of_the_module_is_the_tree() -> None:
     assert [name for name in drawn if name in classes or "──" in name] == classes
 
 
-def test_every_error_has_a_status_and_openais_form() -> None:
+def test_every_error_has_a_status() -> None:
     for cls in errors.walk():
         error = cls("why")
         status = http.status_of(error)
-        assert status in (400, 404, 408, 413, 500, 503)
-        assert (status == 503) == cls.retryable
-        assert (400 <= status < 500) == issubclass(cls, errors.InvalidRequest)
-        body = http.openai_body(error)["error"]
-        assert set(body) == {"message", "type", "param", "code"}
-        assert ("why" in body["message"]) == (status != 500), "a defect shows no detail"
+        assert status in (400, 401, 404, 408, 409, 413, 429, 500, 503)
+        assert (status in (429, 503)) == cls.retryable
+        assert (400 <= status < 500) == issubclass(
+            cls, errors.InvalidRequest | errors.QuotaExceeded
+        )
         assert ("retry-after" in http.headers_of(error)) == cls.retryable
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_every_error_has_the_form_of_each_api(api: Api) -> None:
+    for cls in errors.walk():
+        error = cls("why")
+        body = msgspec.json.encode(api.error_body(error, "request-1"))
+        assert "error" in msgspec.json.decode(body)
+        shows_detail = http.status_of(error) != 500
+        assert (b"why" in body) == shows_detail, "a defect shows no detail"
+
+
+def test_the_table_of_the_api_has_every_code() -> None:
+    """But not those of our defects, which are nobody's business, and those that nobody hears."""
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", page, re.MULTILINE)
+    documented = {
+        (int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)
+    }
+    classes = [cls for cls in errors.walk() if cls.__module__ == errors.__name__]
+    classes.remove(errors.ClientGone)
+    ours = {(http.status_of(cls("why")), cls.code) for cls in classes}
+    assert documented <= ours
+    assert {(status, code) for status, code in ours - documented if status != 500} == set()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
-from afferent import __version__, config
+from afferent import __version__, budget, config
 from afferent.errors import AfferentError, ConfigError
 from afferent.operate.arguments import add_store
+from afferent.types import MiB
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "serve":
             return _serve(args)
         if args.command == "config":
-            return _show_config(args)
+            return _show_config(args) if args.action == "show" else _check_config(args)
         if args.command == "store":
             return _store(args)
         return _bench(rest)
@@ -48,9 +51,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("model", nargs="?", metavar="MODEL", help=config.describe("model")[0])
     _add_settings(serve)
     add_store(commands)
-    show = commands.add_parser("config", help="show the settings and where each came from")
-    show.add_argument("action", choices=["show"])
-    _add_settings(show)
+    settings = commands.add_parser(
+        "config",
+        help="show the settings and where each came from, or check them",
+        description="show: every setting, and which of flag, environment, file and default set "
+        "it. check: whether a server would start with them; the exit status is 2 if not.",
+    )
+    settings.add_argument("action", choices=["show", "check"])
+    settings.add_argument("model", nargs="?", metavar="MODEL", help=config.describe("model")[0])
+    _add_settings(settings)
     commands.add_parser(
         "bench", help="measure a part, with a control in the same run", add_help=False
     )
@@ -59,9 +68,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; values stay text until `config.load` has all layers."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with settings and tenants"
+    )
     for key in config.field_names():
-        if key == "model":
+        if key == "model" or config.is_table(key):
             continue
         text, default = config.describe(key)
         shown = (
@@ -94,20 +105,39 @@ def _load(args: argparse.Namespace) -> config.Loaded:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    try:
-        from afferent.supervise import Supervisor
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the server needs {error.name}: install the extra with pip install 'afferent[engine]'"
-        ) from error
-    return asyncio.run(Supervisor(_load(args).config).run())
+    status: int = asyncio.run(_supervise().Supervisor(_load(args).config).run())
+    return status
 
 
 def _show_config(args: argparse.Namespace) -> int:
     loaded = _load(args)
     for key, source in loaded.sources.items():
-        print(f"{key:<24} {_show(key, getattr(loaded.config, key)):<16} {source}")
+        value = getattr(loaded.config, key)
+        shown = "(hidden)" if config.is_secret(key) and value else _show(key, value)
+        print(f"{key:<26} {shown:<16} {source}")
     return 0
+
+
+def _check_config(args: argparse.Namespace) -> int:
+    """All that can be refused before a process is started, but for the port."""
+    settings, supervise = _load(args).config, _supervise()
+    folder = supervise.model_folder(settings.model)
+    arena_nbytes = budget.arena_nbytes(settings)
+    where = f"{settings.host}:{settings.port}, with an arena of {arena_nbytes // MiB:,} MiB"
+    print(f"these settings can be served: {folder.name} on {where}")
+    if warning := supervise.exposure(settings):
+        print(f"warning: {warning}")
+    return 0
+
+
+def _supervise() -> ModuleType:
+    """What needs the extra that serves."""
+    try:
+        return importlib.import_module("afferent.supervise")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the server needs {error.name}: install the extra with pip install 'afferent[engine]'"
+        ) from error
 
 
 def _store(args: argparse.Namespace) -> int:

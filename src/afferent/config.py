@@ -23,6 +23,10 @@ ENV_PREFIX = "AFFERENT_"
 
 _Positive = Meta(gt=0)
 
+_API_KEY = r"^[!-~]{16,256}\Z"
+ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
+"""Printable, without blanks, and too long to be guessed."""
+
 
 def _help(text: str) -> Meta:
     return Meta(description=text)
@@ -82,6 +86,15 @@ class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 30.0
 
 
+class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody with API keys of its own. What it has cached, no other tenant can hit."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
+    api_keys: Annotated[tuple[ApiKey, ...], Meta(min_length=1, max_length=64)]
+    max_requests: Annotated[int, Meta(ge=0, le=65536)] = 0
+    """At a time, over all frontends; 0: no limit of its own."""
+
+
 class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of ``afferent serve``."""
 
@@ -93,9 +106,20 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     port: Annotated[int, Meta(ge=0, le=65535), _help("port to listen on; 0 takes a free one")] = (
         8000
     )
+    api_key: Annotated[
+        str,
+        Meta(pattern=rf"{_API_KEY}|^\Z"),
+        _help("key that clients must send, best from the environment; none: no key is asked for"),
+    ] = ""
+    tenants: Annotated[
+        tuple[Tenant, ...],
+        _help("[[tenants]] of the file: name, api_keys and max_requests of each"),
+    ] = ()
     arena_nbytes: Annotated[
-        int, Meta(ge=MiB), _help("shared memory for media, features and embeddings")
-    ] = GiB
+        int,
+        Meta(ge=0),
+        _help("shared memory for media, features and embeddings; 0: what suits the memory"),
+    ] = 0
     raw_share: Annotated[
         float, Meta(gt=0.0, lt=1.0), _help("part of the arena for media as they came")
     ] = 0.25
@@ -113,6 +137,14 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Literal["fast", "reference"],
         _help("how features are made: fast, or by the model's own processor in transformers"),
     ] = "fast"
+    frontends: Annotated[
+        int, Meta(ge=1, le=64), _help("processes that answer HTTP, all on the one port")
+    ] = 1
+    max_mm_preprocess_concurrency: Annotated[
+        int,
+        Meta(ge=0, le=2**31),
+        _help("requests whose media are made at a time, over all frontends; 0: as many as fit"),
+    ] = 0
     preprocess_workers: Annotated[
         int, Meta(ge=0, le=1024), _help("processes that decode and process; 0: one for each core")
     ] = 0
@@ -122,7 +154,25 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     preprocess_timeout_s: Annotated[
         float, _Positive, _help("for one item; a worker that takes longer is killed")
     ] = 60.0
+    engine_workers: Annotated[
+        int, Meta(ge=1, le=64), _help("processes that the model's heads are divided among")
+    ] = 1
+    engine_step_timeout_s: Annotated[
+        float, _Positive, _help("for one step; engine workers that take longer are killed")
+    ] = 120.0
     max_num_seqs: Annotated[int, _Positive, _help("requests that the engine runs at a time")] = 16
+    max_step_tokens: Annotated[
+        int, _Positive, _help("tokens computed in a step: longer prompts are done in chunks")
+    ] = 2048
+    max_step_embeds: Annotated[
+        int, _Positive, _help("rows of embeddings encoded in a step; no item may have more")
+    ] = 32_768
+    encoder_cache_nbytes: Annotated[
+        int, Meta(ge=MiB), _help("embeddings that each engine worker keeps for the next request")
+    ] = 256 * MiB
+    kv_cache_tokens: Annotated[
+        int, Meta(ge=0), _help("tokens that running requests may hold in all; 0: no limit")
+    ] = 0
     max_model_len: Annotated[
         int, Meta(ge=0), _help("longest prompt and answer, in tokens; 0: what the model allows")
     ] = 0
@@ -198,12 +248,26 @@ def load(
         for key, value in layer.items():
             if key not in sources:
                 raise ConfigError(f"there is no setting {key!r} ({origin})")
+            if is_table(key) and isinstance(value, str):
+                raise ConfigError(f"{key} are tables of the file ({origin})")
             values[key] = _convert(key, value, origin)
             sources[key] = origin
     config = msgspec.convert(values, ServeConfig)
+    if 0 < config.arena_nbytes < MiB:
+        raise ConfigError(f"arena_nbytes = {config.arena_nbytes}: at least 1 MiB, or 0")
     if config.raw_share + config.embeddings_share >= 1:
         raise ConfigError("raw_share and embeddings_share leave nothing of the arena for features")
+    _check_tenants(config)
     return Loaded(config, sources)
+
+
+def _check_tenants(config: ServeConfig) -> None:
+    names = [tenant.name for tenant in config.tenants]
+    keys = [key for tenant in config.tenants for key in tenant.api_keys]
+    keys += [config.api_key] if config.api_key else []
+    for what, values in (("tenant's name", names), ("API key", keys)):
+        if len(set(values)) < len(values):  # which key it is, is not for a log
+            raise ConfigError(f"a {what} stands twice in the settings")
 
 
 def field_names() -> tuple[str, ...]:
@@ -220,6 +284,15 @@ def describe(key: str) -> tuple[str, object]:
 
 def is_switch(key: str) -> bool:
     return isinstance(describe(key)[1], bool)
+
+
+def is_table(key: str) -> bool:
+    """Too much for a flag or a variable: it is read from the file alone."""
+    return key == "tenants"
+
+
+def is_secret(key: str) -> bool:
+    return key in ("api_key", "tenants")
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -256,4 +329,5 @@ def _convert(key: str, value: Any, origin: str) -> Any:
                 value = [part for part in value.split(",") if part]
         return msgspec.convert(value, hint, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ConfigError) as error:
-        raise ConfigError(f"{key} = {value!r} ({origin}): {error}") from error
+        shown = "" if is_secret(key) else f" = {value!r}"
+        raise ConfigError(f"{key}{shown} ({origin}): {error}") from error

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
+LOST_PARTNERS = os.EX_TEMPFAIL
+"""The exit status of a child that ends because those it works with are gone; it is not at fault."""
+
 Settings = TypeVar("Settings", bound=Struct)
 
 
@@ -96,7 +99,7 @@ def spawn(
         popen = subprocess.Popen(
             [sys.executable, "-m", module, str(launch_fd)],
             pass_fds=(launch_fd, status_write, *fds),
-            env={**os.environ, **(env or {})},
+            env={**_inherited(), **(env or {})},
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches the supervisor alone, which then stops in order
         )
@@ -105,6 +108,14 @@ def spawn(
         os.close(status_write)
     os.set_blocking(status_read, False)
     return Child(name=name, popen=popen, status_fd=status_read)
+
+
+def _inherited() -> dict[str, str]:
+    """The environment without our settings, which come with the launch to those who need them.
+
+    A key of the API is not for a process that decodes what clients send.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("AFFERENT_")}
 
 
 class ChildProcess:

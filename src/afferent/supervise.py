@@ -7,31 +7,34 @@ were. When the store daemon dies, the others live on and connect to the next one
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from afferent import __version__, logs, memory, wire
+from afferent import __version__, budget, logs, wire
 from afferent.config import ServeConfig
 from afferent.engine import core, worker
+from afferent.engine.launch import check_workers
 from afferent.errors import ConfigError
+from afferent.listening import Port
 from afferent.preprocess import pool
 from afferent.preprocess.measure import family_of
 from afferent.preprocess.registry import AnyFamily, describe
-from afferent.process import Child, LogSettings, Status, spawn
+from afferent.process import LOST_PARTNERS, Child, LogSettings, Status, spawn
 from afferent.serve import frontend
 from afferent.store import daemon
 from afferent.store.server import Estate
-from afferent.types import GiB
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +46,6 @@ _TERMINATE_TIMEOUT_S = 5.0
 _MIN_RECOVERY_S = 60.0
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
 """No progress bars between our lines, and nothing looked up on a hub."""
-
-_BASE_NBYTES = 3 * GiB // 2
-"""What the processes take without any media: four imports of torch, mostly."""
 
 
 def model_folder(name: str) -> Path:
@@ -69,10 +69,13 @@ class _Part:
     module: str
     settings: Callable[[], Struct]
     fds: tuple[int, ...] = ()
+    port: Port | None = None
+    """Its settings get ``listener_fd``, a socket for each start."""
     env: dict[str, str] = field(default_factory=dict)
     child: Child | None = None
     pidfd: int = -1
     is_ready: bool = False
+    has_been_ready: bool = False
     num_failed_starts: int = 0
 
 
@@ -90,6 +93,7 @@ class Supervisor:
         self._announced = False
         self._failure: str | None = None
         self._restarts: set[asyncio.Task[None]] = set()
+        self._port: Port | None = None
         self._url = ""
         self._model_name = ""
 
@@ -114,7 +118,7 @@ class Supervisor:
         finally:
             await self._kill_all()
         if self._failure is not None:
-            print(f"error: {self._failure}", file=sys.stderr)
+            _tell(f"error: {self._failure}")
             return 1
         self._say("stopped", "every process has ended")
         return 0
@@ -126,10 +130,12 @@ class Supervisor:
         config = self._config
         folder = model_folder(config.model)
         self._model_name = config.served_model_name or folder.name
-        check_memory(config)
-        listener = _bind(config.host, config.port)
-        host, port = listener.getsockname()[:2]
-        self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        arena_nbytes = budget.arena_nbytes(config)
+        check_workers(folder, config.engine_workers)
+        if warning := exposure(config):
+            self._say("warning", warning)
+        port = self._port = Port(config.host, config.port, num_listeners=config.frontends)
+        self._url = port.url
         is_reference = config.processor == "reference"
         if describe(folder, reference=is_reference) is None:
             self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
@@ -138,19 +144,16 @@ class Supervisor:
         )
         self._say("model", f"{self._model_name} from {folder}")
         start_s = time.monotonic()
-        estate = Estate.create(config.arena_nbytes)
+        estate = Estate.create(arena_nbytes)
         took_s = time.monotonic() - start_s
-        self._say("arena", f"{config.arena_nbytes / 2**20:,.0f} MiB allocated in {took_s:.2f} s")
-        self._make_parts(folder, family, listener, estate)
+        how = "" if config.arena_nbytes else ", as suits the memory there is,"
+        self._say("arena", f"{arena_nbytes / 2**20:,.0f} MiB{how} allocated in {took_s:.2f} s")
+        self._make_parts(folder, family, port, estate)
 
-    def _make_parts(
-        self, folder: Path, family: AnyFamily, listener: socket.socket, estate: Estate
-    ) -> None:
+    def _make_parts(self, folder: Path, family: AnyFamily, port: Port, estate: Estate) -> None:
         config = self._config
         store_address, core_address = estate.address, wire.new_address("core")
-        http_fd = listener.detach()
         core_fd = wire.listen(core_address).detach()
-        engine_threads = str(min(8, max(1, (os.cpu_count() or 2) - 1)))
         parts = [
             _Part(
                 "store",
@@ -170,22 +173,17 @@ class Supervisor:
                 lambda: core.Settings(
                     store_address=store_address,
                     listener_fd=core_fd,
+                    num_workers=config.engine_workers,
                     max_num_seqs=config.max_num_seqs,
+                    max_step_tokens=config.max_step_tokens,
+                    max_step_embeds=config.max_step_embeds,
+                    encoder_cache_nbytes=config.encoder_cache_nbytes,
+                    kv_cache_tokens=config.kv_cache_tokens,
+                    step_timeout_s=config.engine_step_timeout_s,
                 ),
                 fds=(core_fd,),
             ),
-            _Part(
-                "worker",
-                worker.__name__,
-                lambda: worker.Settings(
-                    store_address=store_address,
-                    core_address=core_address,
-                    model_folder=str(folder),
-                    family=family,
-                    max_model_len=config.max_model_len,
-                ),
-                env={"OMP_NUM_THREADS": engine_threads, **_QUIET},
-            ),
+            *self._engine_workers(folder, family, store_address, core_address),
             _Part(
                 "preprocess",
                 pool.__name__,
@@ -199,11 +197,12 @@ class Supervisor:
                 ),
                 env={**pool.ENV, **_QUIET},
             ),
+        ]
+        parts += [
             _Part(
-                "frontend",
+                f"frontend-{number}",
                 frontend.__name__,
                 lambda: frontend.Settings(
-                    listener_fd=http_fd,
                     store_address=store_address,
                     core_address=core_address,
                     model_folder=str(folder),
@@ -211,22 +210,51 @@ class Supervisor:
                     family=family,
                     config=config,
                 ),
-                fds=(http_fd,),
-            ),
+                port=port,
+            )
+            for number in range(config.frontends)
         ]
         self._parts = {part.name: part for part in parts}
+
+    def _engine_workers(
+        self, folder: Path, family: AnyFamily, store_address: str, core_address: str
+    ) -> list[_Part]:
+        """One for each rank; the core sees to it that they start and end together."""
+        config = self._config
+        num_threads = min(8, max(1, (os.cpu_count() or 2) - 1)) // config.engine_workers
+        env = {"OMP_NUM_THREADS": str(max(1, num_threads)), **_QUIET}
+
+        def settings(rank: int) -> worker.Settings:
+            return worker.Settings(
+                store_address=store_address,
+                core_address=core_address,
+                rank=rank,
+                num_workers=config.engine_workers,
+                model_folder=str(folder),
+                family=family,
+                max_model_len=config.max_model_len,
+                shares_embeddings=config.embeddings_share > 0,
+            )
+
+        ranks = range(config.engine_workers)
+        names = [f"worker-{rank}" if len(ranks) > 1 else "worker" for rank in ranks]
+        return [
+            _Part(name, worker.__name__, partial(settings, rank), env=env)
+            for rank, name in enumerate(names)
+        ]
 
     def _start(self, part: _Part) -> None:
         loop = asyncio.get_running_loop()
         part.is_ready = False
-        part.child = spawn(
-            part.name,
-            part.module,
-            part.settings(),
-            log=self._log_settings,
-            fds=part.fds,
-            env=part.env,
-        )
+        settings, fds = part.settings(), part.fds
+        with contextlib.ExitStack() as opened:
+            if part.port is not None:
+                listener = opened.enter_context(part.port.open())
+                settings = msgspec.structs.replace(settings, listener_fd=listener.fileno())
+                fds = (*fds, listener.fileno())
+            part.child = spawn(
+                part.name, part.module, settings, log=self._log_settings, fds=fds, env=part.env
+            )
         part.pidfd = os.pidfd_open(part.child.pid)
         loop.add_reader(part.child.status_fd, self._on_status, part, part.child)
         loop.add_reader(part.pidfd, self._on_death, part, part.child)
@@ -242,23 +270,24 @@ class Supervisor:
             status = msgspec.json.decode(line, type=Status)
             self._say(part.name, f"ready: {status.text}" if status.ready else status.text)
             if status.ready:
-                part.is_ready, part.num_failed_starts = True, 0
+                part.is_ready = part.has_been_ready = True
+                part.num_failed_starts = 0
         if not self._announced and all(part.is_ready for part in self._parts.values()):
             self._announced = True
-            print(
+            took_s = time.monotonic() - self._started_s
+            _tell(
                 f'\nServing "{self._model_name}" on {self._url}/v1 '
-                f"({time.monotonic() - self._started_s:.1f} s). Ctrl-C stops it.\n",
-                file=sys.stderr,
-                flush=True,
+                f"({took_s:.1f} s). Ctrl-C stops it.\n"
             )
 
     def _on_death(self, part: _Part, child: Child) -> None:
         code = self._reap(part, child)
         if self._stop.is_set():
             return
-        if not part.is_ready:
+        if not part.is_ready and code != LOST_PARTNERS:
             part.num_failed_starts += 1
-            if part.num_failed_starts >= _MAX_FAILED_STARTS:
+            # What has run before may come to run again; the others are of use meanwhile.
+            if part.num_failed_starts >= _MAX_FAILED_STARTS and not part.has_been_ready:
                 self._failure = f"the {part.name} process can't be started; its log says why"
                 self._stop.set()
                 return
@@ -271,13 +300,13 @@ class Supervisor:
         task.add_done_callback(self._restarts.discard)
 
     async def _restart(self, part: _Part) -> None:
-        await asyncio.sleep(_RESTART_DELAY_S)
+        await asyncio.sleep(_RESTART_DELAY_S * 2 ** min(part.num_failed_starts, 4))
         if self._stop.is_set() or part.child is not None:
             return
         try:
             self._start(part)
-        except OSError as error:
-            self._failure = f"{part.name} can't be started: {error.strerror}"
+        except (OSError, ConfigError) as error:
+            self._failure = f"{part.name} can't be started: {error}"
             self._stop.set()
 
     def _on_signal(self) -> None:
@@ -292,13 +321,14 @@ class Supervisor:
     # End
 
     async def _drain(self) -> None:
-        """Let the frontend finish what it has begun, then end the others, the store last."""
-        front = self._parts["frontend"]
+        """Let the frontends finish what they have begun, then end the others, the store last."""
         # While anybody holds the listening socket, the kernel lets new clients in to wait.
-        os.close(front.fds[0])
-        await self._terminate([front], self._config.drain_timeout_s + _TERMINATE_TIMEOUT_S)
+        if self._port is not None:
+            self._port.close()
+        fronts = [part for part in self._parts.values() if part.port is not None]
+        await self._terminate(fronts, self._config.drain_timeout_s + _TERMINATE_TIMEOUT_S)
         store = self._parts["store"]
-        rest = [part for part in self._parts.values() if part not in (front, store)]
+        rest = [part for part in self._parts.values() if part not in (*fronts, store)]
         await self._terminate(rest, _TERMINATE_TIMEOUT_S)
         await self._terminate([store], _TERMINATE_TIMEOUT_S)
 
@@ -334,37 +364,25 @@ class Supervisor:
 
     def _say(self, who: str, what: str) -> None:
         elapsed_s = time.monotonic() - self._started_s
-        print(f"{elapsed_s:6.1f} s  {who:<11} {what}", file=sys.stderr, flush=True)
+        _tell(f"{elapsed_s:6.1f} s  {who:<11} {what}")
 
 
-def check_memory(config: ServeConfig) -> None:
-    """Refuse an arena that does not fit beside the processes, whatever they are asked to decode.
-
-    Past a container's limit, allocating the arena would not fail: the kernel would kill us.
-
-    Raises:
-        ConfigError: The arena and the processes may need more than 90 % of the memory there is.
-    """
-    limit = memory.limit_nbytes()
-    workers_nbytes = config.num_preprocess_workers * config.preprocess_memory_nbytes
-    if config.arena_nbytes + workers_nbytes + _BASE_NBYTES > limit * 0.9:
-        raise ConfigError(
-            f"an arena of {config.arena_nbytes / GiB:.1f} GiB, {workers_nbytes / GiB:.1f} GiB for "
-            f"what {config.num_preprocess_workers} preprocess workers may decode and "
-            f"{_BASE_NBYTES / GiB:.1f} GiB for the processes do not fit in 90 % of the "
-            f"{limit / GiB:.1f} GiB of memory there is; choose a smaller --arena-nbytes, or fewer "
-            "--preprocess-workers"
-        )
+def _tell(line: str) -> None:
+    """The operator; who may have closed the terminal, which must not keep us from ending."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def exposure(config: ServeConfig) -> str:
+    """What an operator should know before others can reach the server; empty if nothing."""
+    is_loopback = config.host == "localhost" or _is_loopback(config.host)
+    if is_loopback or config.api_key or config.tenants:
+        return ""
+    return f"{config.host} can be reached by others, and no API key is asked for (--api-key)"
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}") from error
-    listener.listen(2048)
-    return listener
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, whose address may be any
+        return False

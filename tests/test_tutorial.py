@@ -1,0 +1,130 @@
+"""The tutorial, followed word for word: a clone, an empty environment, one shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/tutorial.md"
+Result = tuple[int, str]
+
+_PIP = re.compile("(?i)^(pip_|ssl_|.*_proxy$)")
+"""How packages are reached is the machine's own affair."""
+_END = "--- end of block {} ---"
+
+
+def steps() -> list[tuple[str, str | None]]:
+    """Each command block, and what stands below it as its output."""
+    found = re.findall(
+        r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?",
+        PAGE.read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    return [(commands, printed or None) for commands, printed in found]
+
+
+def copy_of_the_repository(folder: Path) -> Path:
+    """What a clone would hold, with what is not committed yet."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    clone = folder / "afferent"
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+    return clone
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Line for line, blanks at the ends apart; ``…`` stands for anything, other lines included."""
+    printed = "\n".join(line.rstrip() for line in printed.splitlines())
+    pattern = ".*?".join(re.escape(part) for part in expected.strip().split("…"))
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+def follow(script: str, folder: Path, environment: dict[str, str], *, timeout_s: float) -> Result:
+    """Status and output of one shell; whatever it started has ended, too."""
+    with tempfile.TemporaryFile("w+") as printed:
+        shell = subprocess.Popen(
+            ["bash", "-e", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+        printed.seek(0)
+        return shell.returncode, printed.read()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.timeout(1800)
+def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """But for the port, which the system chooses, and for the installing: unless this is a storm,
+    the environment is the one that runs this test.
+    """
+    from_nothing = request.config.getoption("--storm")
+    clone = copy_of_the_repository(tmp_path)
+    if not from_nothing:
+        if not Path(sys.prefix, ".ready").exists():
+            pytest.skip("this environment was not made by `make setup`")
+        (clone / ".venv").symlink_to(sys.prefix)
+        # Or make would set the environment up again, for the copy.
+        os.utime(clone / "pyproject.toml", (0, 0))
+    (tmp_path / "home").mkdir()
+    port = str(free_port())
+    script = "".join(
+        f"{commands.replace('8000', port)}\necho\necho '{_END.format(number)}'\n"
+        for number, (commands, _) in enumerate(steps())
+    )
+    environment = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(tmp_path / "home"),
+        "AFFERENT_PORT": port,
+    }
+    environment |= {name: os.environ[name] for name in os.environ if _PIP.match(name)}
+    status, rest = follow(script, clone, environment, timeout_s=1700 if from_nothing else 110)
+    assert status == 0, rest
+    for number, (commands, expected) in enumerate(steps()):
+        printed, _, rest = rest.partition(_END.format(number) + "\n")
+        if expected is not None:
+            wanted = expected.replace("8000", port)
+            assert matches(wanted, printed), f"{commands}\nprinted\n{printed}"
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("a…c", "a b\nc", True),
+        ("a\nb", "a\nc", False),
+        ("…x", "nothing of the kind", False),
+        ("", "anything", False),
+    ],
+)
+def test_outputs_are_really_compared(expected: str, printed: str, same: bool) -> None:
+    assert matches(expected, printed) is same
