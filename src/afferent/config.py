@@ -6,18 +6,19 @@ where each value came from. An unknown key is an error, and so is a value of the
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
 from afferent.errors import ConfigError
-from afferent.types import GiB, KiB, MiB, ObjectKind
+from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 
 ENV_PREFIX = "AFFERENT_"
 
@@ -30,6 +31,14 @@ ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
 
 def _help(text: str) -> Meta:
     return Meta(description=text)
+
+
+class ModalityLimits(NamedTuple):
+    """The limits that each modality has of its own."""
+
+    max_items: int
+    max_nbytes: int
+    fetch_timeout_s: float
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +81,21 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     file_roots: Annotated[
         tuple[str, ...], _help("folders whose files may be named by file: URLs; none by default")
     ] = ()
+
+    def of(self, modality: Modality) -> ModalityLimits:
+        match modality:
+            case Modality.IMAGE:
+                return ModalityLimits(
+                    self.max_images, self.max_image_nbytes, self.fetch_total_timeout_s
+                )
+            case Modality.AUDIO:
+                return ModalityLimits(
+                    self.max_audio_clips, self.max_audio_nbytes, self.fetch_audio_timeout_s
+                )
+            case Modality.VIDEO:
+                return ModalityLimits(
+                    self.max_videos, self.max_video_nbytes, self.fetch_video_timeout_s
+                )
 
 
 class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -171,7 +195,9 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         int, Meta(ge=MiB), _help("embeddings that each engine worker keeps for the next request")
     ] = 256 * MiB
     kv_cache_tokens: Annotated[
-        int, Meta(ge=0), _help("tokens that running requests may hold in all; 0: no limit")
+        int,
+        Meta(ge=0),
+        _help("tokens that running requests may hold in all; 0: what suits the memory"),
     ] = 0
     max_model_len: Annotated[
         int, Meta(ge=0), _help("longest prompt and answer, in tokens; 0: what the model allows")
@@ -274,10 +300,14 @@ def field_names() -> tuple[str, ...]:
     return ServeConfig.__struct_fields__
 
 
+@functools.cache  # each look at them evaluates every annotation
+def _hints() -> dict[str, Any]:
+    return get_type_hints(ServeConfig, include_extras=True)
+
+
 def describe(key: str) -> tuple[str, object]:
     """A setting's help text and its default."""
-    hints = get_type_hints(ServeConfig, include_extras=True)
-    texts = [meta.description for meta in get_args(hints[key])[1:] if meta.description]
+    texts = [meta.description for meta in get_args(_hints()[key])[1:] if meta.description]
     index = ServeConfig.__struct_fields__.index(key)
     return texts[0], ServeConfig.__struct_defaults__[index]
 
@@ -320,7 +350,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _convert(key: str, value: Any, origin: str) -> Any:
     """A value of any origin in the type of its field."""
-    hint = get_type_hints(ServeConfig, include_extras=True)[key]
+    hint = _hints()[key]
     try:
         if isinstance(value, str):
             if key.endswith("_nbytes"):

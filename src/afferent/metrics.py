@@ -1,25 +1,15 @@
-"""Every metric there is, and what one process has counted of them.
-
-The store adds up what all processes have counted, and a frontend writes the sums in Prometheus'
-form, so this module needs no library. Labels are words from fixed lists: never a URL, a hash or
-anything else that a client chooses; any other word is counted as ``other``.
-"""
+"""Every metric there is, and what one process has counted of them."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from msgspec import Meta, Struct
+from collections.abc import Sequence
+from typing import Literal
 
 from afferent import errors
+from afferent.series import Counted, Label, Metric, Sample
 from afferent.types import Modality, ObjectKind
 
-OTHER = "other"
 APIS = ("openai_chat", "openai_responses", "anthropic_messages", "anthropic_count_tokens")
 CODES = tuple(cls.code for cls in errors.walk())
 OUTCOMES = ("ok", "client_gone", *CODES)
@@ -55,53 +45,6 @@ SLOT_FAMILIES = ("preprocess", "tenant")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _SHORT = (0.0001, 0.0005, 0.001, 0.005, *_SECONDS[1:])
-
-
-class Sample(Struct, array_like=True, forbid_unknown_fields=True):
-    """One series: of a histogram, the number in each bucket, the number above all of them, and the
-    sum of what was observed; of any other metric, one value.
-    """
-
-    name: Annotated[str, Meta(max_length=64)]
-    labels: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=8)]
-    values: Annotated[list[float], Meta(max_length=64)]
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    name: str
-    words: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """``buckets`` are the upper bounds of a histogram's."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[Label, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def is_cumulative(self) -> bool:
-        """Whether it only grows; a gauge says how things are now."""
-        return self.kind != "gauge"
-
-    @property
-    def num_values(self) -> int:
-        return len(self.buckets) + 2 if self.kind == "histogram" else 1
-
-    def accepts(self, sample: Sample) -> bool:
-        """Whether a sample can be one of this metric's."""
-        return (
-            len(sample.values) == self.num_values
-            and len(sample.labels) == len(self.labels)
-            and all(
-                word in label.words or word == OTHER
-                for label, word in zip(self.labels, sample.labels, strict=True)
-            )
-        )
 
 
 REGISTRY: dict[str, Metric] = {}
@@ -199,6 +142,12 @@ SLOT_SECONDS = _metric(
     "Seconds that a request waited for its turn at the count gate, whether it came or not",
     (0.001, *_SECONDS[1:]),
 )
+LOOP_SECONDS = _metric(
+    "afferent_event_loop_late_seconds",
+    "histogram",
+    "Seconds by which a frontend's event loop came late to a timer, ten times a second",
+    (0.001, *_SHORT[3:]),
+)
 
 # Known to the store
 
@@ -281,62 +230,6 @@ ENGINE_ENCODED = _metric(
 )
 
 
-class Series:
-    """One metric with one word for each of its labels."""
-
-    __slots__ = ("_buckets", "_values")
-
-    def __init__(self, metric: Metric) -> None:
-        self._buckets = metric.buckets
-        self._values = [0.0] * metric.num_values
-
-    def inc(self, amount: float = 1.0) -> None:
-        self._values[0] += amount
-
-    def set(self, value: float) -> None:
-        self._values[0] = value
-
-    def observe(self, value: float) -> None:
-        """Of a histogram."""
-        self._values[bisect_left(self._buckets, value)] += 1.0
-        self._values[-1] += value
-
-    @contextlib.contextmanager
-    def track_inprogress(self) -> Iterator[None]:
-        """Of a gauge: one more while the block runs."""
-        self.inc()
-        try:
-            yield
-        finally:
-            self.inc(-1.0)
-
-    def values(self) -> list[float]:
-        return list(self._values)
-
-
-class Counted:
-    """What this process has counted of one metric."""
-
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self._series: dict[tuple[str, ...], Series] = {}
-        if not metric.labels:  # shown from the beginning
-            self.labels()
-
-    def labels(self, *words: str) -> Series:
-        """The series of these words, in the order in which the metric names its labels."""
-        found = self._series.get(words)
-        if found is None:
-            labels = zip(self.metric.labels, words, strict=True)
-            known = tuple(str(word) if word in label.words else OTHER for label, word in labels)
-            found = self._series.setdefault(known, Series(self.metric))
-        return found
-
-    def samples(self) -> Iterator[Sample]:
-        for words, series in self._series.items():
-            yield Sample(self.metric.name, list(words), series.values())
-
-
 class Metrics:
     """What this process counts. By ``source`` the store knows that it is the same process."""
 
@@ -355,6 +248,7 @@ class Metrics:
         self.tokens = self._count(TOKENS)
         self.admission_seconds = self._count(ADMISSION_SECONDS).labels()
         self.slot_seconds = self._count(SLOT_SECONDS).labels()
+        self.loop_seconds = self._count(LOOP_SECONDS).labels()
 
     def samples(self) -> list[Sample]:
         """All that was counted since this process began."""

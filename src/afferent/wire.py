@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME_NBYTES = 4 << 20
 _MAX_UNSENT_NBYTES = 32 << 20
-_RECEIVE_NBYTES = 1 << 18
+# From 128 KiB on, memory for what may come is mapped anew for every message.
+_RECEIVE_NBYTES = 1 << 16
 _LOOK_S = 100e-6
 _MAX_MISSES = 6
 _LENGTH = struct.Struct("<I")
@@ -169,7 +170,7 @@ class SyncChannel:
 
     def send(self, payload: bytes, *, timeout_s: float | None) -> None:
         try:
-            self.sock.settimeout(timeout_s)
+            self._limit(timeout_s)
             self.is_torn = True  # also if a signal's handler raises in the middle
             self.sock.sendall(pack_frame(payload))
             self.is_torn = False
@@ -192,7 +193,7 @@ class SyncChannel:
                     remaining = None if deadline is None else deadline - time.monotonic()
                     if remaining is not None and remaining <= 0:
                         raise DeadlineExceeded("no answer in time")
-                    self.sock.settimeout(remaining)
+                    self._limit(remaining)
                     data = self.sock.recv(_RECEIVE_NBYTES)
             except TimeoutError as error:
                 raise DeadlineExceeded("no answer in time") from error
@@ -202,6 +203,10 @@ class SyncChannel:
                 raise ConnectionClosed("the connection is gone")
             self._ready = list(self._cutter.feed(data))
         return self._ready.pop(0)
+
+    def _limit(self, timeout_s: float | None) -> None:
+        if self.sock.gettimeout() != timeout_s:  # setting it is a system call
+            self.sock.settimeout(timeout_s)
 
     def _look(self) -> bytes | None:
         """What arrives within a moment; not tried for a while where it did not help lately."""

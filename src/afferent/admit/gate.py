@@ -21,7 +21,7 @@ from typing import Protocol
 
 from afferent.errors import DeadlineExceeded, SlotTaken, StoreFull
 from afferent.store import messages as m
-from afferent.types import ObjectKind
+from afferent.types import Handle, ObjectKind
 
 SLOT = "preprocess"
 """Of the count gate."""
@@ -37,6 +37,8 @@ class Ledger(Protocol):
     async def reserve(
         self, request: str, items: Sequence[m.ReserveItem], *, timeout_s: float
     ) -> None: ...
+
+    async def create(self, request: str, items: Sequence[m.CreateItem]) -> list[Handle]: ...
 
     async def enter(self, request: str, slot: str, *, limit: int, timeout_s: float) -> None: ...
 
@@ -84,6 +86,21 @@ class Gate:
         """
         with self._for_bytes.standing():
             await self._store.reserve(request, room, timeout_s=self._timeout_s)
+
+    async def create(self, request: str, items: Sequence[m.CreateItem]) -> list[Handle]:
+        """Blocks to write, all or none, once there is room for all of them.
+
+        Where there is, and nobody waits for it, one round trip gives them.
+
+        Raises:
+            StoreFull, ArenaTooSmall, DeadlineExceeded: As from `admit`.
+        """
+        with self._for_bytes.standing():
+            with contextlib.suppress(StoreFull):
+                return await self._store.create(request, items)
+            room = [m.ReserveItem(item.kind, item.nbytes) for item in items]
+            await self._store.reserve(request, room, timeout_s=self._timeout_s)
+        return await self._store.create(request, items)
 
     async def enter(self, request: str) -> None:
         """Wait until it is the request's turn; at once, without a limit.

@@ -20,7 +20,11 @@ class Base64Text:
         self._rest = b""  # fewer than four characters, which give no byte yet
         self._padded = False
 
-    def decode(self, text: bytes) -> bytes:
+    def num_left_over(self, num_chars: int) -> int:
+        """How many of so many characters to come would give no byte yet."""
+        return (len(self._rest) + num_chars) & 3
+
+    def decode(self, text: bytes | memoryview) -> bytes:
         """The bytes that ``text`` completes.
 
         Raises:
@@ -29,7 +33,7 @@ class Base64Text:
         if self._rest:
             text = self._rest + text
         whole = len(text) & ~3
-        self._rest = text[whole:]
+        self._rest = bytes(text[whole:])
         if not whole and not self._rest:
             return b""
         if self._padded:

@@ -78,7 +78,8 @@ class _Rule:
     num_chars: int
 
 
-_DATA_URL = _Rule(re.compile(rb"(?i)data:([ !#-+\--\[\]-~]*);base64,"), 256)
+_MAX_HEAD_CHARS = 256
+_DATA_URL = _Rule(re.compile(rb"(?i)data:([ !#-+\--\[\]-~]*);base64,"), _MAX_HEAD_CHARS)
 _BARE = _Rule(re.compile(rb"()(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
 
 
@@ -100,7 +101,9 @@ _KEY = re.compile(
 _LONGEST_KEY_NBYTES = len('"') + 6 * len("image_url") + len('"')
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
-_HEAD = re.compile(rb"(?:[ !#-\[\]-~]|\\/|\\u00[0-7][0-9a-fA-F])*+")  # ASCII, escaped or not
+_HEAD = re.compile(  # ASCII, escaped or not
+    rb"(?:[ !#-\[\]-~]|\\/|\\u00[0-7][0-9a-fA-F]){0,%d}+" % _MAX_HEAD_CHARS
+)
 _PARTIAL_ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _LONGEST_ESCAPE_NBYTES = len(r"\u002f")
 
@@ -153,7 +156,7 @@ class BodyCutter:
         """
         view = memoryview(chunk)
         for start in range(0, len(view), _WINDOW_NBYTES):
-            self._buffer += view[start : start + _WINDOW_NBYTES]
+            self._buffer += view[start : start + _WINDOW_NBYTES]  # the only copy of it
             while self._step(self):
                 pass
             self._keep()
@@ -207,8 +210,7 @@ class BodyCutter:
 
     def _decide(self) -> bool:
         """See from a string's first characters whether it is media."""
-        most = self._pos + self._rule.num_chars * _LONGEST_ESCAPE_NBYTES
-        start = _HEAD.match(self._buffer, self._pos, most)
+        start = _HEAD.match(self._buffer, self._pos)
         end = start.end() if start else self._pos
         text = _unescape(self._buffer[self._pos : end])
         if media := self._rule.head.match(text[: self._rule.num_chars]):
@@ -230,7 +232,10 @@ class BodyCutter:
         quote = self._buffer.find(b'"', self._pos)
         end = quote if quote >= 0 else len(self._buffer)
         if self._buffer.find(b"\\", self._pos, end) < 0:
-            self._write(self._buffer[self._pos : end])
+            if quote < 0:
+                # What is left over stays here: put before the next piece, it has that copied.
+                end = max(end - self._base64.num_left_over(end - self._pos), self._pos)
+            self._write(memoryview(self._buffer)[self._pos : end])
         else:
             if quote < 0:
                 tail = max(self._pos, end - _LONGEST_ESCAPE_NBYTES + 1)
@@ -259,7 +264,7 @@ class BodyCutter:
         self._media_type, self._nbytes, self._base64 = media_type, 0, Base64Text()
         self._sink.begin()
 
-    def _write(self, text: bytes) -> None:
+    def _write(self, text: bytes | memoryview) -> None:
         try:
             data = self._base64.decode(text)
         except InvalidMedia as error:

@@ -10,8 +10,8 @@ from afferent import keys
 
 Bytes = bytes | memoryview
 
-_WORTH_A_THREAD_NBYTES = 256 << 10
-"""A hand-over to a thread costs what hashing some hundred kilobytes does."""
+_WORTH_A_THREAD_NBYTES = 1 << 20
+"""A hand-over to a thread costs what hashing half a megabyte does."""
 
 
 class Digester:

@@ -76,7 +76,7 @@ class Fetcher:
         """Fetch, and go where redirects lead; waiting for a place does not count as time."""
         allow = self._limits.fetch_allow
         target = check_url(url, allow=allow)
-        left_s = _total_timeout_s(modality, self._limits)
+        left_s = self._limits.of(modality).fetch_timeout_s
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._places.at(target.host):
                 started = time.monotonic()
@@ -217,13 +217,3 @@ def _parse_length(text: bytes) -> int:
     if not text.isdigit() or len(text) > 20:
         raise FetchFailed("the media host announced no sensible length")
     return int(text)
-
-
-def _total_timeout_s(modality: Modality, limits: Limits) -> float:
-    match modality:
-        case Modality.IMAGE:
-            return limits.fetch_total_timeout_s
-        case Modality.AUDIO:
-            return limits.fetch_audio_timeout_s
-        case Modality.VIDEO:
-            return limits.fetch_video_timeout_s

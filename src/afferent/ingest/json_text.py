@@ -67,7 +67,10 @@ class JsonText:
         if self._num_marks > 2 * _MAX_VALUES:
             raise InvalidRequest(f"the body has more than {_MAX_VALUES} strings, lists and objects")
         self._in_string ^= len(strings) % 2 == 0
-        if brackets:
+        num_opened = brackets.count(b"[") + brackets.count(b"{")
+        if self._depth + num_opened <= self._max_depth:  # in whatever order they are
+            self._depth += 2 * num_opened - len(brackets)
+        else:
             steps = np.frombuffer(brackets.translate(_STEPS), dtype=np.int8)
             depths = self._depth + np.cumsum(steps, dtype=np.int32)
             self._depth = int(depths[-1])

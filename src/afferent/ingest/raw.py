@@ -7,10 +7,10 @@ it is not, growth never waits: whoever waits for room while holding some may wai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from afferent.admit.gate import Gate
 from afferent.errors import MediaTooLarge
@@ -41,6 +41,8 @@ class HeapAllowance:
 class RawMedia:
     """One item's encoded bytes: ``data``, or ``nbytes`` from ``start`` on in the object ``handle``.
 
+    The object is the request's own. Unless it ``is_sealed``, nobody else can read it yet.
+
     Attributes:
         origin: How they came: ``data`` or ``fetch``.
     """
@@ -50,6 +52,7 @@ class RawMedia:
     data: bytes | None = None
     handle: Handle | None = None
     start: int = 0
+    is_sealed: bool = False
 
 
 class RawBuffer:
@@ -66,7 +69,7 @@ class RawBuffer:
         self._allowed_nbytes = 0
         self._heap = bytearray()
         self._handle: Handle | None = None
-        self._block: NDArray[np.uint8] | None = None
+        self._block: memoryview | None = None
         self.nbytes = 0
 
     @property
@@ -81,9 +84,8 @@ class RawBuffer:
             StoreFull: Too many wait already.
             DeadlineExceeded: Not in time.
         """
-        room = [m.ReserveItem(ObjectKind.RAW, nbytes)]
-        await gate.admit(self._request_id, room)
-        await self._allocate(nbytes)
+        (handle,) = await gate.create(self._request_id, [m.CreateItem(ObjectKind.RAW, nbytes)])
+        self._move_to(handle)
 
     async def make_room(self, nbytes: int) -> None:
         """So many bytes in all may follow; what is not there is taken at once, or not at all.
@@ -98,20 +100,23 @@ class RawBuffer:
         if self._handle is None and self._allowance.take(nbytes - self._allowed_nbytes):
             self._allowed_nbytes = nbytes
         else:
-            await self._allocate(nbytes + min(nbytes, _MAX_STEP_NBYTES))
+            # At first it is what was announced; after that, who knows.
+            step_nbytes = min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0
+            item = m.CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
+            (handle,) = await self._store.create(self._request_id, [item])
+            self._move_to(handle)
 
     def write(self, data: bytes) -> None:
         """Append; there is room for it."""
         if self._block is None:
             self._heap += data
         else:
-            target = self._block[self.nbytes : self.nbytes + len(data)]
-            if len(target) < len(data):
+            if self.nbytes + len(data) > len(self._block):
                 raise MediaTooLarge("the media are longer than was announced")
-            np.copyto(target, np.frombuffer(data, np.uint8))
+            self._block[self.nbytes : self.nbytes + len(data)] = data
         self.nbytes += len(data)
 
-    async def finish(self, parts: Sequence[tuple[int, int]], *, origin: str) -> list[RawMedia]:
+    def finish(self, parts: Sequence[tuple[int, int]], *, origin: str) -> list[RawMedia]:
         """No more comes: the items, which are ``(start, nbytes)`` each."""
         self._block = None
         if self._handle is None:
@@ -122,22 +127,29 @@ class RawBuffer:
                 for start, nbytes in parts
             ]
         if not self.nbytes:
-            await self._store.abort(self._request_id, [self._handle])
+            self._store.discard(self._request_id, [self._handle])
             return [RawMedia(origin, 0, data=b"") for _ in parts]
-        item = m.SealItem(self._handle, self.nbytes)
-        (sealed,) = await self._store.seal(self._request_id, [item])
-        return [RawMedia(origin, nbytes, handle=sealed, start=start) for start, nbytes in parts]
+        used = msgspec.structs.replace(self._handle, nbytes=self.nbytes)
+        return [RawMedia(origin, nbytes, handle=used, start=start) for start, nbytes in parts]
 
-    async def _allocate(self, nbytes: int) -> None:
-        item = m.CreateItem(ObjectKind.RAW, nbytes)
-        (handle,) = await self._store.create(self._request_id, [item])
-        block = np.frombuffer(self._store.block(handle), np.uint8)
-        before = self._block if self._block is not None else np.frombuffer(self._heap, np.uint8)
-        np.copyto(block[: self.nbytes], before[: self.nbytes])
+    async def finish_sealed(self, *, origin: str) -> RawMedia:
+        """No more comes: one item. Room that it does not need is free at once."""
+        (raw,) = self.finish([(0, self.nbytes)], origin=origin)
+        if raw.handle is None:
+            return raw
+        (sealed,) = await self._store.seal(self._request_id, [m.SealItem(raw.handle, raw.nbytes)])
+        return replace(raw, handle=sealed, is_sealed=True)
+
+    def _move_to(self, handle: Handle) -> None:
+        """Go on in a new object."""
+        block = self._store.block(handle)
+        before = np.frombuffer(self._block if self._block is not None else self._heap, np.uint8)
+        # Other threads run meanwhile, which they do not while a memoryview is copied.
+        np.copyto(np.frombuffer(block, np.uint8)[: self.nbytes], before[: self.nbytes])
         del before
         old, self._handle, self._block = self._handle, handle, block
         self._heap = bytearray()
         self._allowance.take(-self._allowed_nbytes)
         self._allowed_nbytes = 0
         if old is not None:
-            await self._store.abort(self._request_id, [old])
+            self._store.discard(self._request_id, [old])

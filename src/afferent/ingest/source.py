@@ -13,17 +13,6 @@ from afferent.ingest.raw import RawBuffer, RawMedia
 from afferent.types import Modality
 
 
-def max_nbytes(modality: Modality, limits: Limits) -> int:
-    """The largest file of a kind."""
-    match modality:
-        case Modality.IMAGE:
-            return limits.max_image_nbytes
-        case Modality.AUDIO:
-            return limits.max_audio_nbytes
-        case Modality.VIDEO:
-            return limits.max_video_nbytes
-
-
 async def read_media(
     url: str, modality: Modality, buffer: RawBuffer, *, limits: Limits, fetches: FetchSession
 ) -> RawMedia:
@@ -35,13 +24,12 @@ async def read_media(
         InvalidMedia: Or one of its subclasses, which say what is wrong.
         StoreFull: There is no room in the arena now.
     """
-    most = max_nbytes(modality, limits)
+    most = limits.of(modality).max_nbytes
     if url[:5].lower() != "data:":
-        nbytes = await fetches.fetch_into(
+        await fetches.fetch_into(
             url, buffer.write, modality=modality, max_nbytes=most, make_room=buffer.make_room
         )
-        (media,) = await buffer.finish([(0, nbytes)], origin="fetch")
-        return media
+        return await buffer.finish_sealed(origin="fetch")
     header, comma, payload = url[5:].partition(",")
     if not comma or not header.lower().endswith(";base64"):
         raise ForbiddenUrl(f"a data: URL has the form data:{modality}/...;base64,...")

@@ -15,17 +15,17 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from afferent import memory
 from afferent.errors import ConfigError, StaleHandle
 
 _PAGE = mmap.PAGESIZE
 _MAX_PART_OF_MEMORY = 0.9
+_ALLOCATE_STEP_NBYTES = 32 << 20
 _POPULATE_STEP_NBYTES = 8 << 20
 _MADV_DONTFORK = 10
 _MADV_HUGEPAGE = 14
@@ -54,6 +54,22 @@ def create_segment(nbytes: int) -> int:
     Raises:
         ConfigError: The machine, or this container, has not that much memory to give.
     """
+    fd = open_segment(nbytes)
+    try:
+        for _ in allocate(fd):
+            pass
+    except ConfigError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_segment(nbytes: int) -> int:
+    """A new memfd of ``nbytes`` (rounded up to pages), not to be used before `allocate` is done.
+
+    Raises:
+        ConfigError: The machine, or this container, has not that much memory to give.
+    """
     nbytes = -(-nbytes // _PAGE) * _PAGE
     # Asking the kernel for too much does not fail: it kills processes until there is enough.
     available = memory.available_nbytes()
@@ -63,19 +79,28 @@ def create_segment(nbytes: int) -> int:
             f"the {available / 2**20:,.0f} MiB of memory that are free; choose a smaller one"
         )
     fd = os.memfd_create("afferent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)  # before its pages: huge ones are given within a file's size
+    # Restarted writers need new maps, so writing stays allowed.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def allocate(fd: int) -> Iterator[None]:
+    """Give a segment its pages, step by step: it takes the kernel up to a second for each GiB.
+
+    Raises:
+        ConfigError: There is not that much memory after all.
+    """
+    nbytes = os.fstat(fd).st_size
     try:
-        os.ftruncate(fd, nbytes)  # first: huge pages are given within a file's size
-        os.posix_fallocate(fd, 0, nbytes)
-        # Restarted writers need new maps, so writing stays allowed.
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        for start in range(0, nbytes, _ALLOCATE_STEP_NBYTES):
+            os.posix_fallocate(fd, start, min(_ALLOCATE_STEP_NBYTES, nbytes - start))
+            yield
     except OSError as error:
-        os.close(fd)
         raise ConfigError(
             f"the arena of {nbytes / 2**20:.0f} MiB could not be allocated "
             f"({os.strerror(error.errno or 0)}); choose a smaller --arena-nbytes"
         ) from error
-    return fd
 
 
 def reopen_read_only(fd: int) -> int:
@@ -104,8 +129,8 @@ class ArenaMap:
         self._pid = os.getpid()
         self._advise(0, self.nbytes, _MADV_DONTFORK)
         self._advise(0, self.nbytes, _MADV_HUGEPAGE)  # refused where the system does not allow it
-        self._all: NDArray[np.uint8] | None = None
-        self._retired: weakref.ref[NDArray[np.uint8]] | None = None
+        self._all: memoryview | None = None
+        self._retired: weakref.ref[Any] | None = None
         self.renew()
         self._stop = threading.Event()
         self._populating = threading.Thread(target=self._populate, name="populate", daemon=True)
@@ -120,7 +145,7 @@ class ArenaMap:
         everything = self._all  # another thread may retire the map at any moment
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes or everything is None:
             raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
-        return everything[offset : offset + nbytes].data
+        return everything[offset : offset + nbytes]
 
     def is_of(self, fd: int) -> bool:
         """Whether this is a map of the memory behind ``fd``."""
@@ -136,7 +161,8 @@ class ArenaMap:
 
         It may be called by any thread, and before this returns.
         """
-        array = self._retired() if self._retired is not None else self._all
+        everything = self._all
+        array: Any = self._retired() if self._retired is not None else everything and everything.obj
         if array is None:
             on_unused()
             return
@@ -146,7 +172,7 @@ class ArenaMap:
 
     def renew(self) -> None:
         """Hand out blocks again, after `retire`."""
-        self._retired, self._all = None, np.frombuffer(self._map, dtype=np.uint8)
+        self._retired, self._all = None, np.frombuffer(self._map, dtype=np.uint8).data
 
     def close(self) -> None:
         """Unmap. While arrays over the arena are alive it stays mapped: the last one unmaps it."""

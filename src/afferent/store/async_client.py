@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from afferent import wire
 from afferent.errors import DeadlineExceeded, StoreRestarted, StoreUnavailable
-from afferent.metrics import Sample
+from afferent.series import Sample
 from afferent.store import messages as m
 from afferent.store.arena import ArenaMap
 from afferent.store.connection import (
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class AsyncDaemonStore:
-    """The verbs of `afferent.store.verbs.Store`, but for those of workers.
+    """The verbs of `afferent.store.verbs.Store`, but for those of workers; and `discard`.
 
     When the daemon is lost, calls fail with `StoreUnavailable` and what was held is lost; a task
     connects again as soon as this process uses nothing of the arena any more.
@@ -111,11 +111,7 @@ class AsyncDaemonStore:
     ) -> list[Handle]:
         """See `Store.create`."""
         message = m.Create(next(self._seq), request, list(items))
-        try:
-            return await self._call(message, list[Handle], timeout_s=timeout_s)
-        except (DeadlineExceeded, asyncio.CancelledError):
-            self._tell(m.Unreserve(m.NO_REPLY, request, [], message.seq))
-            raise
+        return await self._call(message, list[Handle], timeout_s=timeout_s)
 
     async def seal(self, request: str, items: Sequence[m.SealItem]) -> list[Handle]:
         """See `Store.seal`."""
@@ -126,6 +122,10 @@ class AsyncDaemonStore:
     ) -> None:
         """See `Store.abort`."""
         await self._call(m.Abort(next(self._seq), request, list(handles), failure), type(None))
+
+    def discard(self, request: str, handles: Sequence[Handle]) -> None:
+        """`abort`, without waiting for the answer; never fails."""
+        self._tell(m.Abort(m.NO_REPLY, request, list(handles)))
 
     async def get(
         self, request: str, handles: Sequence[Handle], *, also_for: Sequence[int] = ()
@@ -164,11 +164,7 @@ class AsyncDaemonStore:
     ) -> None:
         """See `Store.reserve`. A call that is cancelled leaves nothing granted."""
         message = m.Reserve(next(self._seq), request, list(items), queue)
-        try:
-            await self._call(message, type(None), timeout_s=timeout_s)
-        except (DeadlineExceeded, asyncio.CancelledError):
-            self._tell(m.Unreserve(m.NO_REPLY, request, message.items, message.seq))
-            raise
+        await self._call(message, type(None), timeout_s=timeout_s)
 
     async def unreserve(self, request: str, items: Sequence[m.ReserveItem]) -> None:
         """See `Store.unreserve`."""
@@ -185,11 +181,7 @@ class AsyncDaemonStore:
     ) -> None:
         """See `Store.enter`. A call that is cancelled leaves no place taken."""
         message = m.Enter(next(self._seq), request, slot, limit, queue)
-        try:
-            await self._call(message, type(None), timeout_s=timeout_s)
-        except (DeadlineExceeded, asyncio.CancelledError):
-            self.leave(request, slot)
-            raise
+        await self._call(message, type(None), timeout_s=timeout_s)
 
     def leave(self, request: str, slot: str) -> None:
         """See `Store.leave`."""
@@ -237,17 +229,22 @@ class AsyncDaemonStore:
         self, request: m.Request, result_type: type[Result], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Result:
         self._owner.check()
-        future: asyncio.Future[m.Reply] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[m.Reply] = loop.create_future()
         self._calls[request.seq] = future
+        # asyncio.timeout would cost a tenth of the call.
+        timer = loop.call_later(timeout_s, _expire, future)
         try:
             self._channel.send(encode(request))
-            async with asyncio.timeout(timeout_s):
-                reply = await future
-        except TimeoutError as error:
-            raise DeadlineExceeded("the store did not answer in time") from error
+            reply = await future
         except wire.ConnectionClosed as error:
             raise StoreUnavailable("the store is gone, or restarts; try again") from error
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if (withdrawal := m.withdrawal(request)) is not None:
+                self._tell(withdrawal)
+            raise
         finally:
+            timer.cancel()
             del self._calls[request.seq]
             # Its exception leads to this frame, and to our callers', which may have arrays over
             # the arena: in a cycle they would be in use until a collector comes by.
@@ -308,3 +305,8 @@ class AsyncDaemonStore:
             except TimeoutError:
                 gc.collect()
             self._stirred.clear()
+
+
+def _expire(future: asyncio.Future[m.Reply]) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded("the store did not answer in time"))

@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,8 @@ has its frames in one. A program that waits for the store does little that would
 """
 _AGAIN_S = 0.02
 _LEAVE_TIMEOUT_S = 2.0
+_decoders: dict[object, msgspec.msgpack.Decoder[Any]] = {}
+"""By the type of a result: to make one takes longer than to use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,4 +155,8 @@ def result_of(reply: m.Reply, result_type: type[Result]) -> Result:
     """
     if reply.failure is not None:
         raise error_from(reply.failure.code, reply.failure.message)
-    return msgspec.msgpack.decode(reply.result, type=result_type)
+    decoder = _decoders.get(result_type)
+    if decoder is None:
+        decoder = _decoders.setdefault(result_type, msgspec.msgpack.Decoder(result_type))
+    result: Result = decoder.decode(reply.result)
+    return result

@@ -22,37 +22,23 @@ from functools import partial
 
 import msgspec
 import uvloop
-from msgspec import Struct
 
 from afferent import wire
 from afferent.errors import AfferentError, FormatError, StoreFull
 from afferent.process import ChildProcess, run_until_terminated
 from afferent.store import arena
 from afferent.store import messages as m
+from afferent.store.launch import DaemonSettings
 from afferent.store.ledger import ClientId
 from afferent.store.roster import Entry, Roster
 from afferent.store.state import Replies, StoreState
-from afferent.types import Failure, ObjectKind, decode, encode
+from afferent.types import Failure, decode, encode
 
 log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
 _ACCEPT_AGAIN_S = 0.1
 _AWAKE_S = 60e-6
-
-
-class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``recovery_timeout_s``: clients of the former epoch that keep it in use for longer are
-    killed; without it they are waited for.
-    """
-
-    arena_fd: int
-    listener_fd: int
-    roster_fd: int
-    segment: int
-    job_timeout_s: float
-    recovery_timeout_s: float | None = None
-    shares: dict[ObjectKind, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +53,7 @@ class _Client:
 class StoreDaemon:
     """Serves one `StoreState` over a listening unix socket."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DaemonSettings) -> None:
         self._settings = settings
         self._read_only_fd = arena.reopen_read_only(settings.arena_fd)
         capacity_nbytes = os.fstat(settings.arena_fd).st_size
@@ -277,13 +263,12 @@ def _allow_many_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _run(child: ChildProcess, settings: Settings) -> None:
+async def _run(child: ChildProcess, settings: DaemonSettings) -> None:
     _allow_many_descriptors()
     listener = socket.socket(fileno=settings.listener_fd)
     daemon = StoreDaemon(settings)
     capacity = daemon.state.objects.capacity_nbytes
     # Objects live long and have no cycles: looking for some would cost a tenth of the time.
-    gc.freeze()
     gc.set_threshold(50_000)
     child.report(f"an arena of {capacity / 2**20:,.0f} MiB", ready=True)
     await run_until_terminated(
@@ -293,7 +278,7 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
 
 def main() -> None:
     child = ChildProcess.start()
-    uvloop.run(_run(child, child.settings(Settings)))
+    uvloop.run(_run(child, child.settings(DaemonSettings)))
 
 
 if __name__ == "__main__":

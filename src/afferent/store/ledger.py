@@ -65,6 +65,10 @@ class Ledger:
         """What is left of a lease's grant."""
         return self._grants.get(lease, {}).get(kind, 0)
 
+    def grants_of(self, lease: Lease, kinds: Iterable[ObjectKind]) -> Amounts:
+        """What is left of a lease's grants, to `restore_all` them."""
+        return {kind: self.grant_of(lease, kind) for kind in kinds}
+
     def leases_of(self, client: ClientId) -> list[Lease]:
         """The leases of a client that have grants, or queue for one."""
         queued = (reservation.lease for reservation in self._queue.values())
@@ -209,6 +213,11 @@ class Ledger:
         """Grant again what a `hold` that was undone had spent."""
         if nbytes:
             self._grant(lease, {kind: nbytes})
+
+    def restore_all(self, lease: Lease, grants: Amounts) -> None:
+        """Have a lease's grants be these again, of which some was spent and let go."""
+        for kind, nbytes in grants.items():
+            self.restore(lease, kind, nbytes - self.grant_of(lease, kind))
 
     def let_go(self, kind: ObjectKind, nbytes: int) -> None:
         """An object is not held any more, or has become shorter."""

@@ -13,54 +13,39 @@ allocator only when nobody can still write or read it: delete and a lost connect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from afferent.errors import (
-    ArenaTooSmall,
-    NotPermitted,
-    StaleHandle,
-    StoreError,
-    StoreFull,
-    StoreRestarted,
-)
+from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
 from afferent.store.allocator import round_up
+from afferent.store.index import ObjectIndex
 from afferent.store.leases import LeaseIndex
-from afferent.store.ledger import ClientId, Lease, Ledger
+from afferent.store.ledger import Amounts, ClientId, Lease, Ledger
 from afferent.store.region import DEFAULT_SHARES, Region, Shares, divide
 from afferent.store.rules import check
 from afferent.store.stored import NewObject, ObjectState, StoredObject
 from afferent.types import ContentKey, Handle, ObjectKind
 
 
-class ObjectTable:
-    """All objects of one arena epoch. Every method either does all of its work or raises."""
+class ObjectTable(ObjectIndex):
+    """What becomes of them. Every method either does all of its work or raises."""
 
     def __init__(
         self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
     ) -> None:
+        super().__init__(segment)
         self.regions = divide(capacity_nbytes, shares)
         self.ledger = Ledger(
             {kind: region.allocator.capacity_nbytes for kind, region in self.regions.items()}
         )
         self.capacity_nbytes = capacity_nbytes
-        self.segment = segment
         self.num_evicted = dict.fromkeys(self.regions, 0)
         self.orphaned: list[ContentKey] = []
         """Keys of objects that were doomed while somebody wrote them; for the caller to empty."""
         self.num_let_go = 0
         """Changes whenever something has been let go, and a run may have become long enough."""
-        self._next_generation = 1
-        self._by_generation: dict[int, StoredObject] = {}
-        self._by_key: dict[ContentKey, StoredObject] = {}
         self._leases = LeaseIndex()
 
     # Questions
-
-    def __len__(self) -> int:
-        return len(self._by_generation)
-
-    def __iter__(self) -> Iterator[StoredObject]:
-        return iter(self._by_generation.values())
 
     @property
     def used_nbytes(self) -> int:
@@ -70,41 +55,6 @@ class ObjectTable:
     @property
     def held_nbytes(self) -> int:
         return sum(map(self.ledger.held_nbytes, self.regions))
-
-    def find(self, key: ContentKey) -> StoredObject | None:
-        """The object under ``key``, created or sealed."""
-        return self._by_key.get(key)
-
-    def has_none_of(self, keys: Sequence[bytes]) -> bool:
-        """Whether nothing is there under any of these keys."""
-        return self._by_key.keys().isdisjoint(keys)
-
-    def resolve(self, handle: Handle) -> StoredObject:
-        """The object behind a handle.
-
-        Raises:
-            StaleHandle: It is gone.
-            StoreRestarted: It is of another epoch.
-        """
-        if handle.segment != self.segment:
-            raise StoreRestarted("the object was lost with a former life of the store; try again")
-        found = self._by_generation.get(handle.generation)
-        if found is None or handle.offset != found.handle.offset:
-            raise StaleHandle("the object behind this handle is gone")
-        return found
-
-    def resolve_sealed(self, handles: Sequence[Handle]) -> list[StoredObject]:
-        """The objects behind handles, all sealed.
-
-        Raises:
-            StaleHandle: One of them is gone, is not sealed, or has been trimmed since.
-        """
-        found = [self.resolve(handle) for handle in handles]
-        if any(item.state is not ObjectState.SEALED for item in found):
-            raise StaleHandle("the object behind a handle is not sealed")
-        if any(h.nbytes > item.handle.nbytes for h, item in zip(handles, found, strict=True)):
-            raise StaleHandle("a handle is of the time before its object was sealed")
-        return found
 
     def no_run(self) -> StoreFull:
         """The error for a `create` that found no run, where nobody waits for one."""
@@ -132,7 +82,7 @@ class ObjectTable:
             raise StoreError("an object with this key exists")
         nbytes = round_up(new.nbytes)
         offset = self._allocate(lease, new.kind, nbytes)
-        return None if offset is None else self._add(lease, [new], [offset], [nbytes])[0]
+        return None if offset is None else self._place(lease, [new], [offset], [nbytes])[0]
 
     def create_all(self, lease: Lease, news: Sequence[NewObject]) -> list[StoredObject] | None:
         """`create` for each: all or none.
@@ -143,7 +93,7 @@ class ObjectTable:
         together = self._create_together(lease, news)
         if together is not None:
             return together
-        before = self._grants_of(lease, (new.kind for new in news))
+        before = self.ledger.grants_of(lease, (new.kind for new in news))
         created: list[StoredObject] = []
         try:
             for new in news:
@@ -210,8 +160,7 @@ class ObjectTable:
         if item.state is ObjectState.CREATED and item.key is not None:
             self.orphaned.append(item.key)
         item.state = ObjectState.DOOMED
-        if item.key is not None and self._by_key.get(item.key) is item:
-            del self._by_key[item.key]
+        self._take_key(item)
         if was_evictable:
             self.regions[item.kind].keep(item)
             self._remove(item)
@@ -235,7 +184,7 @@ class ObjectTable:
 
     def pin_all(self, lease: Lease, items: Sequence[StoredObject]) -> None:
         """`pin` for each: all or none."""
-        before = self._grants_of(lease, (item.kind for item in items))
+        before = self.ledger.grants_of(lease, (item.kind for item in items))
         pinned: list[StoredObject] = []
         try:
             for item in items:
@@ -244,7 +193,7 @@ class ObjectTable:
         except (StaleHandle, StoreFull, ArenaTooSmall):
             for item in pinned:
                 self.unpin(lease, item)
-            self._restore_grants(lease, before)
+            self.ledger.restore_all(lease, before)
             raise
 
     def unpin(self, lease: Lease, item: StoredObject) -> None:
@@ -326,7 +275,7 @@ class ObjectTable:
         if offset is None:
             return None
         offsets = self.regions[kind].allocator.split(offset, sizes)
-        return self._add(lease, news, offsets, sizes)
+        return self._place(lease, news, offsets, sizes)
 
     def _allocate(
         self, lease: Lease, kind: ObjectKind, nbytes: int, *, is_for_many: bool = False
@@ -349,7 +298,7 @@ class ObjectTable:
         self._evict(region, victims)
         return region.allocator.allocate(nbytes)
 
-    def _add(
+    def _place(
         self,
         lease: Lease,
         news: Sequence[NewObject],
@@ -357,18 +306,7 @@ class ObjectTable:
         sizes: Iterable[int],
     ) -> list[StoredObject]:
         """Objects for blocks that have been allocated."""
-        segment, created = self.segment, []
-        generation = self._next_generation
-        for new, offset, nbytes in zip(news, offsets, sizes, strict=True):
-            key = new.key
-            handle = Handle(segment, offset, new.nbytes, generation)
-            item = StoredObject(handle, nbytes, new.kind, ObjectState.CREATED, key, lease)
-            self._by_generation[generation] = item
-            if key is not None:
-                self._by_key[key] = item
-            created.append(item)
-            generation += 1
-        self._next_generation = generation
+        created = self._add(lease, news, offsets, sizes)
         self._leases.add(lease, *created)
         return created
 
@@ -380,24 +318,13 @@ class ObjectTable:
             self._forget(item)
         region.allocator.free_all(item.handle.offset for item in items)
 
-    def _undo(
-        self, lease: Lease, created: list[StoredObject], grants: dict[ObjectKind, int]
-    ) -> None:
+    def _undo(self, lease: Lease, created: list[StoredObject], grants: Amounts) -> None:
         """Take back a part of `create_all`; the lease has its grants again."""
         for item in created:
             self.abort(lease, item)
             if item.key is not None:
                 self.orphaned.remove(item.key)
-        self._restore_grants(lease, grants)
-
-    def _grants_of(self, lease: Lease, kinds: Iterable[ObjectKind]) -> dict[ObjectKind, int]:
-        return {kind: self.ledger.grant_of(lease, kind) for kind in kinds}
-
-    def _restore_grants(self, lease: Lease, grants: dict[ObjectKind, int]) -> None:
-        for kind, nbytes in grants.items():
-            missing = nbytes - self.ledger.grant_of(lease, kind)
-            if missing:
-                self.ledger.restore(lease, kind, missing)
+        self.ledger.restore_all(lease, grants)
 
     def _settle(self, item: StoredObject) -> None:
         """Put an object that has perhaps lost its last holder where it belongs."""
@@ -413,8 +340,3 @@ class ObjectTable:
     def _remove(self, item: StoredObject) -> None:
         self._forget(item)
         self.regions[item.kind].allocator.free(item.handle.offset)
-
-    def _forget(self, item: StoredObject) -> None:
-        del self._by_generation[item.handle.generation]
-        if item.key is not None and self._by_key.get(item.key) is item:
-            del self._by_key[item.key]

@@ -14,8 +14,8 @@ import msgspec
 from afferent import wire
 from afferent.errors import StoreUnavailable
 from afferent.process import Child, LogSettings, Status, spawn
-from afferent.store import daemon
 from afferent.store.arena import create_segment
+from afferent.store.launch import DAEMON, DaemonSettings
 from afferent.store.region import DEFAULT_SHARES, divide
 from afferent.store.roster import create_roster
 from afferent.types import ObjectKind
@@ -44,7 +44,11 @@ class Estate:
         Raises:
             ConfigError: There is not that much memory.
         """
-        arena_fd = create_segment(capacity_nbytes)
+        return cls.over(create_segment(capacity_nbytes))
+
+    @classmethod
+    def over(cls, arena_fd: int) -> Self:
+        """With an arena that is there, or will be when the first daemon is started."""
         address = wire.new_address(ADDRESS_PREFIX)
         return cls(address, arena_fd, wire.listen(address).detach(), create_roster())
 
@@ -60,9 +64,9 @@ class Estate:
         shares: Mapping[ObjectKind, float],
         job_timeout_s: float,
         recovery_timeout_s: float | None,
-    ) -> daemon.Settings:
+    ) -> DaemonSettings:
         """For the daemon of one epoch; each has a number of its own."""
-        return daemon.Settings(
+        return DaemonSettings(
             arena_fd=self.arena_fd,
             listener_fd=self.listener_fd,
             roster_fd=self.roster_fd,
@@ -178,7 +182,7 @@ class StoreServer:
                 job_timeout_s=self._job_timeout_s,
                 recovery_timeout_s=self._recovery_timeout_s,
             )
-            child = spawn("store", daemon.__name__, settings, log=self._log, fds=self._estate.fds)
+            child = spawn("store", DAEMON, settings, log=self._log, fds=self._estate.fds)
             self._child = child
             if self._stop.is_set():
                 child.popen.kill()

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from afferent.errors import FormatError, NotPermitted
-from afferent.metrics import REGISTRY, Sample
+from afferent.metrics import REGISTRY
+from afferent.series import Sample
 from afferent.store.ledger import ClientId
 
 _MAX_GONE = 64

@@ -130,11 +130,7 @@ class Store(ABC):
             ArenaTooSmall: There never is.
         """
         message = m.Create(next(self._seq), request, list(items))
-        try:
-            return self._call(message, list[Handle], timeout_s=timeout_s)
-        except (DeadlineExceeded, KeyboardInterrupt):
-            self._tell(m.Unreserve(m.NO_REPLY, request, [], message.seq))
-            raise
+        return self._call_or_withdraw(message, list[Handle], timeout_s=timeout_s)
 
     def seal(self, request: str, items: Sequence[m.SealItem]) -> list[Handle]:
         """End the writing, of all or none; the request has a pin on each.
@@ -210,11 +206,7 @@ class Store(ABC):
             DeadlineExceeded: It was not granted in time, and is not waited for any more.
         """
         message = m.Reserve(next(self._seq), request, list(items), queue)
-        try:
-            self._call(message, type(None), timeout_s=timeout_s)
-        except (DeadlineExceeded, KeyboardInterrupt):
-            self._tell(m.Unreserve(m.NO_REPLY, request, message.items, message.seq))
-            raise
+        self._call_or_withdraw(message, type(None), timeout_s=timeout_s)
 
     def unreserve(self, request: str, items: Sequence[m.ReserveItem]) -> None:
         """Return room that was granted, as far as it has not been used."""
@@ -246,11 +238,7 @@ class Store(ABC):
             NotPermitted: The request is in the slot, or waits for it, already.
         """
         message = m.Enter(next(self._seq), request, slot, limit, queue)
-        try:
-            self._call(message, type(None), timeout_s=timeout_s)
-        except (DeadlineExceeded, KeyboardInterrupt):
-            self.leave(request, slot)
-            raise
+        self._call_or_withdraw(message, type(None), timeout_s=timeout_s)
 
     def leave(self, request: str, slot: str) -> None:
         """Give the place back at once, or stop waiting for it; never fails."""
@@ -329,6 +317,17 @@ class Store(ABC):
     @abstractmethod
     def _tell(self, request: m.Request) -> None:
         """Send a request whose reply nobody waits for; never fails."""
+
+    def _call_or_withdraw(
+        self, request: m.Request, result_type: type[Result], *, timeout_s: float
+    ) -> Result:
+        """Of a call that is given up, nothing stays."""
+        try:
+            return self._call(request, result_type, timeout_s=timeout_s)
+        except (DeadlineExceeded, KeyboardInterrupt):
+            if (withdrawal := m.withdrawal(request)) is not None:
+                self._tell(withdrawal)
+            raise
 
     def _release_dropped_pins(self) -> None:
         for handles in self._dropped_pins.take().values():
