@@ -30,10 +30,9 @@ class _Metadata(Struct, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class _Prompt(Struct, kw_only=True, forbid_unknown_fields=True):
+class _Prompt(schema.AnyRequest, kw_only=True, forbid_unknown_fields=True):
     """What a request to count tokens has, too."""
 
-    model: schema.Name
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
     system: str | Annotated[list[Text], Meta(max_length=schema.MAX_PARTS)] | None = None
     # Accepted; they do not change the answer.
@@ -44,8 +43,6 @@ class _Prompt(Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: Any = UNSET
     speed: Any = UNSET
     thinking: Any = UNSET
-    tool_choice: Any = UNSET
-    tools: Any = UNSET
 
 
 class MessagesRequest(_Prompt, kw_only=True, forbid_unknown_fields=True):
@@ -80,9 +77,7 @@ class AnthropicMessages:
     request_type: type[Struct] = MessagesRequest
 
     def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        request = schema.decode(_messages_decoder, body.json)
-        schema.check_model(request.model, model)
-        schema.check_neutral(request, _NEUTRAL)
+        request = schema.read(_messages_decoder, body.json, served=model, neutral=_NEUTRAL)
         generate = GenerateRequest(
             request_id=request_id,
             messages=read_messages(request.system, request.messages, body),
@@ -106,9 +101,7 @@ class AnthropicTokenCount(AnthropicMessages):
     request_type = CountRequest
 
     def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        request = schema.decode(_count_decoder, body.json)
-        schema.check_model(request.model, model)
-        schema.check_neutral(request, _PROMPT_NEUTRAL)
+        request = schema.read(_count_decoder, body.json, served=model, neutral=_PROMPT_NEUTRAL)
         messages = read_messages(request.system, request.messages, body)
         generate = GenerateRequest(request_id=request_id, messages=messages, max_tokens=1)
         return Call(generate, is_stream=False, reply=AnthropicReply(request_id, request.model))

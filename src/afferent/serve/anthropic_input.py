@@ -1,7 +1,6 @@
 """The messages of Anthropic Messages: blocks to parts.
 
-What a tool said is a message of its own. What it was asked is written into the text, in the form
-that Qwen's and many other models know.
+What a tool said is a message of its own; what it was asked is a part of the assistant's.
 
 Keys of blocks that nobody knows are ignored: clients send back what answers held, and
 ``cache_control`` changes nothing, since what was seen before is known anyway.
@@ -20,6 +19,7 @@ from afferent.ingest.raw import RawMedia
 from afferent.serve import schema
 from afferent.serve.body import ReceivedBody
 from afferent.serve.request import MediaPart, Message, Part, Role, TextPart
+from afferent.serve.tool_calls import ToolCalls
 from afferent.types import Modality
 
 
@@ -106,25 +106,26 @@ class _Reader:
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
         self.turns: list[tuple[Role, list[Part]]] = []
+        self._calls = ToolCalls()
 
     def turn(self, role: Role, blocks: Sequence[_Block], where: str) -> None:
         for index, block in enumerate(blocks):
             self._block(role, block, f"{where}[{index}]")
 
-    def _say(self, role: Role, part: Part) -> None:
+    def _turn_of(self, role: Role) -> list[Part]:
         """What one speaker says in several messages, one after another, is one turn."""
         if not self.turns or self.turns[-1][0] != role:
             self.turns.append((role, []))
-        self.turns[-1][1].append(part)
+        return self.turns[-1][1]
 
     def _block(self, role: Role, block: _Block, where: str) -> None:
         match block:
             case Text(text):
-                self._say(role, TextPart(text))
+                self._turn_of(role).append(TextPart(text))
             case _Image() if role in ("user", "tool"):
-                self._say(role, self._image(block, where))
+                self._turn_of(role).append(self._image(block, where))
             case _ToolUse(name, given) if role == "assistant":
-                self._say(role, TextPart(_tool_call(name, given)))
+                self._calls.write(self._turn_of(role), name, given, where)
             case _ToolResult(content) if role == "user":
                 self.turns.append(("tool", []))  # each of them a turn
                 for index, inner in enumerate(_as_blocks(content)):
@@ -145,8 +146,3 @@ class _Reader:
                 return MediaPart(Modality.IMAGE, self.media.pop(url, url))
             case _File():
                 raise UnsupportedParameter("files by id are not supported", param=where)
-
-
-def _tool_call(name: str, given: msgspec.Raw) -> str:
-    call = msgspec.json.encode({"name": name, "arguments": given})
-    return f"<tool_call>\n{call.decode()}\n</tool_call>"

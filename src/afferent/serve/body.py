@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from afferent.admit.gate import Gate
 from afferent.config import Limits, RequestLimits
@@ -16,6 +16,7 @@ from afferent.ingest.cutter import BodyCutter
 from afferent.ingest.pace import Pace
 from afferent.ingest.raw import SMALL_NBYTES, RawBuffer, RawMedia
 from afferent.store.async_client import AsyncDaemonStore
+from afferent.types import Modality
 
 _WINDOW_NBYTES = 64 << 10
 _JSON_WINDOW_NBYTES = 16 << 10
@@ -44,7 +45,7 @@ class BodyReader:
         self._gate, self._limits = gate, limits
         self._buffer = RawBuffer(store, request_id)
         self._sink = _Sink(self._buffer, limits)
-        max_media = limits.max_images + limits.max_videos + limits.max_audio_clips
+        max_media = sum(limits.of(kind).max_items for kind in Modality)
         self._cutter = BodyCutter(
             self._sink, max_json_nbytes=limits.max_json_nbytes, max_media=max_media
         )
@@ -69,17 +70,16 @@ class BodyReader:
         async for chunk in self._chunks(request):
             self._num_read += len(chunk)
             self._check_size(self._num_read)
-            start = 0
-            while start < len(chunk):
+            left = memoryview(chunk)
+            while left:
                 window_nbytes = _WINDOW_NBYTES if self._sink.is_open else _JSON_WINDOW_NBYTES
-                window = chunk[start : start + window_nbytes]
+                window, left = left[:window_nbytes], left[window_nbytes:]
                 await self._make_room(announced, len(window))
                 self._cutter.feed(window)
                 self._num_cut += len(window)
-                start += len(window)
                 await pace.rest()
         cut = self._cutter.finish()
-        media = await self._buffer.finish(self._sink.parts, origin="data")
+        media = self._buffer.finish(self._sink.parts, origin="data")
         by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
         media_types = {item.marker: item.media_type for item in cut.media}
         return ReceivedBody(cut.json, by_marker, self._num_read, media_types)
@@ -105,20 +105,21 @@ class BodyReader:
         """The body as it comes, within its times; waiting for room is not the client's time."""
         idle_s = self._limits.body_idle_timeout_s
         left_s = self._limits.body_timeout_s
-        stream = aiter(request.stream())
-        while True:
+        has_more = True
+        while has_more:
             start_s = time.monotonic()
             try:
                 async with asyncio.timeout(min(idle_s, left_s)):
-                    chunk = await anext(stream, None)
+                    message = await request.receive()
             except TimeoutError:
                 raise BodyTooSlow("the body did not arrive in time") from None
-            if chunk is None:
-                return
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
             left_s -= time.monotonic() - start_s
             if left_s <= 0:
                 raise BodyTooSlow("the body did not arrive in time")
-            yield chunk
+            yield message.get("body", b"")
+            has_more = message.get("more_body", False)
 
 
 class _Sink:
@@ -126,9 +127,7 @@ class _Sink:
 
     def __init__(self, buffer: RawBuffer, limits: Limits) -> None:
         self._buffer = buffer
-        self._max_nbytes = max(
-            limits.max_image_nbytes, limits.max_video_nbytes, limits.max_audio_nbytes
-        )
+        self._max_nbytes = max(limits.of(kind).max_nbytes for kind in Modality)
         self._start = 0
         self.parts: list[tuple[int, int]] = []
         self.has_begun = self.is_open = False

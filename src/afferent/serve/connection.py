@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from afferent.errors import BodyTooLarge
-from afferent.serve.hang_ups import HangUps, WatchedFlow
+from afferent.serve.hang_ups import HangUps, WatchedFlow, reset
 from afferent.types import KiB
 
 _MAX_HEADER_NBYTES = 64 * KiB
 _MAX_HEADERS = 256
 _MAX_PIPELINED = 8
 _KEEPALIVE_S = 10
+_HANG_UP = "afferent.hang_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How long a client may take for a request's header, and for what of its body is not wanted."""
+    """How long a client may take for a request's header, for what of its body is not wanted, and
+    for an answer of which more is ready than is written ahead.
+    """
 
     header_timeout_s: float
     discard_timeout_s: float
+    untaken_timeout_s: float
 
 
 def guard(listener: socket.socket, *, timeout_s: float) -> None:
@@ -51,6 +58,12 @@ def connection_class(limits: ConnectionLimits, hang_ups: HangUps) -> type[Client
     )
 
 
+def hang_up(scope: MutableMapping[str, Any]) -> None:
+    """End the connection of a request, with all that its client has not taken yet."""
+    if (call := scope.get("state", {}).get(_HANG_UP)) is not None:  # else it is not one of ours
+        call()
+
+
 class ClientConnection(HttpToolsProtocol):
     """Headers are bounded in size, number and time, and so is a refused body that still comes."""
 
@@ -58,6 +71,7 @@ class ClientConnection(HttpToolsProtocol):
     hang_ups: ClassVar[HangUps]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._pieces: list[bytes] = []  # of a body, in what was read last
         super().__init__(*args, **kwargs)
         self._working: tuple[asyncio.Task[Any], RequestResponseCycle] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -68,7 +82,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow: WatchedFlow = WatchedFlow(transport, self.hang_ups)
+        self.flow: WatchedFlow = WatchedFlow(
+            transport, self.hang_ups, untaken_timeout_s=self.limits.untaken_timeout_s
+        )
         self._arm(self.limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,6 +100,7 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         began_before = self._is_in_header
         super().data_received(data)
+        self._hand_over()
         # A value that does not end is not seen by `on_header`.
         if began_before and self._is_in_header:
             self._header_nbytes += len(data)
@@ -113,7 +130,23 @@ class ClientConnection(HttpToolsProtocol):
         self._disarm()
         super().on_headers_complete()
 
+    @property
+    def on_body(self) -> Callable[[bytes], None]:
+        """Each of some 40,000 chunks, at worst, in one read: no more than noted for each."""
+        return self._pieces.append
+
+    def _hand_over(self) -> None:
+        if not self._pieces:
+            return
+        body, cycle = b"".join(self._pieces), self.cycle
+        self._pieces.clear()
+        if len(body) > HIGH_WATER_LIMIT and not cycle.body and not cycle.response_complete:
+            # `super` would copy it into a buffer, and `receive` out of it.
+            cycle.body, body = body, b""  # type: ignore[assignment]
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._hand_over()
         self._is_in_message = False
         super().on_message_complete()
         if self.cycle.response_complete:  # it was refused before it was complete
@@ -133,17 +166,26 @@ class ClientConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         async def work(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+            state = scope.setdefault("state", {})
+            state[_HANG_UP] = partial(self._hang_up, cycle)
+            mine = None
             if (task := asyncio.current_task()) is not None:
-                self._working = (task, cycle)
+                self._working = mine = (task, cycle)
             try:
                 await app(scope, receive, send)
             except asyncio.CancelledError:
                 if not cycle.disconnected:
                     raise
             finally:
-                self._working = None
+                if self._working is mine:  # else the next one has begun
+                    self._working = None
+                del state[_HANG_UP]  # or the request would hold on to itself
 
         super()._start_asgi_task(cycle, work)
+
+    def _hang_up(self, cycle: RequestResponseCycle) -> None:
+        cycle.disconnected = True  # `connection_lost` says so a little later
+        reset(self.transport)
 
     # Its time
 

@@ -1,7 +1,9 @@
-"""What is counted of a request, from its account."""
+"""What is counted of a request, from its account, and of the event loop that all of them share."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 from afferent import errors
@@ -11,6 +13,8 @@ from afferent.serve.request import MediaPart
 
 _NO_ROOM = (errors.StoreFull.code, errors.ArenaTooSmall.code, errors.DeadlineExceeded.code)
 """What the gate says to a body; one that is late itself is `BodyTooSlow`."""
+
+_TICK_S = 0.1
 
 
 def media_of(parts: Sequence[MediaPart]) -> str:
@@ -40,3 +44,11 @@ def count_stages(metrics: Metrics, account: Account) -> None:
         metrics.stage_seconds.labels(*labels).observe((span.end_ns - span.start_ns) / 1e9)
         if span.copied_nbytes:
             metrics.copied_nbytes.labels(*labels).inc(span.copied_nbytes)
+
+
+async def count_lateness(metrics: Metrics) -> None:
+    """How late this event loop comes to what is due, again and again, until cancelled."""
+    while True:
+        due_s = time.monotonic() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        metrics.loop_seconds.observe(max(0.0, time.monotonic() - due_s))

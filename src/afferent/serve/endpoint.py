@@ -122,7 +122,8 @@ class Endpoint:
         start_ns = time.monotonic_ns()
         call = self._api.parse(body, request_id=account.request_id, model=self._settings.model_name)
         account.stage(start_ns, "parse JSON", copied_nbytes=len(body.json))
-        call = replace(call, generate=replace(call.generate, tenant=tenant))
+        if tenant:
+            call = replace(call, generate=replace(call.generate, tenant=tenant))
         return await self._history.resume(call)
 
     async def _render(self, exchange: _Exchange) -> Response:

@@ -14,9 +14,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from afferent import metrics
+from afferent import metrics, series
 from afferent.engine.protocol import Engine, EngineFigures
-from afferent.metrics import Metrics, Sample
+from afferent.metrics import Metrics
+from afferent.series import Sample
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
 
@@ -88,7 +89,7 @@ class _Sums(Collector):
             yield _family(metric, self._samples.get(metric.name, []))
 
 
-def _family(metric: metrics.Metric, samples: Iterable[Sample]) -> Metric:
+def _family(metric: series.Metric, samples: Iterable[Sample]) -> Metric:
     names = [label.name for label in metric.labels]
     match metric.kind:
         case "counter":

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from msgspec import Struct
 from starlette.applications import Starlette
 
 from afferent.admit.gate import Gate
@@ -23,14 +22,16 @@ from afferent.engine.client import CoreClient
 from afferent.ingest.digest import Digester
 from afferent.listening import BACKLOG
 from afferent.metrics import Metrics
-from afferent.preprocess.registry import AnyFamily, fingerprint
+from afferent.preprocess.registry import fingerprint
 from afferent.process import ChildProcess
 from afferent.serve.access import Access
 from afferent.serve.app import Frontend
 from afferent.serve.connection import ConnectionLimits, connection_class, guard
+from afferent.serve.counting import count_lateness
 from afferent.serve.endpoint import AppSettings
 from afferent.serve.hang_ups import HangUps
 from afferent.serve.items import ItemStage
+from afferent.serve.launch import FrontendSettings
 from afferent.serve.pipeline import Pipeline
 from afferent.serve.prompt import PromptBuilder, sampling_defaults
 from afferent.store.async_client import AsyncDaemonStore
@@ -42,19 +43,7 @@ _TAKES_NOTHING_S = 30.0
 """How long a client may leave an answer unread, or be away, before its connection ends."""
 
 
-class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``listener_fd`` is set for each start."""
-
-    listener_fd: int = -1
-    store_address: str
-    core_address: str
-    model_folder: str
-    model_name: str
-    family: AnyFamily
-    config: ServeConfig
-
-
-async def _run(child: ChildProcess, settings: Settings) -> None:
+async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
     config, folder = settings.config, Path(settings.model_folder)
     metrics = Metrics()
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
@@ -62,6 +51,7 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     background = [
         asyncio.create_task(engine.run()),
         asyncio.create_task(push_counts(store, metrics)),
+        asyncio.create_task(count_lateness(metrics)),
     ]
     gate = Gate(
         store,
@@ -100,10 +90,9 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
     server = _server(app, config, hang_ups)
     listener = socket.socket(fileno=settings.listener_fd)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
-    gc.collect()
-    gc.freeze()  # what there is by now stays: no collection need look at it again
     # Before anybody is told that we serve; the first who come wait for the server a moment.
     listener.listen(BACKLOG)
+    gc.collect()  # after this, what there is by now is never looked at again
     child.report("HTTP", ready=True)
     try:
         await server.serve(sockets=[listener])
@@ -116,7 +105,9 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
 
 def _server(app: Starlette, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Server:
     limits = ConnectionLimits(
-        header_timeout_s=config.body_idle_timeout_s, discard_timeout_s=config.body_timeout_s
+        header_timeout_s=config.body_idle_timeout_s,
+        discard_timeout_s=config.body_timeout_s,
+        untaken_timeout_s=config.request_timeout_s,
     )
     return uvicorn.Server(
         uvicorn.Config(
@@ -135,7 +126,7 @@ def _server(app: Starlette, config: ServeConfig, hang_ups: HangUps) -> uvicorn.S
 def main() -> None:
     child = ChildProcess.start()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor says the same
-    uvloop.run(_run(child, child.settings(Settings)))
+    uvloop.run(_run(child, child.settings(FrontendSettings)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Clients that hang up while nobody reads what they send.
+"""Clients that hang up while nobody reads what they send, or do not take what is sent to them.
 
 Where reading is paused, an event loop does not see the end of a connection: it stands behind bytes
 that it was told to leave where they are. The kernel knows it as soon as it has arrived, and says so
@@ -9,9 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 
 from uvicorn.protocols.http.flow_control import FlowControl
+
+from afferent.types import KiB
+
+_MIN_NBYTES_PER_S = 32 * KiB
+"""Of an answer that stands ready."""
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class HangUps:
@@ -46,12 +55,30 @@ class HangUps:
                 call()
 
 
-class WatchedFlow(FlowControl):
-    """Flow control of one connection, which ends when its client hangs up during a pause."""
+def reset(transport: asyncio.Transport) -> None:
+    """End a connection, with all that its client has not taken yet.
 
-    def __init__(self, transport: asyncio.Transport, hang_ups: HangUps) -> None:
+    To close it in order would wait for that, and the kernel would go on with what it has of it, at
+    the client's pace.
+    """
+    sock: socket.socket = transport.get_extra_info("socket")
+    with suppress(OSError, ValueError):  # it may be closed already
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
+
+
+class WatchedFlow(FlowControl):
+    """Flow control of one connection.
+
+    It ends when its client hangs up while reading is paused, or takes too little for so long.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, hang_ups: HangUps, *, untaken_timeout_s: float
+    ) -> None:
         super().__init__(transport)
-        self._hang_ups = hang_ups
+        self._hang_ups, self._untaken_timeout_s = hang_ups, untaken_timeout_s
+        self._timer: asyncio.TimerHandle | None = None
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._has_hung_up = False
         hang_ups.watch(self._fd, self._on_hang_up)
@@ -61,9 +88,35 @@ class WatchedFlow(FlowControl):
         if self._has_hung_up:
             self._transport.abort()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._arm()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm()
+
     def end(self) -> None:
         """The connection is lost."""
+        self._disarm()
         self._hang_ups.forget(self._fd)
+
+    def _arm(self) -> None:
+        left_nbytes = self._transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._untaken_timeout_s, self._look, left_nbytes)
+
+    def _look(self, before_nbytes: int) -> None:
+        taken_nbytes = before_nbytes - self._transport.get_write_buffer_size()
+        if taken_nbytes < _MIN_NBYTES_PER_S * self._untaken_timeout_s:
+            reset(self._transport)
+        else:
+            self._arm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_hang_up(self) -> None:
         """While its socket is read, what the client sent before comes first."""

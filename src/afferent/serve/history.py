@@ -121,6 +121,8 @@ class History:
             if found is None:
                 raise not_found(call.previous_id, param="previous_response_id")
             before += found.messages
+        if not before:
+            return call
         return replace(call, generate=replace(generate, messages=before + generate.messages))
 
     async def follow(

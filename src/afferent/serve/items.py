@@ -75,12 +75,8 @@ class ItemStage:
             TooManyItems: More of a kind than a request may have.
             UnsupportedMedia: Of a kind that the model does not take.
         """
-        limits = self._limits
-        for modality, most in (
-            (Modality.IMAGE, limits.max_images),
-            (Modality.VIDEO, limits.max_videos),
-            (Modality.AUDIO, limits.max_audio_clips),
-        ):
+        for modality in Modality:
+            most = self._limits.of(modality).max_items
             number = sum(part.modality is modality for part in parts)
             if number > most:
                 raise TooManyItems(
@@ -120,18 +116,23 @@ class ItemStage:
         distinct = _distinct(items)
         if not distinct:
             return []
-        self._check_room(distinct)
         outcomes = await self._find(request_id, distinct, account)
         states = [outcome.state for outcome in outcomes]
-        if any(state != "hit" for state in states):
+        sealed, unsealed = _received(items)
+        if all(state == "hit" for state in states):
+            if unsealed:
+                self._store.discard(request_id, unsealed)
+        else:
+            self._check_room(distinct)
+            if unsealed:
+                to_seal = [m.SealItem(handle, handle.nbytes) for handle in unsealed]
+                sealed += await self._store.seal(request_id, to_seal)
             outcomes = await self._admit(request_id, distinct, outcomes, account)
             states = [outcome.state for outcome in outcomes]
             item_keys = [item.key for item in distinct]
             outcomes = await self._maker.settle(request_id, item_keys, outcomes, account)
-        # Jobs hold what they need of what was received.
-        received = {item.handle for item in items if item.handle is not None}
-        if received:
-            await self._store.release(request_id, list(received))
+        if sealed:  # jobs hold what they need of what was received
+            await self._store.release(request_id, sealed)
         self._count_outcomes(distinct, states, outcomes, account)
         ready = {
             item.key: self._ready(item, outcome)
@@ -210,14 +211,12 @@ class ItemStage:
             return {}
         start_ns = time.monotonic_ns()
         sizes = [len(data) for data in on_heap.values()]
+        blocks = [m.CreateItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
         if all(item.handle is None for item in items):
-            room = [m.ReserveItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
             with account.at("admission"):
-                await self._gate.admit(request_id, room)
-        # Who holds raw bytes already must not wait for more: he might wait for himself.
-        handles = await self._store.create(
-            request_id, [m.CreateItem(ObjectKind.RAW, nbytes) for nbytes in sizes]
-        )
+                handles = await self._gate.create(request_id, blocks)
+        else:  # who holds raw bytes already must not wait for more: he might wait for himself
+            handles = await self._store.create(request_id, blocks)
         for data, handle in zip(on_heap.values(), handles, strict=True):
             target = np.frombuffer(self._store.block(handle), dtype=np.uint8)
             np.copyto(target, np.frombuffer(data, dtype=np.uint8))
@@ -260,6 +259,17 @@ class ItemStage:
         for (modality, name), number in names.items():
             self._metrics.items.labels(modality, name).inc(number)
             account.items.append(f"{count(number, modality)} {name}")
+
+
+def _received(items: Sequence[SourceItem]) -> tuple[list[Handle], list[Handle]]:
+    """Objects that the items' bytes are in: those that are sealed, and those that are not."""
+    is_sealed = {
+        item.raw.handle: item.raw.is_sealed
+        for item in items
+        if item.raw is not None and item.raw.handle is not None
+    }
+    sealed = [handle for handle, yes in is_sealed.items() if yes]
+    return sealed, [handle for handle in is_sealed if handle not in sealed]
 
 
 def _distinct(items: Sequence[SourceItem]) -> list[SourceItem]:

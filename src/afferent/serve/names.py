@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from afferent import keys
-from afferent.errors import InvalidMedia, StoreFull
+from afferent.errors import InvalidMedia
 from afferent.serve.making import handle_if_there
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
@@ -90,10 +90,7 @@ class Names:
         """
         left = list(bindings)
         wanted = [m.AcquireItem(name.key, ObjectKind.FEATURES, _NBYTES, "self") for name in left]
-        try:
-            outcomes = await self._store.acquire(request_id, wanted)
-        except StoreFull:
-            return
+        outcomes = await self._store.acquire(request_id, wanted)
         while left:
             held = {
                 name: outcome

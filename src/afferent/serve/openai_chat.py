@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from afferent.errors import AfferentError, InvalidRequest, UnsupportedParameter
+from afferent.errors import AfferentError, InvalidRequest
 from afferent.ingest.raw import RawMedia
 from afferent.serve import openai_schema, schema
 from afferent.serve.api import Answer, Call, Reply
@@ -29,6 +28,7 @@ from afferent.serve.request import (
     TextPart,
     Usage,
 )
+from afferent.serve.tool_calls import ToolCalls
 from afferent.types import Modality
 
 _ROLES: dict[str, Role] = {
@@ -39,7 +39,6 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-_NO_CALLS = (b"null", b"[]")
 
 
 class OpenAIChat:
@@ -50,13 +49,14 @@ class OpenAIChat:
     request_type = ChatRequest
 
     def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        chat = schema.decode(openai_schema.decoder, body.json)
-        schema.check_model(chat.model, model)
-        schema.check_neutral(chat, openai_schema.NEUTRAL)
-        media = dict(body.media)
+        chat = schema.read(
+            openai_schema.decoder, body.json, served=model, neutral=openai_schema.NEUTRAL
+        )
+        media, calls = dict(body.media), ToolCalls()
+        messages = [_message(i, each, media, calls) for i, each in enumerate(chat.messages)]
         generate = GenerateRequest(
             request_id=request_id,
-            messages=tuple(_message(i, message, media) for i, message in enumerate(chat.messages)),
+            messages=tuple(messages),
             max_tokens=chat.max_completion_tokens or chat.max_tokens,
             temperature=chat.temperature,
             top_p=chat.top_p,
@@ -80,19 +80,36 @@ def _num_logprobs(chat: ChatRequest) -> int | None:
     return None
 
 
-def _message(index: int, message: openai_schema.ChatMessage, media: dict[str, RawMedia]) -> Message:
+def _message(
+    index: int, message: openai_schema.ChatMessage, media: dict[str, RawMedia], calls: ToolCalls
+) -> Message:
     where, role, content = f"messages[{index}]", _ROLES[message.role], message.content
-    if content is None:
-        calls = (message.tool_calls, message.function_call)
-        if any(call is not UNSET and bytes(call) not in _NO_CALLS for call in calls):
-            raise UnsupportedParameter("calls of tools are not supported without text", param=where)
-        raise InvalidRequest("a message needs content", param=where)
     if isinstance(content, str):
-        return Message(role, (TextPart(content),))
-    parts = tuple(_part(part, media, where) for part in content)
+        parts: list[Part] = [TextPart(content)]
+    else:
+        parts = [_part(part, media, where) for part in content or ()]
     if role not in ("user", "tool") and any(isinstance(part, MediaPart) for part in parts):
         raise InvalidRequest("media stand in messages of the user and of tools", param=where)
-    return Message(role, parts)
+    if role == "assistant":
+        _add_calls(calls, parts, message, where)
+    if content is None and not parts:
+        raise InvalidRequest("a message needs content", param=where)
+    return Message(role, tuple(parts))
+
+
+def _add_calls(
+    calls: ToolCalls, turn: list[Part], message: openai_schema.ChatMessage, where: str
+) -> None:
+    """What the assistant asked of tools, written out; what has no name is no call."""
+    asked = schema.read_part(
+        openai_schema.tool_calls_decoder, message.tool_calls, f"{where}.tool_calls"
+    )
+    old = schema.read_part(
+        openai_schema.function_call_decoder, message.function_call, f"{where}.function_call"
+    )
+    for call in [*(each.function or each.custom for each in asked or ()), old]:
+        if isinstance(call, openai_schema.AnyCall) and call.name is not None:
+            calls.write(turn, call.name, call.arguments, where)
 
 
 def _part(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -> Part:

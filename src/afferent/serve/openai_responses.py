@@ -12,6 +12,7 @@ from afferent.errors import AfferentError
 from afferent.serve import errors, schema
 from afferent.serve.api import Call
 from afferent.serve.body import ReceivedBody
+from afferent.serve.openai_schema import OpenAIRequest
 from afferent.serve.request import GenerateRequest, Message, TextPart
 from afferent.serve.responses_events import ResponsesReply
 from afferent.serve.responses_input import InputItem, read_input
@@ -48,19 +49,14 @@ class _StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """What is asked for; parameters without a meaning here only where that changes nothing."""
 
-    model: schema.Name
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=schema.MAX_PARTS)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
     store: bool | None = True
-    stream: bool | None = False
     max_output_tokens: schema.MaxTokens | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: schema.TopP | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: Annotated[list[_Include], Meta(max_length=16)] | None = None
     metadata: (
         Annotated[
@@ -72,13 +68,8 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     # Accepted; they do not change the answer.
     max_tool_calls: int | None = None
     parallel_tool_calls: bool | None = True
-    prompt_cache_key: str | None = None
     prompt_cache_options: Any = UNSET
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
     stream_options: _StreamOptions | None = None
-    user: str | None = None
     # Accepted with a neutral value only.
     access_programs: Any = UNSET
     background: Any = UNSET
@@ -89,8 +80,6 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: Any = UNSET
     reasoning: Any = UNSET
     text: Any = UNSET
-    tool_choice: Any = UNSET
-    tools: Any = UNSET
     truncation: Any = UNSET
 
 
@@ -105,9 +94,7 @@ class OpenAIResponses:
     request_type = ResponsesRequest
 
     def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        request = schema.decode(_decoder, body.json)
-        schema.check_model(request.model, model)
-        schema.check_neutral(request, _NEUTRAL)
+        request = schema.read(_decoder, body.json, served=model, neutral=_NEUTRAL)
         generate = GenerateRequest(
             request_id=request_id,
             messages=read_input(request.input, body),

@@ -1,4 +1,4 @@
-"""The schema of OpenAI's chat completions, as far as it is served.
+"""The schema of OpenAI's chat completions, as far as it is served; and what Responses shares.
 
 Top-level keys that nobody knows are refused, not dropped: a misspelt ``max_token`` must not become
 a long answer. So is a known parameter that is not served, unless its value changes nothing.
@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.serve.request import Detail
-from afferent.serve.schema import MAX_PARTS, MaxTokens, Name, Neutral, Stop, TopP
+from afferent.serve.schema import MAX_PARTS, AnyRequest, MaxTokens, Name, Neutral, Stop, TopP
 
 Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
 """The client's own name of an item; the item itself may be left out where it has been before."""
@@ -71,12 +71,34 @@ Content = (
 )
 
 
+class FunctionCall(Struct):
+    """``arguments`` is JSON as a string; some clients send the JSON itself."""
+
+    name: Name | None = None
+    arguments: Raw | UnsetType = UNSET
+
+
+class CustomCall(Struct):
+    """Its ``input`` is text of any form."""
+
+    name: Name | None = None
+    arguments: Raw | UnsetType = msgspec.field(name="input", default=UNSET)
+
+
+AnyCall = FunctionCall | CustomCall
+
+
+class ToolCall(Struct):
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
 class ChatMessage(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[Content], Meta(max_length=MAX_PARTS)] | None = None
-    # Not looked into: a slice of the body, however much is nested in it.
-    tool_calls: msgspec.Raw | UnsetType = UNSET
-    function_call: msgspec.Raw | UnsetType = UNSET
+    # Looked into where the assistant calls; elsewhere they mean nothing.
+    tool_calls: Raw | UnsetType = UNSET
+    function_call: Raw | UnsetType = UNSET
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -101,34 +123,37 @@ NEUTRAL: Neutral = {
 }
 
 
-class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    model: Name
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
+class OpenAIRequest(AnyRequest, kw_only=True, forbid_unknown_fields=True):
+    """What chat completions and Responses have in common."""
+
     stream: bool | None = False
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # Accepted; they do not change the answer.
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+
+class ChatRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: TopP | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     # Accepted; they do not change the answer.
-    user: str | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
     # Accepted with a neutral value only.
     presence_penalty: Any = UNSET
     frequency_penalty: Any = UNSET
     logit_bias: Any = UNSET
     response_format: Any = UNSET
-    tools: Any = UNSET
-    tool_choice: Any = UNSET
     parallel_tool_calls: Any = UNSET
     functions: Any = UNSET
     function_call: Any = UNSET
@@ -139,3 +164,8 @@ class ChatRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 decoder = msgspec.json.Decoder(ChatRequest)
+tool_calls_decoder = msgspec.json.Decoder(
+    Annotated[list[ToolCall], Meta(max_length=MAX_PARTS)] | None
+)
+function_call_decoder = msgspec.json.Decoder(FunctionCall | str | None)
+"""A string says what may be called, not what is."""

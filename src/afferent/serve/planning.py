@@ -88,7 +88,7 @@ class Planner:
         knows.
         """
         shapes = [_shape(item) for item in items]
-        plans = {shape: self._known_plan(shape) for shape in shapes if shape is not None}
+        plans = {shape: self._plan(shape) for shape in shapes if shape is not None}
         asked: dict[_Shape, m.AcquireItem] = {}
         for shape in (shape for shape, plan in plans.items() if plan is None):
             width, height, max_pixels = shape
@@ -99,9 +99,7 @@ class Planner:
             planned = await self._ask(request_id, list(asked.values()), account)
             found = {shape: planned[ContentKey(item.key)].plan for shape, item in asked.items()}
             plans |= found
-            if len(self._known_plans) + len(found) > _MAX_KNOWN_PLANS:
-                self._known_plans.clear()
-            self._known_plans |= found
+            self._remember(found)
         return [
             item if shape is None else replace(item, plan=plans[shape])
             for item, shape in zip(items, shapes, strict=True)
@@ -128,12 +126,21 @@ class Planner:
         planned = await self._ask(request_id, list(asked.values()), account)
         return {item_key: planned[key] for item_key, key in of_item.items()}
 
-    def _known_plan(self, shape: _Shape) -> FeaturePlan | None:
+    def _plan(self, shape: _Shape) -> FeaturePlan | None:
+        """``None`` if only a worker knows."""
         if known := self._known_plans.get(shape):
             return known
         width, height, max_pixels = shape
         family = self._family.bounded(max_pixels) if max_pixels else self._family
-        return family.plan(ImageHeader(width, height))
+        plan = family.plan(ImageHeader(width, height))
+        if plan is not None:
+            self._remember({shape: plan})
+        return plan
+
+    def _remember(self, plans: Mapping[_Shape, FeaturePlan]) -> None:
+        if len(self._known_plans) + len(plans) > _MAX_KNOWN_PLANS:
+            self._known_plans.clear()
+        self._known_plans.update(plans)
 
     async def _ask(
         self, request_id: str, asked: Sequence[m.AcquireItem], account: Account

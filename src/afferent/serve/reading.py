@@ -22,7 +22,7 @@ from afferent.ingest.fetch import Fetcher, FetchSession
 from afferent.ingest.pace import Pace
 from afferent.ingest.probe import MediaHeader, probe_image
 from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
-from afferent.ingest.source import max_nbytes, read_media
+from afferent.ingest.source import read_media
 from afferent.preprocess.family import Family
 from afferent.serve.account import Account
 from afferent.serve.making import count, handle_if_there
@@ -164,18 +164,10 @@ class ItemReader:
         """Their bytes, headers and digests."""
         if not parts:
             return []
-        start_ns = time.monotonic_ns()
-        most = [max_nbytes(part.media.modality, self._limits) for part in parts]
-        fetches = self._fetcher.session(max_nbytes=max(self._limits.max_body_nbytes, *most))
-        heap = HeapAllowance()
-        with account.at("fetch"):
-            media = await gather(
-                [self._receive(request_id, part.media, fetches, heap) for part in parts]
-            )
-        fetched = [item.nbytes for item in media if item.origin == "fetch"]
-        if fetched:
-            note = count(len(fetched), "item")
-            account.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
+        received = [self._received(part.media) for part in parts]
+        urls = [part.media for part, raw in zip(parts, received, strict=True) if raw is None]
+        read = iter(await self._read_all(request_id, urls, account) if urls else ())
+        media = [raw if raw is not None else next(read) for raw in received]
         start_ns = time.monotonic_ns()
         views = [self._view(item) for item in media]
         headers, pace = [], Pace()
@@ -187,14 +179,34 @@ class ItemReader:
         account.stage(start_ns, "header, digest")
         return list(zip(media, headers, digests, strict=True))
 
-    async def _receive(
+    def _received(self, part: MediaPart) -> RawMedia | None:
+        """What came with the body."""
+        if not isinstance(part.source, RawMedia):
+            return None
+        most = self._limits.of(part.modality).max_nbytes
+        if part.source.nbytes > most:
+            raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
+        return part.source
+
+    async def _read_all(
+        self, request_id: str, parts: Sequence[MediaPart], account: Account
+    ) -> list[RawMedia]:
+        """What their URLs lead to, all at a time."""
+        start_ns = time.monotonic_ns()
+        most = [self._limits.of(part.modality).max_nbytes for part in parts]
+        fetches = self._fetcher.session(max_nbytes=max(self._limits.max_body_nbytes, *most))
+        heap = HeapAllowance()
+        with account.at("fetch"):
+            media = await gather([self._read(request_id, part, fetches, heap) for part in parts])
+        fetched = [item.nbytes for item in media if item.origin == "fetch"]
+        if fetched:
+            note = count(len(fetched), "item")
+            account.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
+        return media
+
+    async def _read(
         self, request_id: str, part: MediaPart, fetches: FetchSession, heap: HeapAllowance
     ) -> RawMedia:
-        if isinstance(part.source, RawMedia):
-            most = max_nbytes(part.modality, self._limits)
-            if part.source.nbytes > most:
-                raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
-            return part.source
         if not isinstance(part.source, str):
             raise InternalError("an item was not sent")
         buffer = RawBuffer(self._store, request_id, heap)

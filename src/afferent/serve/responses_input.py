@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
 from afferent.ingest.raw import RawMedia
@@ -15,6 +16,7 @@ from afferent.serve import schema
 from afferent.serve.body import ReceivedBody
 from afferent.serve.file_kinds import kind_of_file, kind_of_name
 from afferent.serve.request import Detail, MediaPart, Message, Part, Role, TextPart
+from afferent.serve.tool_calls import ToolCalls
 from afferent.types import Modality
 
 
@@ -58,12 +60,24 @@ class _InputAudio(Struct, tag="input_audio"):
 _Part = _InputText | _OutputText | _Refusal | _InputImage | _InputFile | _InputAudio
 
 
+_Content = str | Annotated[list[_Part], Meta(max_length=schema.MAX_PARTS)]
+
+
 class InputItem(Struct):
     """A message, which need not say that it is one; or something else, which does."""
 
     type: Annotated[str, Meta(max_length=64)] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | Annotated[list[_Part], Meta(max_length=schema.MAX_PARTS)] | None = None
+    content: _Content | None = None
+    # Of a call of a tool, and of what the tool said. In other items they mean other things.
+    name: Raw | UnsetType = UNSET
+    arguments: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+
+
+_name_decoder = msgspec.json.Decoder(schema.Name | None)
+_output_decoder = msgspec.json.Decoder(_Content | None)
 
 
 _ROLES: dict[str, Role] = {
@@ -84,38 +98,65 @@ def read_input(given: str | list[InputItem], body: ReceivedBody) -> tuple[Messag
         UnsupportedParameter: An item, or a part of one, is known and not served.
     """
     if isinstance(given, str):
-        messages: tuple[Message, ...] = (Message("user", (TextPart(given),)),)
-        left = dict(body.media)
-    else:
-        reader = _Reader(body)
-        messages = tuple(reader.message(index, item) for index, item in enumerate(given))
-        left = reader.media
-    schema.check_all_taken(left, "input")
-    return messages
+        given = [InputItem(role="user", content=given)]
+    reader = _Reader(body)
+    for index, item in enumerate(given):
+        reader.item(item, f"input[{index}]")
+    schema.check_all_taken(reader.media, "input")
+    return tuple(Message(role, tuple(parts)) for role, parts in reader.turns)
 
 
 class _Reader:
-    """Reads items; ``media`` loses what they refer to."""
+    """Reads items, to turns; ``media`` loses what they refer to."""
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
         self._media_types = body.media_types
+        self.turns: list[tuple[Role, list[Part]]] = []
+        self._calls = ToolCalls()
 
-    def message(self, index: int, item: InputItem) -> Message:
-        where = f"input[{index}]"
-        if item.type != "message":
-            raise UnsupportedParameter(
-                f"items of type {item.type!r} are not supported", param=where
-            )
+    def item(self, item: InputItem, where: str) -> None:
+        match item.type:
+            case "message":
+                self._message(item, where)
+            case "function_call":
+                self._call(item.name, item.arguments, where)
+            case "custom_tool_call":
+                self._call(item.name, item.input, where)
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(item.output, where)
+            case _:
+                raise UnsupportedParameter(
+                    f"items of type {item.type!r} are not supported", param=where
+                )
+
+    def _message(self, item: InputItem, where: str) -> None:
         if item.role is None or item.content is None:
             raise InvalidRequest("a message has a role and content", param=where)
-        role, content = _ROLES[item.role], item.content
-        if isinstance(content, str):
-            return Message(role, (TextPart(content),))
-        parts = tuple(self._part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+        role, parts = _ROLES[item.role], self._parts(item.content, f"{where}.content")
         if role != "user" and any(isinstance(part, MediaPart) for part in parts):
             raise InvalidRequest("media stand in messages of the user", param=where)
-        return Message(role, parts)
+        self.turns.append((role, parts))
+
+    def _call(self, name: Raw | UnsetType, arguments: Raw | UnsetType, where: str) -> None:
+        called = schema.read_part(_name_decoder, name, f"{where}.name")
+        if called is None:
+            raise InvalidRequest("a call of a tool has a name", param=where)
+        # What the assistant says and then asks of tools is one turn, as in the other APIs.
+        if not self.turns or self.turns[-1][0] != "assistant":
+            self.turns.append(("assistant", []))
+        self._calls.write(self.turns[-1][1], called, arguments, where)
+
+    def _output(self, output: Raw | UnsetType, where: str) -> None:
+        said = schema.read_part(_output_decoder, output, f"{where}.output")
+        if said is None:
+            raise InvalidRequest("what a tool said is its output", param=where)
+        self.turns.append(("tool", self._parts(said, f"{where}.output")))
+
+    def _parts(self, content: _Content, where: str) -> list[Part]:
+        if isinstance(content, str):
+            return [TextPart(content)]
+        return [self._part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
     def _part(self, part: _Part, where: str) -> Part:
         match part:

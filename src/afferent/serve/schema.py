@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from afferent.ingest.raw import RawMedia
@@ -27,37 +27,62 @@ TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-def decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, param: str = "") -> T:
+class AnyRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What requests of all APIs have, also those that only count tokens."""
+
+    model: Name
+    # Accepted with a neutral value only.
+    tool_choice: Any = UNSET
+    tools: Any = UNSET
+
+
+Request = TypeVar("Request", bound=AnyRequest)
+
+
+def read(
+    decoder: msgspec.json.Decoder[Request], text: bytes, *, served: str, neutral: Neutral
+) -> Request:
     """
     Args:
-        param: The part of the request that ``text`` is, if it is not all of it.
+        served: The model's name.
 
+    Raises:
+        InvalidRequest: It is not of the schema.
+        ModelNotFound: Another model is asked for.
+        UnsupportedParameter: A parameter that is not served has a value that is not neutral.
+    """
+    request = _decode(decoder, text, None)
+    if request.model != served:
+        raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
+    for name, values in neutral.items():
+        value = getattr(request, name)
+        if value is not UNSET and value is not None and value not in values:
+            raise UnsupportedParameter(f"{name} is not supported", param=name)
+    return request
+
+
+def read_part(
+    decoder: msgspec.json.Decoder[T], part: msgspec.Raw | UnsetType, param: str
+) -> T | None:
+    """A part of a request that is looked into only where it means something.
+
+    Raises:
+        InvalidRequest: It is not of the schema.
+    """
+    return None if part is UNSET else _decode(decoder, part, param)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, param: str | None) -> T:
+    """
     Raises:
         InvalidRequest: It is not JSON, or not of the schema; the message says where.
     """
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=param or None) from error
+        raise InvalidRequest(str(error), param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest("the body is not valid JSON", param=param or None) from error
-
-
-def check_model(asked: str, served: str) -> None:
-    """Raises: ModelNotFound: They differ."""
-    if asked != served:
-        raise ModelNotFound(f"the model {asked!r} is not served here", param="model")
-
-
-def check_neutral(request: object, neutral: Neutral) -> None:
-    """
-    Raises:
-        UnsupportedParameter: One has a value that is not neutral.
-    """
-    for name, values in neutral.items():
-        value = getattr(request, name)
-        if value is not UNSET and value is not None and value not in values:
-            raise UnsupportedParameter(f"{name} is not supported", param=name)
+        raise InvalidRequest("the body is not valid JSON", param=param) from error
 
 
 def check_all_taken(media: Mapping[str, RawMedia], param: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from afferent.errors import DeadlineExceeded
 from afferent.serve.api import Reply
+from afferent.serve.connection import hang_up
 from afferent.serve.errors import failure_of
 from afferent.serve.request import Output
 
@@ -31,7 +34,7 @@ class EventStream(StreamingResponse):
         Args:
             head: The first outputs, which have been waited for.
             outputs: The others.
-            deadline: On the loop's clock.
+            deadline: On the loop's clock. What the client has not taken by then it does not get.
             on_end: Called once, with ``ok``, the code of an error, or ``client_gone``.
         """
         self._reply, self._head, self._outputs = reply, head, outputs
@@ -42,9 +45,20 @@ class EventStream(StreamingResponse):
         super().__init__(self._frames, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            """What need not wait for the client is sent even then: it hears of the deadline."""
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await send(message)
+            except TimeoutError:
+                self._outcome = DeadlineExceeded.code
+                hang_up(scope)
+                raise ClientDisconnect from None
+
         try:
             async with aclosing(self._outputs), aclosing(self._frames):
-                await super().__call__(scope, receive, send)
+                with suppress(ClientDisconnect):
+                    await super().__call__(scope, receive, send_in_time)
         finally:  # also if closing them has failed
             self._on_end(self._outcome)
 
