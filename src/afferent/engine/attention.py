@@ -17,6 +17,8 @@ from transformers import AttentionInterface
 from afferent.errors import UnsupportedModel
 
 IMPLEMENTATION: Final = "afferent_packed"
+GROWTH: Final = 2
+"""How many times more positions a sequence's memory may have room for than it holds."""
 _LEAST_CAPACITY = 64
 
 
@@ -41,8 +43,8 @@ class KvMemory:
         end = start + num_tokens
         held = self._layers.get((layer, kind))
         if held is None or held.shape[1] < end:
-            while self._capacity < end:  # twice as much, so that copies stay rare
-                self._capacity *= 2
+            while self._capacity < end:  # so that copies stay rare
+                self._capacity *= GROWTH
             larger = new.new_empty((heads, self._capacity, head_dim))
             if held is not None:
                 larger[:, :start] = held[:, :start]

@@ -12,12 +12,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import Annotated
 
-from msgspec import Meta, Struct
+import uvloop
 
 from afferent import wire
 from afferent.engine import messages as m
+from afferent.engine.launch import CoreSettings
 from afferent.engine.loop import EngineLoop
 from afferent.engine.pins import Pins
 from afferent.engine.protocol import EngineFigures, EngineInfo, EngineRequest
@@ -33,36 +33,10 @@ log = logging.getLogger(__name__)
 _KV_BLOCK_TOKENS = 16
 
 
-class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``kv_cache_tokens`` 0: as much as comes."""
-
-    store_address: str
-    listener_fd: int
-    num_workers: Annotated[int, Meta(ge=1)]
-    max_num_seqs: int
-    max_step_tokens: int
-    max_step_embeds: int
-    encoder_cache_nbytes: int
-    kv_cache_tokens: int
-    step_timeout_s: float
-
-    def limits(self, info: EngineInfo) -> Limits:
-        """The budgets, for the model that the workers have loaded."""
-        return Limits(
-            max_num_seqs=self.max_num_seqs,
-            max_step_tokens=max(self.max_step_tokens, self.max_num_seqs),
-            max_step_embeds=self.max_step_embeds,
-            cache_nbytes=self.encoder_cache_nbytes,
-            kv_num_blocks=-(-self.kv_cache_tokens // _KV_BLOCK_TOKENS) or UNLIMITED,
-            kv_block_tokens=_KV_BLOCK_TOKENS,
-            cuts_items=info.cuts_items,
-        )
-
-
 class EngineCore:
     """Frontends and workers come and go; an `EngineLoop` serves those with these."""
 
-    def __init__(self, store: AsyncDaemonStore, settings: Settings) -> None:
+    def __init__(self, store: AsyncDaemonStore, settings: CoreSettings) -> None:
         self._pins, self._settings = Pins(store), settings
         self._figures = EngineFigures()
         self._frontends: set[wire.AsyncChannel] = set()
@@ -102,7 +76,7 @@ class EngineCore:
 
     def _on_workers_ready(self) -> None:
         ranks = self._ranks
-        limits = self._settings.limits(ranks.info)
+        limits = _limits(self._settings, ranks.info)
         self._loop = EngineLoop(ranks, self._pins, limits, self._figures)
         self._running = asyncio.create_task(self._loop.run())
         self._announce_health()
@@ -214,7 +188,21 @@ class _Connection:
             self._ranks.end()
 
 
-async def _run(child: ChildProcess, settings: Settings) -> None:
+def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
+    """The budgets, for the model that the workers have loaded."""
+    kv_tokens = settings.kv_budget.tokens_for(info)
+    return Limits(
+        max_num_seqs=settings.max_num_seqs,
+        max_step_tokens=max(settings.max_step_tokens, settings.max_num_seqs),
+        max_step_embeds=settings.max_step_embeds,
+        cache_nbytes=settings.encoder_cache_nbytes,
+        kv_num_blocks=UNLIMITED if kv_tokens is None else -(-kv_tokens // _KV_BLOCK_TOKENS),
+        kv_block_tokens=_KV_BLOCK_TOKENS,
+        cuts_items=info.cuts_items,
+    )
+
+
+async def _run(child: ChildProcess, settings: CoreSettings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name="core")
     core = EngineCore(store, settings)
     listener = socket.socket(fileno=settings.listener_fd)
@@ -224,7 +212,7 @@ async def _run(child: ChildProcess, settings: Settings) -> None:
 
 def main() -> None:
     child = ChildProcess.start()
-    asyncio.run(_run(child, child.settings(Settings)))
+    uvloop.run(_run(child, child.settings(CoreSettings)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
-"""What can be said of an engine before any of its processes is started; no torch is needed."""
+"""What starts an engine needs to know of it, without importing it: no torch is needed."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Final
 
+from msgspec import Meta, Struct
+
+from afferent.engine.kv_budget import KvBudget
 from afferent.errors import ConfigError
 from afferent.preprocess.family import read_json
+from afferent.preprocess.registry import AnyFamily
+
+CORE: Final = "afferent.engine.core"
+WORKER: Final = "afferent.engine.worker"
 
 _SHARED = {
     "num_attention_heads": "attention heads",
@@ -13,6 +21,32 @@ _SHARED = {
     "intermediate_size": "inner columns",
 }
 """What each worker gets an equal part of."""
+
+
+class CoreSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    store_address: str
+    listener_fd: int
+    num_workers: Annotated[int, Meta(ge=1)]
+    max_num_seqs: int
+    max_step_tokens: int
+    max_step_embeds: int
+    encoder_cache_nbytes: int
+    kv_budget: KvBudget
+    step_timeout_s: float
+
+
+class WorkerSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``shares_embeddings``: whether the arena has room for embeddings, to be used again."""
+
+    store_address: str
+    core_address: str
+    rank: int
+    num_workers: int
+    model_folder: str
+    family: AnyFamily
+    max_model_len: int
+    kv_budget: KvBudget
+    shares_embeddings: bool
 
 
 def check_workers(folder: Path, num_workers: int) -> None:

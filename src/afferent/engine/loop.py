@@ -1,7 +1,7 @@
 """The requests of one life of the engine, from acceptance to the last token, step by step.
 
-A step with items to encode, or with new sequences, goes out in two halves: so that what fails on
-one worker has failed its requests on all of them before any computes with it.
+A step with items to encode goes out in two halves, and so does one with new sequences where there
+are several workers: what fails on one of them has failed its requests on all before any computes.
 """
 
 from __future__ import annotations
@@ -167,10 +167,11 @@ class EngineLoop:
     async def _do(self, step: Step) -> None:
         self._figures.num_steps += 1
         drop, evict = step.drop, step.evict
-        if step.encode or any(chunk.start == 0 for chunk in step.prefill):
-            failed = await self._prepare(step)
+        begin = [self._begin(chunk.sequence_id) for chunk in step.prefill if chunk.start == 0]
+        if step.encode or (begin and self._ranks.may_differ):
+            failed = await self._prepare(step, begin)
             # Some workers may have made what others could not.
-            drop, evict = [], list(failed)
+            drop, evict, begin = [], list(failed), []
             for key, failure in failed.items():
                 self._fail_item(step, key, failure)
         self._let_go_of_encoded(step)
@@ -182,6 +183,7 @@ class EngineLoop:
             next(self._numbers),
             drop=drop,
             evict=evict,
+            begin=begin,
             prefill=prefill,
             decode=decode,
         )
@@ -189,10 +191,9 @@ class EngineLoop:
         self._figures.num_decode_tokens += len(decode)
         self._take(work, await self._ranks.do(work))
 
-    async def _prepare(self, step: Step) -> dict[bytes, Failure]:
+    async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
         """The first half of a step; the items that failed, by key."""
         lease = f"step-{next(_leases)}" if step.encode else ""
-        begin = [self._begin(chunk.sequence_id) for chunk in step.prefill if chunk.start == 0]
         wanted = [
             Wanted(each.sequence_id, self._requests[each.sequence_id].request.items[each.item])
             for each in step.encode

@@ -150,7 +150,8 @@ class EncodeItem(_Message):
 
 
 class Work(_Message, tag="work"):
-    """A step, or the half of one: what is encoded or begun goes out before what computes with it.
+    """A step, or the half of one: what may fail on some workers alone goes out before what computes
+    with it.
 
     To be done in the order of the fields, by all workers alike; each answers with `WorkDone`.
     ``lease`` is the request that the step's objects are pinned under; with ``are_pinned`` the core

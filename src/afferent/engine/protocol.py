@@ -70,6 +70,10 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Whether a chunk of prompt may end inside an item; not where an item attends to itself."""
     cross_attention: bool = False
     """An encoder-decoder model: its items are beside the prompt, at offset 0."""
+    kv_token_nbytes: int = 0
+    """This machine's memory that a token of a running request may take, in all workers together;
+    0: none, or not said.
+    """
 
 
 class EngineFigures(Struct, array_like=True, forbid_unknown_fields=True):

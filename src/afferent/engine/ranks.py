@@ -69,6 +69,11 @@ class Ranks:
         ready = [rank for rank in self._ranks.values() if rank.ready is not None]
         return len(ready) == self._size and not self._has_ended
 
+    @property
+    def may_differ(self) -> bool:
+        """Whether one may fail at what others can do."""
+        return self._size > 1
+
     def __contains__(self, rank: int) -> bool:
         return rank in self._ranks
 

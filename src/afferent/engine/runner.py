@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
+from afferent.engine.attention import GROWTH
 from afferent.engine.cross import CrossDecoder
 from afferent.engine.embeddings import Embeddings, Features, PlacedItem
 from afferent.engine.group import Group
@@ -181,7 +182,18 @@ class Runner:
             embed_nbytes=row_nbytes * self._decoder.num_embed_layers,
             cuts_items=self._decoder.cuts_items,
             cross_attention=bool(config.is_encoder_decoder),
+            kv_token_nbytes=self._kv_token_nbytes(),
         )
+
+    def _kv_token_nbytes(self) -> int:
+        """In all layers and of all heads, whichever rank has those."""
+        model = self._model
+        if model.config.is_encoder_decoder or model.device.type != "cpu":
+            return 0  # most is for items, or it is not this machine's memory
+        text = model.config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return int(GROWTH * 2 * text.num_hidden_layers * heads * head_dim * model.dtype.itemsize)
 
 
 def load_model(folder: Path) -> Any:

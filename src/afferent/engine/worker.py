@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from afferent import wire
 from afferent.engine import messages as m
 from afferent.engine.grids import as_arrays
-from afferent.engine.protocol import Chosen
+from afferent.engine.kv_budget import KvBudget
+from afferent.engine.launch import WorkerSettings
+from afferent.engine.protocol import Chosen, EngineInfo
 from afferent.engine.weights import weights_digest
 from afferent.errors import (
     AfferentError,
@@ -31,7 +31,6 @@ from afferent.errors import (
     InternalError,
     UnsupportedModel,
 )
-from afferent.preprocess.registry import AnyFamily
 from afferent.process import LOST_PARTNERS, ChildProcess
 from afferent.store.cache import ItemCache
 from afferent.store.client import DaemonStore
@@ -45,19 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 30.0
-
-
-class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``shares_embeddings``: whether the arena has room for embeddings, to be used again."""
-
-    store_address: str
-    core_address: str
-    rank: int
-    num_workers: int
-    model_folder: str
-    family: AnyFamily
-    max_model_len: int
-    shares_embeddings: bool
 
 
 class EngineWorker:
@@ -82,7 +68,7 @@ class EngineWorker:
             work = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
             if not isinstance(work, m.Work):
                 raise FormatError("the core says what it has said before")
-            self._core.send(encode(self._do(work)), timeout_s=_CONNECT_TIMEOUT_S)
+            self._core.send(encode(self._do(work)), timeout_s=None)
 
     def _do(self, work: m.Work) -> m.WorkDone:
         done = m.WorkDone(work.number, self._store.client_number, [], [], [], [], 0)
@@ -167,7 +153,7 @@ def watch(core: socket.socket) -> None:
     threading.Thread(target=wait, name="watch-core", daemon=True).start()
 
 
-def gather(core: wire.SyncChannel, settings: Settings) -> Group | None:
+def gather(core: wire.SyncChannel, settings: WorkerSettings) -> Group | None:
     """Say hello to the core, and wait for the other workers; ``None`` if there are no others."""
     from afferent.engine.group import Group
 
@@ -181,7 +167,7 @@ def gather(core: wire.SyncChannel, settings: Settings) -> Group | None:
     return group if rank == 0 else Group.join(told.port, rank=rank, size=size)
 
 
-def load(child: ChildProcess, settings: Settings, core: wire.SyncChannel) -> Runner:
+def load(child: ChildProcess, settings: WorkerSettings, core: wire.SyncChannel) -> Runner:
     """The model, or its part of it. What can't be served is told to the operator."""
     from afferent.engine.runner import Runner
 
@@ -195,9 +181,18 @@ def load(child: ChildProcess, settings: Settings, core: wire.SyncChannel) -> Run
         raise SystemExit(1) from error
 
 
+def _capacity(info: EngineInfo, kv_budget: KvBudget) -> str:
+    """What can be served, of what the model can."""
+    bounded, num_tokens = kv_budget.bounded(info), kv_budget.tokens_for(info)
+    in_all = "" if num_tokens is None else f", {num_tokens:,} in all"
+    if bounded.max_model_len < info.max_model_len:
+        in_all = f", for which there is room, of {info.max_model_len:,}"
+    return f"up to {bounded.max_model_len:,} tokens a request{in_all}"
+
+
 def main() -> None:
     child = ChildProcess.start()
-    settings = child.settings(Settings)
+    settings = child.settings(WorkerSettings)
     child.report("importing torch and transformers")
     from afferent.engine.encoding import ItemEncoder
     from afferent.engine.page_lock import PageLock
@@ -211,9 +206,10 @@ def main() -> None:
     published = ItemCache(store, weights=weights) if publishes else None
     page_lock = PageLock.of_this_machine()
     encoder = ItemEncoder(runner, store, published=published, page_lock=page_lock)
-    ready = m.WorkerReady(store.client_number, runner.info, weights)
+    info = settings.kv_budget.bounded(runner.info)
+    ready = m.WorkerReady(store.client_number, info, weights)
     core.send(encode(ready), timeout_s=_CONNECT_TIMEOUT_S)
-    child.report(f"up to {runner.info.max_model_len:,} tokens a request", ready=True)
+    child.report(_capacity(runner.info, settings.kv_budget), ready=True)
     try:
         has_partners = settings.num_workers > 1
         EngineWorker(runner, encoder, store, core, has_partners=has_partners).run()

@@ -8,6 +8,7 @@ once. The zygote never starts a thread: a fork of a process with threads may han
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -16,16 +17,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import Struct
-
-from afferent.config import Limits
 from afferent.errors import ConfigError, Unavailable
 from afferent.preprocess import sandbox
-from afferent.preprocess.registry import AnyFamily, preload
+from afferent.preprocess.launch import PoolSettings
+from afferent.preprocess.registry import preload
 from afferent.preprocess.worker import Worker
 from afferent.process import ChildProcess, die_with_parent
 from afferent.store.client import DaemonStore
-from afferent.types import MiB
 
 log = logging.getLogger(__name__)
 
@@ -35,31 +33,6 @@ _LONG_LIFE_S = 1.0
 _DELAYS_S = (0.0, 0.0, 0.1, 0.5, 1.0, 5.0)
 """Before a worker is replaced, by how many of its predecessors in a row have lived a short life."""
 _SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM})
-THREAD_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""One thread a library."""
-_HEAP_ENV = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * MiB),
-    "MALLOC_TRIM_THRESHOLD_": str(128 * MiB),
-    "MALLOC_TOP_PAD_": str(16 * MiB),
-}
-"""A worker keeps the memory of its last item for the next: fresh pages for every picture cost half
-of the time that its processor takes.
-"""
-ENV = {**THREAD_ENV, **_HEAP_ENV}
-"""What the pool's environment has to say."""
-
-
-class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``item_timeout_s`` is the processor time of one item; the store's daemon watches the clock.
-    ``memory_nbytes`` is what a worker may allocate, the arena apart.
-    """
-
-    store_address: str
-    family: AnyFamily
-    limits: Limits
-    num_workers: int
-    item_timeout_s: float
-    memory_nbytes: int
 
 
 @dataclass(slots=True)
@@ -72,7 +45,7 @@ class _Place:
 
 
 class Zygote:
-    def __init__(self, child: ChildProcess, settings: Settings) -> None:
+    def __init__(self, child: ChildProcess, settings: PoolSettings) -> None:
         self._child, self._settings = child, settings
         sandbox.check_machine()
         preload(settings.family)
@@ -86,6 +59,7 @@ class Zygote:
         num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if num_threads != 1:
             log.warning("the zygote has threads", extra={"num_threads": num_threads})
+        gc.freeze()  # or a worker's first collection would copy the pages of all that is loaded
         for index in range(self._settings.num_workers):
             self._fork(_Place(f"preprocess-{index}"))
         self._child.report(f"{self._settings.num_workers} workers", ready=True)
@@ -163,6 +137,7 @@ class Zygote:
         settings = self._settings
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        gc.enable()
         os.nice(_NICENESS)
         _keep_libraries_quiet()
         store = DaemonStore(settings.store_address, name=name, writable=True)
@@ -192,10 +167,11 @@ def main() -> None:
     child = ChildProcess.start()
     child.report("loading the model's processor")
     try:
-        Zygote(child, child.settings(Settings)).run()
+        Zygote(child, child.settings(PoolSettings)).run()
     except ConfigError as error:
         log.error(error.message)  # noqa: TRY400
         raise SystemExit(1) from None
+    os._exit(0)  # nothing is left to be done, and to take torch apart takes longer than all else
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor
 
-from afferent.errors import InternalError, UnsupportedMedia, UnsupportedModel
+from afferent.errors import InternalError, UnsupportedModel
 from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.pictures import image_header
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.media import Array, Media, Picture
+from afferent.preprocess.media import Array, Picture
 from afferent.preprocess.plan import FeaturePlan
 from afferent.types import TensorSpec
 
@@ -39,19 +40,15 @@ class Reference:
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """Exact, however much work that is."""
-        if not isinstance(header, ImageHeader):
-            raise UnsupportedMedia("the model takes images only")
-        return self._processor.plan(header)
+        return self._processor.plan(image_header(header))
 
-    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+    def process(self, picture: Picture, out: Mapping[str, Array]) -> None:
         """Write the processor's features into ``out``.
 
         Raises:
             InternalError: They are not what was planned.
         """
-        if not isinstance(media, Picture):
-            raise UnsupportedMedia("the model takes images only")
-        made = self._processor.run(Image.fromarray(media.pixels))
+        made = self._processor.run(Image.fromarray(picture.pixels))
         for name, target in out.items():
             array = np.asarray(made[name])
             if array.dtype != target.dtype or array.shape != target.shape:

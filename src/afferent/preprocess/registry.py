@@ -30,7 +30,6 @@ AnyFamily = _Native | AdapterFamily
 _Describe = Callable[[Path, Mapping[str, Any]], _Native | None]
 
 _NATIVE: Mapping[str, _Describe] = {
-    **dict.fromkeys(qwen_vl.GENERATIONS, qwen_vl.describe),
     "llava": llava.describe,
     "gemma3": gemma3.describe,
     "internvl": internvl.describe,
@@ -66,14 +65,15 @@ def describe(
         ConfigError: The folder holds no model, or one without settings for its processor.
     """
     config = read_json(folder / "config.json")
-    describe_native = _NATIVE.get(str(config.get("model_type")))
-    native = describe_native and describe_native(folder, config)
-    if native is None:
-        return None
+    model_type = str(config.get("model_type"))
+    if model_type in qwen_vl.GENERATIONS:
+        native: _Native | None = qwen_vl.describe(
+            folder, config, max_sampled_frames=max_sampled_frames
+        )
+    else:
+        native = _NATIVE[model_type](folder, config) if model_type in _NATIVE else None
     if reference and isinstance(native, QwenVlFamily | FixedFamily):
         return AdapterFamily(folder=str(folder), image=native.image, native=native)
-    if isinstance(native, QwenVlFamily):
-        return native.with_frames(max_sampled_frames)
     return native
 
 

@@ -9,46 +9,34 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from msgspec import Struct
 
-from afferent.errors import UnsupportedMedia
-from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.ingest.probe import MediaHeader
 from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.pictures import PictureFamily, image_header, picture
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.family import MediaTokens
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.plan import FeaturePlan
-from afferent.types import Modality
 
 if TYPE_CHECKING:
     from afferent.preprocess.reference import Reference
 
 
-class AdapterFamily(Struct, tag="adapter", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AdapterFamily(
+    PictureFamily, tag="adapter", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Features exactly as the model's own processor makes them.
 
     Attributes:
         folder: Of the model.
-        image: Its tokens.
         native: The family that knows how a picture is written in the prompt and what becomes of
             it; ``None`` if only the processor does.
     """
 
     folder: str
-    image: MediaTokens
     native: QwenVlFamily | FixedFamily | None = None
 
-    @property
-    def tokens(self) -> Mapping[Modality, MediaTokens]:
-        return {Modality.IMAGE: self.image}
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return 0
-
     def plan(self, header: MediaHeader) -> FeaturePlan | None:
-        if not isinstance(header, ImageHeader):
-            raise UnsupportedMedia("the model takes images only")
+        header = image_header(header)
         return None if self.native is None else self.native.float_plan(header)
 
     def bounded(self, max_pixels: int) -> Self:
@@ -56,7 +44,7 @@ class AdapterFamily(Struct, tag="adapter", frozen=True, kw_only=True, forbid_unk
         return self if native is self.native else msgspec.structs.replace(self, native=native)
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.reference().process(media, out)
+        self.reference().process(picture(media), out)
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)

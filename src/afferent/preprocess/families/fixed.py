@@ -7,15 +7,14 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from afferent.errors import UnsupportedMedia
 from afferent.ingest.probe import ImageHeader, MediaHeader
-from afferent.preprocess.family import MediaTokens
+from afferent.preprocess.families.pictures import PictureFamily, image_header, picture
 from afferent.preprocess.media import Array, Media, Picture
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import resize
 from afferent.preprocess.settings import PixelSettings, Size, sides
-from afferent.types import Modality, TensorSpec
+from afferent.types import TensorSpec
 
 
 class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,24 +47,16 @@ class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return int(edge * header.width / header.height), edge
 
 
-class FixedFamily(Struct, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FixedFamily(
+    PictureFamily, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """``prompt`` is what stands for each picture; see `FeaturePlan`."""
 
-    image: MediaTokens
     framing: Framing
     prompt: tuple[int | str, ...]
 
-    @property
-    def tokens(self) -> Mapping[Modality, MediaTokens]:
-        return {Modality.IMAGE: self.image}
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return 0
-
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        if not isinstance(header, ImageHeader):
-            raise UnsupportedMedia("the model takes images only")
+        image_header(header)
         return self._plan("uint8")
 
     def float_plan(self, header: ImageHeader) -> FeaturePlan:
@@ -76,9 +67,7 @@ class FixedFamily(Struct, tag="fixed", frozen=True, kw_only=True, forbid_unknown
         return self
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        if not isinstance(media, Picture):
-            raise UnsupportedMedia("the model takes images only")
-        self.framing.write(media, out["pixel_values"][0])
+        self.framing.write(picture(media), out["pixel_values"][0])
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         pixels = self.framing.normalization.apply(features["pixel_values"])

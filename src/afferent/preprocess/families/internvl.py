@@ -9,27 +9,27 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
-from afferent.errors import UnsupportedMedia
-from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.ingest.probe import MediaHeader
+from afferent.preprocess.families.pictures import PictureFamily, image_header, picture
 from afferent.preprocess.family import MediaTokens, processor_settings, read_json
-from afferent.preprocess.media import Array, Media, Picture
+from afferent.preprocess.media import Array, Media
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import resize
 from afferent.preprocess.settings import pixel_settings, sides
-from afferent.types import Modality, TensorSpec
+from afferent.types import TensorSpec
 
 # Where the configuration does not say:
 _IMAGE_TOKEN_ID, _NUM_EMBEDS = 151_667, 256
 _BEGIN, _END = "<img>", "</img>"
 
 
-class TiledFamily(Struct, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TiledFamily(
+    PictureFamily, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each."""
 
-    image: MediaTokens
     width: int
     height: int
     min_tiles: int
@@ -40,17 +40,8 @@ class TiledFamily(Struct, tag="tiled", frozen=True, kw_only=True, forbid_unknown
     resample: int
     normalization: Normalization
 
-    @property
-    def tokens(self) -> Mapping[Modality, MediaTokens]:
-        return {Modality.IMAGE: self.image}
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return 0
-
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        if not isinstance(header, ImageHeader):
-            raise UnsupportedMedia("the model takes images only")
+        header = image_header(header)
         num_tiles = math.prod(self.grid(header.width, header.height))
         num_tiles += num_tiles > 1  # the picture as a whole
         shape = (num_tiles, 3, self.height, self.width)
@@ -66,8 +57,7 @@ class TiledFamily(Struct, tag="tiled", frozen=True, kw_only=True, forbid_unknown
         return msgspec.structs.replace(self, min_tiles=fewest, max_tiles=max_tiles)
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        if not isinstance(media, Picture):
-            raise UnsupportedMedia("the model takes images only")
+        media = picture(media)
         columns, rows = self.grid(media.header.width, media.header.height)
         tiles = out["pixel_values"]
         size = columns * self.width, rows * self.height

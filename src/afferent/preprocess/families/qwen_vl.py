@@ -122,15 +122,6 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
             inputs["pixel_values_videos"] = self._float_patches(patches, self.video.normalization)
         return inputs
 
-    def with_frames(self, most: int) -> QwenVlFamily:
-        """The same, which takes no more frames of a video than ``most``."""
-        if self.video is None or self.video.settings.max_frames <= most:
-            return self
-        settings = msgspec.structs.replace(self.video.settings, max_frames=most)
-        return msgspec.structs.replace(
-            self, video=msgspec.structs.replace(self.video, settings=settings)
-        )
-
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """The size that a picture is brought to: whole merged patches, pixels within the limits.
 
@@ -177,8 +168,16 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
         return normalized.reshape(len(patches), -1)
 
 
-def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
+def describe(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    max_sampled_frames: int,
+) -> QwenVlFamily | None:
     """The family of a model; ``None`` if its settings ask for what is not done here.
+
+    Args:
+        max_sampled_frames: Most frames that are taken of a video, whatever the folder says.
 
     Raises:
         ConfigError: The folder does not say how pictures are processed.
@@ -199,12 +198,12 @@ def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
         max_pixels=settings.edges[1],
         resample=settings.resample,
         normalization=settings.normalization,
-        video=_describe_video(folder, config, generation),
+        video=_describe_video(folder, config, generation, max_sampled_frames),
     )
 
 
 def _describe_video(
-    folder: Path, config: Mapping[str, Any], generation: Generation
+    folder: Path, config: Mapping[str, Any], generation: Generation, max_sampled_frames: int
 ) -> QwenVideo | None:
     name = "Qwen3VLVideoProcessor" if generation == "qwen3" else "Qwen2VLVideoProcessor"
     settings = pixel_settings(_video_settings(folder), class_name=name)
@@ -215,7 +214,7 @@ def _describe_video(
     given = _video_settings(folder)
     return QwenVideo(
         tokens=_tokens(config, "video_token_id", _VIDEO_TOKEN_ID),
-        settings=video_settings(given, generation, max_sampled_frames=MAX_SAMPLED_FRAMES),
+        settings=video_settings(given, generation, max_sampled_frames=max_sampled_frames),
         resample=settings.resample,
         normalization=settings.normalization,
     )
