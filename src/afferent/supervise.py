@@ -14,26 +14,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from afferent import __version__, budget, logs, wire
 from afferent.config import ServeConfig
-from afferent.engine import core, worker
 from afferent.engine.launch import check_workers
+from afferent.engine.weights import weights_nbytes
 from afferent.errors import ConfigError
 from afferent.listening import Port
-from afferent.preprocess import pool
+from afferent.parts import Part, Plan
 from afferent.preprocess.measure import family_of
-from afferent.preprocess.registry import AnyFamily, describe
+from afferent.preprocess.registry import describe
 from afferent.process import LOST_PARTNERS, Child, LogSettings, Status, spawn
-from afferent.serve import frontend
-from afferent.store import daemon
+from afferent.store import arena
 from afferent.store.server import Estate
 
 log = logging.getLogger(__name__)
@@ -43,9 +38,6 @@ BUILT_IN_MODELS = Path(__file__).parent / "models"
 _MAX_FAILED_STARTS = 3
 _RESTART_DELAY_S = 0.5
 _TERMINATE_TIMEOUT_S = 5.0
-_MIN_RECOVERY_S = 60.0
-_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
-"""No progress bars between our lines, and nothing looked up on a hub."""
 
 
 def model_folder(name: str) -> Path:
@@ -61,24 +53,6 @@ def model_folder(name: str) -> Path:
     raise ConfigError(f"{name!r} is neither a built-in model nor a folder with a config.json")
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """One child process, and how to start it again."""
-
-    name: str
-    module: str
-    settings: Callable[[], Struct]
-    fds: tuple[int, ...] = ()
-    port: Port | None = None
-    """Its settings get ``listener_fd``, a socket for each start."""
-    env: dict[str, str] = field(default_factory=dict)
-    child: Child | None = None
-    pidfd: int = -1
-    is_ready: bool = False
-    has_been_ready: bool = False
-    num_failed_starts: int = 0
-
-
 class Supervisor:
     """Runs one server until SIGTERM or Ctrl-C."""
 
@@ -86,10 +60,9 @@ class Supervisor:
         self._config = config
         self._started_s = time.monotonic()
         self._log_settings = LogSettings(level=config.log_level, format=config.log_format)
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, Part] = {}
         self._stop = asyncio.Event()
         self._num_signals = 0
-        self._segment = 1
         self._announced = False
         self._failure: str | None = None
         self._restarts: set[asyncio.Task[None]] = set()
@@ -101,18 +74,18 @@ class Supervisor:
         """Serve; the exit status.
 
         Raises:
-            ConfigError: Nothing was started.
+            ConfigError: Nothing is left running.
             UnsupportedModel: Likewise.
         """
         logs.configure("supervisor", level=self._config.log_level, format=self._config.log_format)
         self._say("afferent", __version__)
-        self._prepare()
+        plan = self._plan()
+        self._parts = {part.name: part for part in plan.parts()}
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
         try:
-            for part in self._parts.values():
-                self._start(part)
+            await self._start_all(plan.estate)
             await self._stop.wait()
             await self._drain()
         finally:
@@ -125,12 +98,15 @@ class Supervisor:
 
     # Start
 
-    def _prepare(self) -> None:
-        """Everything that can be refused is refused before a process starts."""
+    def _plan(self) -> Plan:
+        """What can be refused is refused before a process starts."""
         config = self._config
         folder = model_folder(config.model)
         self._model_name = config.served_model_name or folder.name
         arena_nbytes = budget.arena_nbytes(config)
+        kv_budget = budget.kv_budget(
+            config, arena_nbytes=arena_nbytes, weights_nbytes=weights_nbytes(folder)
+        )
         check_workers(folder, config.engine_workers)
         if warning := exposure(config):
             self._say("warning", warning)
@@ -143,107 +119,41 @@ class Supervisor:
             folder, reference=is_reference, max_sampled_frames=config.max_sampled_frames
         )
         self._say("model", f"{self._model_name} from {folder}")
+        if kv_budget.nbytes:
+            room = f"{kv_budget.nbytes / 2**20:,.0f} MiB"
+            self._say("memory", f"{room} for keys and values of requests")
+        core_address = wire.new_address("core")
+        return Plan(
+            config=config,
+            folder=folder,
+            model_name=self._model_name,
+            family=family,
+            kv_budget=kv_budget,
+            port=port,
+            estate=Estate.over(arena.open_segment(arena_nbytes)),
+            core_address=core_address,
+            core_fd=wire.listen(core_address).detach(),
+        )
+
+    async def _start_all(self, estate: Estate) -> None:
+        """First what takes longest, the engine's workers; the others once there is an arena."""
+        for part in self._parts.values():
+            if not part.needs_arena:
+                self._start(part)
         start_s = time.monotonic()
-        estate = Estate.create(arena_nbytes)
+        for _ in arena.allocate(estate.arena_fd):
+            await asyncio.sleep(0)  # for signals, and for what the children report
+            if self._stop.is_set():
+                return
         took_s = time.monotonic() - start_s
-        how = "" if config.arena_nbytes else ", as suits the memory there is,"
-        self._say("arena", f"{arena_nbytes / 2**20:,.0f} MiB{how} allocated in {took_s:.2f} s")
-        self._make_parts(folder, family, port, estate)
+        how = "" if self._config.arena_nbytes else ", as suits the memory there is,"
+        nbytes = os.fstat(estate.arena_fd).st_size
+        self._say("arena", f"{nbytes / 2**20:,.0f} MiB{how} allocated in {took_s:.2f} s")
+        for part in self._parts.values():
+            if part.needs_arena:
+                self._start(part)
 
-    def _make_parts(self, folder: Path, family: AnyFamily, port: Port, estate: Estate) -> None:
-        config = self._config
-        store_address, core_address = estate.address, wire.new_address("core")
-        core_fd = wire.listen(core_address).detach()
-        parts = [
-            _Part(
-                "store",
-                daemon.__name__,
-                lambda: estate.settings(
-                    self._segment,
-                    shares=config.shares,
-                    job_timeout_s=config.preprocess_timeout_s,
-                    # An encoder or a decoder may hold on for as long as an item may take.
-                    recovery_timeout_s=max(_MIN_RECOVERY_S, config.preprocess_timeout_s),
-                ),
-                fds=estate.fds,
-            ),
-            _Part(
-                "core",
-                core.__name__,
-                lambda: core.Settings(
-                    store_address=store_address,
-                    listener_fd=core_fd,
-                    num_workers=config.engine_workers,
-                    max_num_seqs=config.max_num_seqs,
-                    max_step_tokens=config.max_step_tokens,
-                    max_step_embeds=config.max_step_embeds,
-                    encoder_cache_nbytes=config.encoder_cache_nbytes,
-                    kv_cache_tokens=config.kv_cache_tokens,
-                    step_timeout_s=config.engine_step_timeout_s,
-                ),
-                fds=(core_fd,),
-            ),
-            *self._engine_workers(folder, family, store_address, core_address),
-            _Part(
-                "preprocess",
-                pool.__name__,
-                lambda: pool.Settings(
-                    store_address=store_address,
-                    family=family,
-                    limits=config.limits,
-                    num_workers=config.num_preprocess_workers,
-                    item_timeout_s=config.preprocess_timeout_s,
-                    memory_nbytes=config.preprocess_memory_nbytes,
-                ),
-                env={**pool.ENV, **_QUIET},
-            ),
-        ]
-        parts += [
-            _Part(
-                f"frontend-{number}",
-                frontend.__name__,
-                lambda: frontend.Settings(
-                    store_address=store_address,
-                    core_address=core_address,
-                    model_folder=str(folder),
-                    model_name=self._model_name,
-                    family=family,
-                    config=config,
-                ),
-                port=port,
-            )
-            for number in range(config.frontends)
-        ]
-        self._parts = {part.name: part for part in parts}
-
-    def _engine_workers(
-        self, folder: Path, family: AnyFamily, store_address: str, core_address: str
-    ) -> list[_Part]:
-        """One for each rank; the core sees to it that they start and end together."""
-        config = self._config
-        num_threads = min(8, max(1, (os.cpu_count() or 2) - 1)) // config.engine_workers
-        env = {"OMP_NUM_THREADS": str(max(1, num_threads)), **_QUIET}
-
-        def settings(rank: int) -> worker.Settings:
-            return worker.Settings(
-                store_address=store_address,
-                core_address=core_address,
-                rank=rank,
-                num_workers=config.engine_workers,
-                model_folder=str(folder),
-                family=family,
-                max_model_len=config.max_model_len,
-                shares_embeddings=config.embeddings_share > 0,
-            )
-
-        ranks = range(config.engine_workers)
-        names = [f"worker-{rank}" if len(ranks) > 1 else "worker" for rank in ranks]
-        return [
-            _Part(name, worker.__name__, partial(settings, rank), env=env)
-            for rank, name in enumerate(names)
-        ]
-
-    def _start(self, part: _Part) -> None:
+    def _start(self, part: Part) -> None:
         loop = asyncio.get_running_loop()
         part.is_ready = False
         settings, fds = part.settings(), part.fds
@@ -261,7 +171,7 @@ class Supervisor:
 
     # Events
 
-    def _on_status(self, part: _Part, child: Child) -> None:
+    def _on_status(self, part: Part, child: Child) -> None:
         data = os.read(child.status_fd, 1 << 16)
         if not data:
             asyncio.get_running_loop().remove_reader(child.status_fd)
@@ -280,7 +190,7 @@ class Supervisor:
                 f"({took_s:.1f} s). Ctrl-C stops it.\n"
             )
 
-    def _on_death(self, part: _Part, child: Child) -> None:
+    def _on_death(self, part: Part, child: Child) -> None:
         code = self._reap(part, child)
         if self._stop.is_set():
             return
@@ -293,13 +203,11 @@ class Supervisor:
                 return
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
         self._say(part.name, f"has ended ({how}); starting it again")
-        if part.name == "store":
-            self._segment += 1  # a new epoch: the others connect again
         task = asyncio.ensure_future(self._restart(part))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    async def _restart(self, part: _Part) -> None:
+    async def _restart(self, part: Part) -> None:
         await asyncio.sleep(_RESTART_DELAY_S * 2 ** min(part.num_failed_starts, 4))
         if self._stop.is_set() or part.child is not None:
             return
@@ -332,7 +240,7 @@ class Supervisor:
         await self._terminate(rest, _TERMINATE_TIMEOUT_S)
         await self._terminate([store], _TERMINATE_TIMEOUT_S)
 
-    async def _terminate(self, parts: list[_Part], timeout_s: float) -> None:
+    async def _terminate(self, parts: list[Part], timeout_s: float) -> None:
         for part in parts:
             if part.child is not None:
                 part.child.popen.terminate()
@@ -344,13 +252,13 @@ class Supervisor:
         for part in self._parts.values():
             self._kill(part)
 
-    def _kill(self, part: _Part) -> None:
+    def _kill(self, part: Part) -> None:
         """End a child at once; its own children die with it."""
         if part.child is not None:
             part.child.popen.kill()
             self._reap(part, part.child)
 
-    def _reap(self, part: _Part, child: Child) -> int:
+    def _reap(self, part: Part, child: Child) -> int:
         """The exit status of a child that has ended; its descriptors are closed."""
         code = child.popen.wait()
         if part.child is child:

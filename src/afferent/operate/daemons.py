@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afferent.errors import ConfigError, StoreUnavailable
-from afferent.store import daemon
 from afferent.store.client import DaemonStore
+from afferent.store.launch import DAEMON
 from afferent.store.roster import start_time
 from afferent.store.server import ADDRESS_PREFIX
 
@@ -134,5 +134,5 @@ def _running(address: str, pids: Sequence[int]) -> Running:
 
 def _is_daemon(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return daemon.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return DAEMON.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return False
