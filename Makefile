@@ -7,6 +7,9 @@ TORCH := torch==2.13.0
 MODEL ?=
 ARGS ?=
 
+# Servers start sooner from modules that are compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test fuzz storm lint type imports fmt bench docs check train evaluate clean
 
@@ -36,8 +39,10 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
-storm: setup  ## kill every kind of process under load, and overload the arena (40 minutes)
-	@$(BIN)/python -m pytest tests/store/test_storm.py tests/end_to_end/test_worker_storm.py \
+storm: setup  ## kill every kind of process under load, overload the arena, generate more (45 minutes)
+	@$(BIN)/python -m pytest tests/store tests/schedule tests/ingest/test_cutter.py \
+		tests/preprocess/test_families.py tests/engine/test_packed.py \
+		tests/end_to_end/test_worker_storm.py \
 		tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
 		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \
 		tests/end_to_end/test_all_apis.py tests/end_to_end/test_disconnect.py \

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 
+from tests import examples
 from tests.server import Server
+
+NUM_LINES = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    examples.choose(is_long=config.getoption("--storm"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tutorial first: its commands expect no other store on the machine."""
     items.sort(key=lambda item: item.path.name != "test_tutorial.py")
+    if not config.getoption("--storm"):
+        for item in items:
+            if item.get_closest_marker("storm"):
+                item.add_marker(pytest.mark.skip("takes minutes: --storm"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows the end of the logs of the servers that the test has used."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Server):
+                report.sections.append((f"log of {name}", "\n".join(value.lines[-NUM_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="session")

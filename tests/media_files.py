@@ -29,15 +29,12 @@ ENCODERS = {
 
 def drawn_frame(index: int, width: int = 160, height: int = 96) -> Pixels:
     """Smooth colours that move, and a white bar that tells which frame it is."""
-    x, y = np.meshgrid(np.arange(width), np.arange(height))
-    frame = np.stack(
-        (
-            128 + 100 * np.sin((x + 3 * index) / 23),
-            128 + 100 * np.cos((y - 2 * index) / 17),
-            128 + 100 * np.sin((x + y + index) / 31),
-        ),
-        axis=-1,
-    ).astype(np.uint8)
+    x, y = np.arange(width), np.arange(height)[:, None]
+    slope = np.sin((np.arange(width + height) + index) / 31)
+    frame = np.empty((height, width, 3), np.uint8)
+    frame[..., 0] = 128 + 100 * np.sin((x + 3 * index) / 23)
+    frame[..., 1] = 128 + 100 * np.cos((y - 2 * index) / 17)
+    frame[..., 2] = (128 + 100 * slope).astype(np.uint8)[x + y]
     at = index * 5 % (width - 8)
     frame[:16, at : at + 8] = 255
     return frame

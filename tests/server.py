@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import inspect
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,14 +24,16 @@ import psutil
 from afferent.store.client import DaemonStore
 from afferent.testing.pictures import Picture
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 150.0
+STOP_TIMEOUT_S = 60.0
 
 
 class Server:
     """``afferent serve`` in a process of its own, on a port that the system chose."""
 
-    def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
+    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        """``env`` is added to the environment."""
+        self._arguments, self._env = arguments, {**os.environ, **(env or {})}
         self.lines: list[str] = []
         self._url = ""
         self._announced = threading.Event()
@@ -37,15 +41,19 @@ class Server:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
         command += ["--preprocess-workers", "2", "--arena-nbytes", "256MiB", *self._arguments]
-        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, bufsize=1)
+        self.popen = subprocess.Popen(
+            command, env=self._env, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._announced.wait(START_TIMEOUT_S) or not self._url:
-            self.popen.kill()
-            self.popen.wait()
-            raise AssertionError("the server did not start:\n" + self.log())
-        # Every process has said that it is ready; the frontend hears of the engine a little later.
-        wait_until(lambda: self.get("/ready").status_code == 200)
+        try:
+            self._announced.wait(START_TIMEOUT_S)
+            assert self._url, "the server did not start:\n" + self.log()
+            # Every process says that it is ready; the frontend hears of the engine a little later.
+            wait_until(lambda: self.get("/ready").status_code == 200)
+        except BaseException:
+            self._kill()
+            raise
         return self
 
     def __exit__(
@@ -57,12 +65,16 @@ class Server:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
             try:
-                self.popen.wait(60)
+                self.popen.wait(STOP_TIMEOUT_S)
             finally:
-                self.popen.kill()
-        self._reader.join(10)
+                self._kill()
+        self._reader.join(STOP_TIMEOUT_S)
         if kind is not None:
             print(self.log())
+
+    def _kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
 
     def _read(self) -> None:
         assert self.popen.stderr is not None
@@ -82,7 +94,15 @@ class Server:
         return "\n".join(self.lines)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(**self._connection())
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._connection())
+
+    def _connection(self) -> dict[str, Any]:
+        """For OpenAI's clients."""
+        url = f"{self.url}/v1"
+        return {"base_url": url, "api_key": "none", "max_retries": 0, "timeout": 60}
 
     def post(self, body: Any) -> httpx.Response:
         """POST to the chat endpoint; ``bytes`` go as they are, anything else as JSON."""
@@ -90,7 +110,7 @@ class Server:
         return httpx.post(f"{self.url}/v1/chat/completions", timeout=60, **content)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=30)
+        return httpx.get(f"{self.url}{path}", timeout=60)
 
     def metrics(self) -> dict[str, float]:
         """Each sample of ``/metrics`` by its name and labels as written."""
@@ -103,6 +123,18 @@ class Server:
 
     def store_figure(self, name: str) -> float:
         return self.metrics()[f'afferent_store{{figure="{name}"}}']
+
+    def engine_figure(self, name: str) -> float | None:
+        """``None`` while the engine does not answer."""
+        return self.metrics().get(f'afferent_engine{{figure="{name}"}}')
+
+    def refuses(self) -> bool:
+        """Whether nobody listens any more; who came a moment before is cut off."""
+        try:
+            self.get("/health")
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            return True
+        return False
 
     def processes(self) -> list[psutil.Process]:
         """The supervisor's children and their children."""
@@ -119,7 +151,12 @@ class Server:
     def preprocess_workers(self) -> list[psutil.Process]:
         """The zygote's children."""
         pool = self.find("afferent.preprocess.pool")
-        return [process for process in pool if process.parent() in pool]
+        workers = []
+        for process in pool:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.parent() in pool:
+                    workers.append(process)
+        return workers
 
     def store(self) -> DaemonStore:
         """A connection of the test's own to the server's store."""
@@ -136,13 +173,15 @@ class Server:
                 return "\0" + fields[7][1:]
         raise AssertionError(f"{module} does not listen")
 
-    def suspend_preprocess_workers(self) -> list[psutil.Process]:
-        """Stop both workers while each of them waits for a job."""
+    def idle_preprocess_workers(self) -> list[psutil.Process]:
+        """Both workers, each of which waits for a job."""
         wait_until(lambda: self.store_figure("num_workers") == 2)
+        wait_until(lambda: self.store_figure("num_jobs_running") == 0)
         workers = self.preprocess_workers()
         assert len(workers) == 2
+        # Their last jobs have ended, but they may not have had the time to ask for the next.
         for worker in workers:
-            worker.suspend()
+            wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING)  # noqa: B023
         return workers
 
 
@@ -153,12 +192,40 @@ def _target(link: Path) -> str:
         return ""
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    """Poll until ``condition`` holds; fail when it does not within the time."""
+@contextlib.contextmanager
+def suspended(processes: list[psutil.Process]) -> Iterator[list[psutil.Process]]:
+    """Stop the processes; at the end all that are left go on, whatever has happened."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield processes
+    finally:
+        resume(processes)
+
+
+def resume(processes: list[psutil.Process]) -> None:
+    """Have those that are left go on."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    """Poll until ``condition`` holds; fail, saying what it is, if it does not in time."""
     deadline = time.monotonic() + timeout_s
+    is_late = False
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert not is_late, f"not within {timeout_s:g} s: {_source(condition)}"
+        is_late = time.monotonic() > deadline  # there is another look after a long pause
         time.sleep(0.01)
+
+
+def _source(condition: Callable[[], bool]) -> str:
+    """As it is written, for a lambda the whole statement."""
+    try:
+        return " ".join(inspect.getsource(condition).split())
+    except (OSError, TypeError):
+        return repr(condition)
 
 
 def data_url(picture: Picture | bytes, kind: str = "jpeg") -> str:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from afferent import budget, memory
 from afferent.config import ServeConfig
+from afferent.engine.kv_budget import KvBudget
+from afferent.engine.protocol import EngineInfo
 from afferent.errors import ConfigError
 from afferent.types import GiB, MiB
 
 
-def nbytes(
-    monkeypatch: pytest.MonkeyPatch, limit: float, *, workers: int = 2, frontends: int = 1, arena=0
-) -> int:
-    monkeypatch.setattr(memory, "limit_nbytes", lambda: int(limit * GiB))
-    config = ServeConfig(
+def config_of(*, workers: int = 2, frontends: int = 1, arena: int = 0, **more: Any) -> ServeConfig:
+    return ServeConfig(
         arena_nbytes=arena,
         preprocess_workers=workers,
         frontends=frontends,
         encoder_cache_nbytes=64 * MiB,
+        **more,
     )
-    return budget.arena_nbytes(config)
+
+
+def nbytes(monkeypatch: pytest.MonkeyPatch, limit: float, **settings: Any) -> int:
+    monkeypatch.setattr(memory, "limit_nbytes", lambda: int(limit * GiB))
+    return budget.arena_nbytes(config_of(**settings))
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,51 @@ def test_what_the_settings_say_is_taken_or_refused(monkeypatch: pytest.MonkeyPat
         nbytes(monkeypatch, 8, arena=3 * GiB + 800 * MiB)
     with pytest.raises(ConfigError, match="fewer --preprocess-workers"):
         nbytes(monkeypatch, 8, workers=6)
+
+
+@pytest.mark.parametrize(
+    ("limit", "settings", "weights", "expected"),
+    [
+        (14, {}, 0, KvBudget(nbytes=3731 * MiB)),  # half of what the arena leaves of 90 %
+        (14, {}, GiB, KvBudget(nbytes=3219 * MiB)),
+        (14, {"engine_workers": 2}, GiB, KvBudget(nbytes=2419 * MiB)),  # each loads it
+        (14, {"arena": 64 * MiB}, 0, KvBudget(nbytes=4595 * MiB)),
+        (14, {}, 64 * GiB, KvBudget(nbytes=64 * MiB)),  # it may be that they are on a GPU
+        (14, {"kv_cache_tokens": 5000}, GiB, KvBudget(num_tokens=5000)),
+    ],
+)
+def test_what_is_left_for_keys_and_values(
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float,
+    settings: dict[str, Any],
+    weights: int,
+    expected: KvBudget,
+) -> None:
+    monkeypatch.setattr(memory, "limit_nbytes", lambda: int(limit * GiB))
+    config = config_of(**settings)
+    arena = budget.arena_nbytes(config)
+    made = budget.kv_budget(config, arena_nbytes=arena, weights_nbytes=weights)
+    assert (made.num_tokens, made.nbytes // MiB) == (expected.num_tokens, expected.nbytes // MiB)
+
+
+def test_tokens_follow_the_model() -> None:
+    info = EngineInfo(4096, [], kv_token_nbytes=1000)
+    assert KvBudget(nbytes=5_000_999).tokens_for(info) == 5000
+    assert KvBudget(num_tokens=7, nbytes=5_000_999).tokens_for(info) == 7
+    assert KvBudget().tokens_for(info) is None
+    assert KvBudget(nbytes=5_000_999).tokens_for(EngineInfo(4096, [])) is None
+
+
+def test_a_request_is_no_longer_than_there_is_room_for() -> None:
+    info = EngineInfo(4096, [], kv_token_nbytes=MiB)
+    for fits in (KvBudget(), KvBudget(nbytes=4 * GiB), KvBudget(num_tokens=4096)):
+        assert fits.bounded(info) == info
+    assert KvBudget(num_tokens=4095).bounded(info).max_model_len == 4095
+    assert KvBudget(nbytes=2 * GiB).bounded(info).max_model_len == 2048
+    assert KvBudget(nbytes=1).bounded(info).max_model_len == 1
+
+
+def test_a_length_that_can_never_be_is_refused() -> None:
+    config = config_of(kv_cache_tokens=400, max_model_len=401)
+    with pytest.raises(ConfigError, match=r"401 tokens, as --max-model-len .* the 400 of"):
+        budget.kv_budget(config, arena_nbytes=GiB, weights_nbytes=0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from afferent.metrics import REGISTRY, Metrics
 from afferent.serve import exposition
 from afferent.serve.account import Account
 from afferent.serve.apis import APIS, TOKEN_COUNTS
-from afferent.serve.counting import count_request, count_stages
+from afferent.serve.counting import count_lateness, count_request, count_stages
 from afferent.types import span_since
 
 ROOT = Path(__file__).parent.parent
@@ -136,6 +138,21 @@ def test_the_page_lists_every_metric_and_its_labels() -> None:
     for words in (metrics.STAGES, metrics.MEDIA, metrics.PLACES, metrics.APIS):
         for word in words:
             assert f"`{word}`" in page, word
+
+
+def test_an_event_loop_that_was_held_up_says_so() -> None:
+    counted = Metrics()
+
+    async def main() -> None:
+        task = asyncio.create_task(count_lateness(counted))
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251 - what holds it up
+        while not parsed(counted)["afferent_event_loop_late_seconds_count", ()]:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(main())
+    assert 0.19 < parsed(counted)["afferent_event_loop_late_seconds_sum", ()] < 30
 
 
 def test_a_stage_of_a_request_is_counted_by_its_media() -> None:

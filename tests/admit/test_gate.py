@@ -12,7 +12,7 @@ from afferent.errors import ArenaTooSmall, DeadlineExceeded, SlotTaken, StoreFul
 from afferent.store import messages as m
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.server import StoreServer
-from afferent.types import MiB, ObjectKind
+from afferent.types import Handle, MiB, ObjectKind
 
 FEATURES = ObjectKind.FEATURES
 CAPACITY = 4 * MiB
@@ -39,6 +39,9 @@ class FakeLedger:
         self.now_s += self.wait_s
         if self.refusal is not None:
             raise self.refusal("no")
+
+    async def create(self, request: str, items: Sequence[m.CreateItem]) -> list[Handle]:
+        raise AssertionError
 
     async def enter(self, request: str, slot: str, *, limit: int, timeout_s: float) -> None:
         assert slot == "preprocess"
@@ -109,10 +112,11 @@ def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
     """Ten requests of a third of the arena each: three at a time at most, first come first."""
 
     async def main() -> tuple[list[int], int]:
-        store = await AsyncDaemonStore.connect(server.address, name="gate")
+        store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
         gate = Gate(store, timeout_s=30.0)
         order: list[int] = []
         inside = most = 0
+        is_full = asyncio.Event()
 
         async def one(number: int) -> None:
             nonlocal inside, most
@@ -120,6 +124,9 @@ def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
                 order.append(number)
                 inside += 1
                 most = max(most, inside)
+                if inside == 3:
+                    is_full.set()
+                await is_full.wait()
                 await asyncio.sleep(0.01)
                 inside -= 1
 
@@ -137,15 +144,23 @@ def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
     assert most == 3
 
 
+@pytest.mark.parametrize("wants", ["room", "blocks"])
 @pytest.mark.parametrize("how", ["timeout", "cancelled", "never fits", "other process dies"])
-def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str) -> None:
+def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str, wants: str) -> None:
     async def main() -> None:
         holder = await AsyncDaemonStore.connect(server.address, name="holder")
-        store = await AsyncDaemonStore.connect(server.address, name="gate")
+        store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
         await holder.reserve("held", [m.ReserveItem(FEATURES, CAPACITY * 3 // 4)])
         gate = Gate(store, timeout_s=0.05 if how == "timeout" else 30.0)
         nbytes = 2 * CAPACITY if how == "never fits" else CAPACITY // 2
-        waiting = asyncio.create_task(gate.admit("r", [m.ReserveItem(FEATURES, nbytes)]))
+
+        async def ask() -> None:
+            if wants == "room":
+                await gate.admit("r", [m.ReserveItem(FEATURES, nbytes)])
+            else:
+                await gate.create("r", [m.CreateItem(FEATURES, nbytes)])
+
+        waiting = asyncio.create_task(ask())
         if how == "timeout":
             with pytest.raises(DeadlineExceeded):
                 await waiting
@@ -170,6 +185,39 @@ def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str) -> None
         await store.close()
 
     asyncio.run(main())
+
+
+def test_blocks_are_given_at_once_where_nobody_waits(server: StoreServer) -> None:
+    """A small one does not go past a large one that came first, though there is room for it."""
+
+    async def main() -> list[str]:
+        store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
+        gate = Gate(store, timeout_s=30.0)
+        order: list[str] = []
+
+        async def one(name: str, nbytes: int) -> None:
+            (handle,) = await gate.create(name, [m.CreateItem(FEATURES, nbytes)])
+            assert handle.nbytes == nbytes
+            order.append(name)
+
+        await one("first", CAPACITY // 2)
+        assert (await store.stat()).granted_nbytes == 0
+        waiting = []
+        for number, (name, nbytes) in enumerate([("large", CAPACITY * 3 // 4), ("small", 1000)]):
+            waiting.append(asyncio.create_task(one(name, nbytes)))
+            while (await store.stat()).num_reservations_queued <= number:
+                await asyncio.sleep(0.001)
+        assert gate.num_waiting == 2
+        store.forget("first")
+        await asyncio.gather(*waiting)
+        assert (await store.stat()).granted_nbytes == 0
+        for name in order:
+            store.forget(name)
+        assert (await store.stat()).held_nbytes == 0
+        await store.close()
+        return order
+
+    assert asyncio.run(main()) == ["first", "large", "small"]
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -222,8 +270,8 @@ async def places(store: AsyncDaemonStore) -> tuple[int, int, int]:
 def test_who_does_not_get_its_turn_leaves_nothing(server: StoreServer, how: str) -> None:
     async def main() -> None:
         holder = await AsyncDaemonStore.connect(server.address, name="holder")
-        store = await AsyncDaemonStore.connect(server.address, name="gate")
-        await Gate(holder, timeout_s=1.0, max_concurrency=1).enter("held")
+        store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
+        await Gate(holder, timeout_s=30.0, max_concurrency=1).enter("held")
         gate = Gate(store, timeout_s=0.05 if how == "timeout" else 30.0, max_concurrency=1)
         waiting = asyncio.create_task(gate.enter("r"))
         if how == "timeout":

@@ -26,6 +26,7 @@ def test_the_record_is_whole(
 ) -> None:
     """A small run: what it measured on this busy machine is not judged, what it writes is."""
     monkeypatch.setattr(codec, "IMAGES", (1, 2))
+    monkeypatch.setattr(codec, "_PATCHES", 50)
     file = tmp_path / "record.json"
     assert cli.main(["bench", "codec", "--quick", "--json", str(file)]) == 0
     record = json.loads(file.read_text())

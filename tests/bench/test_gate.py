@@ -25,7 +25,7 @@ SMALL = Scenario(
     runs=1,
     regimes=("engine",),
     gates=("1", "bytes", "control"),
-    prefill_s={"engine": 0.05},
+    prefill_s={"engine": 0.2},
     page=(280, 364),
 )
 HEAP_NBYTES = 32 * MiB  # that a process may have grown by though its pages are small

@@ -30,7 +30,7 @@ def test_without_a_gpu_it_says_so() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode != 0
     assert "needs a GPU with CUDA" in done.stderr

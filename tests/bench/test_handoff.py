@@ -35,7 +35,6 @@ def test_the_record_has_its_keys() -> None:
         for key in ("floor_ms", "handle_ms", "control_pipe_ms", "control_zmq_ms"):
             assert row[key] > 0
             assert len(row["samples"][key]) == MIN_SAMPLES
-        assert row["floor_ms"] < row["handle_ms"]
     assert len(record["goals"]) == 2
 
 

@@ -22,16 +22,14 @@ from afferent.types import MiB, ObjectKind
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["images"] is images
     samples: list[None] = []
-    report = images.run(quick=True, after_sample=lambda: samples.append(None), images=(1, 5))
+    report = images.run(quick=True, after_sample=lambda: samples.append(None), images=(1, 2))
     assert len(samples) * 3 == images.num_steps(quick=True) * 2
     record = json.loads(report.as_json())
-    assert [(row["images"], row["workers"]) for row in record["rows"]] == [(1, 2), (5, 2)]
+    assert [(row["images"], row["workers"]) for row in record["rows"]] == [(1, 2), (2, 2)]
     for row in record["rows"]:
         for key in images.COLUMNS[2:]:
             assert row[key] > 0
             assert len(row["samples"][key]) == MIN_SAMPLES
-        assert row["afferent_ms"] < row["whole_ms"]
-        assert row["control_ms"] < row["control_whole_ms"]
     assert [goal["what"].split(" at ")[0] for goal in record["goals"]] == [
         "control_ms / afferent_ms",
         "control_zmq_ms / afferent_ms",

@@ -160,7 +160,10 @@ def test_pictures_that_are_named_and_not_sent_again(
     assert caught.value.body["uuids"] == ["answers-unheard-of"]
 
 
-def test_a_picture_that_a_tool_returned(server: Server, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("said", ["There is no picture.", None])
+def test_a_picture_that_a_tool_returned(
+    server: Server, rng: np.random.Generator, said: str | None
+) -> None:
     picture = draw_picture(rng, colour="red", shape="circle")
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     content = ask([data_url(picture)], "What is in the picture?")["messages"][0]["content"]
@@ -168,7 +171,7 @@ def test_a_picture_that_a_tool_returned(server: Server, rng: np.random.Generator
         "model": "shapes",
         "messages": [
             {"role": "user", "content": "What is in the picture?"},
-            {"role": "assistant", "content": "There is no picture.", "tool_calls": [call]},
+            {"role": "assistant", "content": said, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "1", "content": content},
         ],
     }

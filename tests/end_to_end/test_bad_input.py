@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from afferent.testing.pictures import draw_picture
-from tests.server import Server, ask, data_url, image_part
+from tests.server import Server, ask, data_url, image_part, wait_until
 
 QUESTION = "What is in the picture?"
 
@@ -47,7 +47,7 @@ def good(server: Server, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     request = ask([data_url(draw_picture(rng))], QUESTION)
     yield request
     assert server.post(request).status_code == 200
-    assert server.store_figure("held_nbytes") == 0
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)
 
 
 def check(response: httpx.Response, status: int, code: str, *words: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler
 
 import httpx2 as httpx
 import numpy as np
-import psutil
 import pytest
 
 from afferent.store import messages as m
@@ -24,10 +23,12 @@ from afferent.testing.pictures import draw_picture
 from afferent.types import KiB, MiB, ObjectKind
 from tests.ingest.media_host import media_host
 from tests.pictures import encoded, photo
-from tests.server import Server, ask, data_url, wait_until
+from tests.server import Server, ask, data_url, suspended, wait_until
 
-BOUND_S = 2.0
+BOUND_S = 10.0
 """For a machine that is busy; the goal is 0.2 s, and what was measured is printed."""
+PATIENCE_S = "60"
+"""No time-out may do what is the client's leaving to do."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,9 @@ def stalling_host() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def own_server(stalling_host: str) -> Iterator[Server]:
     arguments = ["--arena-nbytes", "64MiB", "--fetch-allow", stalling_host]
-    with Server(*arguments, "--fetch-idle-timeout-s", "60", "--fetch-total-timeout-s", "60") as own:
+    for what in ("fetch-idle", "fetch-total", "body-idle", "admission"):
+        arguments += [f"--{what}-timeout-s", PATIENCE_S]
+    with Server(*arguments) as own:
         yield own
 
 
@@ -113,16 +116,6 @@ class Place:
         finally:
             self.store.release("all")
 
-    @contextlib.contextmanager
-    def suspended(self, processes: list[psutil.Process]) -> Iterator[None]:
-        for process in processes:
-            process.suspend()
-        try:
-            yield
-        finally:
-            for process in processes:
-                process.resume()
-
 
 @pytest.fixture
 def place(own_server: Server, stalling_host: str, rng: np.random.Generator) -> Iterator[Place]:
@@ -159,12 +152,16 @@ def stage(*, still_held: int = 0, num_requests: int = 1) -> Callable[[At], At]:
 @stage(num_requests=0)
 def half_a_header(place: Place) -> Iterator[socket.socket]:
     (frontend,) = place.server.find("afferent.serve.frontend")
-    before = frontend.num_fds()
     with place.connect() as sock:
+        mine = sock.getsockname()
+
+        def is_connected() -> bool:
+            return any(tuple(its.raddr) == mine for its in frontend.net_connections("tcp"))
+
         sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX: ")
-        wait_until(lambda: frontend.num_fds() > before)
+        wait_until(is_connected)
         yield sock
-        wait_until(lambda: frontend.num_fds() == before)
+        wait_until(lambda: not is_connected())
 
 
 @stage()
@@ -199,7 +196,8 @@ def waiting_for_room_for_features(place: Place) -> Iterator[socket.socket]:
 @stage(still_held=2)
 def decoding(place: Place) -> Iterator[socket.socket]:
     """A worker that has begun can't be stopped: only it still holds the block that it writes."""
-    with place.suspended(idle_workers(place)), place.send(place.drawn(1)) as sock:
+    idle = place.server.idle_preprocess_workers()
+    with suspended(idle), place.send(place.drawn(1)) as sock:
         wait_until(lambda: place.store.stat().num_jobs_running == 1)
         yield sock
         (held,) = [c.name for c in place.store.list_clients() if c.num_held]
@@ -208,7 +206,8 @@ def decoding(place: Place) -> Iterator[socket.socket]:
 
 @stage(still_held=4)
 def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
-    with place.suspended(idle_workers(place)), place.send(place.drawn(5)) as sock:
+    idle = place.server.idle_preprocess_workers()
+    with suspended(idle), place.send(place.drawn(5)) as sock:
         wait_until(lambda: place.store.stat().num_jobs_queued == 3)
         yield sock
 
@@ -216,7 +215,7 @@ def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
 @stage(still_held=2)  # the core, and the worker for its step, hold what the first is about
 def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
     engine = place.server.find("afferent.engine.worker")
-    with place.suspended(engine), ThreadPoolExecutor(1) as thread:
+    with suspended(engine), ThreadPoolExecutor(1) as thread:
         try:
             first = thread.submit(place.server.post, ask(place.drawn(1), "What?"))
             wait_until(lambda: core_holds(place) == 1)
@@ -234,16 +233,10 @@ def streaming(place: Place) -> Iterator[socket.socket]:
     engine = place.server.find("afferent.engine.worker")
     with place.send(place.drawn(40), stream=True) as sock:
         assert sock.recv(100)
-        with place.suspended(engine):
+        with suspended(engine):
             assert place.server.metrics()["afferent_requests_in_flight"] == 1
             yield sock
-            assert place.server.metrics()["afferent_requests_in_flight"] == 0
-
-
-def idle_workers(place: Place) -> list[psutil.Process]:
-    wait_until(lambda: place.store.stat().num_workers == 2)
-    wait_until(lambda: place.store.stat().num_jobs_running == 0)
-    return place.server.preprocess_workers()
+            wait_until(lambda: place.server.metrics()["afferent_requests_in_flight"] == 0)
 
 
 def core_holds(place: Place) -> int:

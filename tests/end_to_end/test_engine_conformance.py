@@ -72,7 +72,7 @@ async def built_in(server: Server) -> AsyncIterator[Subject]:
         core.kill()
 
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while engine.info is None:
                 await asyncio.sleep(0.01)
         yield Subject(
@@ -93,4 +93,4 @@ def test_the_built_in_engine_conforms(server: Server, name: str) -> None:
             await check(name, subject)
 
     asyncio.run(run())
-    wait_until(lambda: server.get("/ready").status_code == 200, timeout_s=60)
+    wait_until(lambda: server.get("/ready").status_code == 200, timeout_s=120)

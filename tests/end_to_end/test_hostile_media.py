@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import httpx2 as httpx
 import numpy as np
+import psutil
 import pytest
 
 from afferent.testing.pictures import draw_picture
@@ -118,10 +120,12 @@ def make_tone(rng: np.random.Generator) -> bytes:
 
 
 def private_nbytes(server: Server) -> Counter[str]:
-    """By process."""
+    """By process, when none is being replaced."""
+    wait_until(lambda: len(server.preprocess_workers()) == 2)
     used: Counter[str] = Counter()
     for process in server.processes():
-        used[f"{process.cmdline()[2]} {process.pid}"] = process.memory_full_info().uss
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used[f"{process.cmdline()[2]} {process.pid}"] = process.memory_full_info().uss
     return used
 
 

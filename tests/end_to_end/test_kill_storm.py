@@ -146,12 +146,9 @@ def assert_nothing_is_held(server: Server) -> None:
     assert server.metrics()['afferent_engine{figure="num_waiting"}'] == 0
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(900)
-def test_every_process_is_killed_under_load(
-    own_server: Server, rng: np.random.Generator, request: pytest.FixtureRequest
-) -> None:
-    if not request.config.getoption("--storm"):
-        pytest.skip("five minutes: --storm")
+def test_every_process_is_killed_under_load(own_server: Server, rng: np.random.Generator) -> None:
     num_processes = len(own_server.processes())
     load = Load(own_server, make_bodies(rng))
     kills: Counter[str] = Counter()

@@ -13,14 +13,16 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx2 as httpx
-import psutil
 import pytest
 
+from afferent.bench.gate_memory import private_nbytes
 from afferent.store import messages as m
 from afferent.types import GiB, MiB, ObjectKind
-from tests.end_to_end.burst import send
+from tests.callbacks import SLACK, MeterOfServer
+from tests.end_to_end.burst import Outcome, send
 from tests.pictures import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
 
@@ -33,10 +35,12 @@ class Burst:
     min_served: int
     most_ms: float
     """For ``/health`` and for refusals; the short form is run on machines that do more besides."""
+    slack: float
+    """Of the goal for callbacks."""
 
 
-SHORT = Burst(num_requests=24, num_pictures=8, arena_mib=8, min_served=6, most_ms=2000.0)
-LONG = Burst(num_requests=200, num_pictures=28, arena_mib=256, min_served=30, most_ms=250.0)
+SHORT = Burst(24, num_pictures=8, arena_mib=8, min_served=6, most_ms=2000.0, slack=SLACK)
+LONG = Burst(200, num_pictures=28, arena_mib=256, min_served=30, most_ms=250.0, slack=1.0)
 NUM_REFUSED = 8
 DECODE_NBYTES = 64 * MiB  # of one picture, generously
 ENCODER_CACHE_NBYTES = 16 * MiB  # the engine fills it, and no more than it
@@ -49,10 +53,30 @@ def burst(request: pytest.FixtureRequest) -> Burst:
 
 @pytest.fixture
 def own_server(burst: Burst) -> Iterator[Server]:
-    arguments = ["--arena-nbytes", f"{burst.arena_mib}MiB", "--admission-timeout-s", "60"]
-    arguments += ["--encoder-cache-nbytes", str(ENCODER_CACHE_NBYTES)]
-    with Server(*arguments) as server:
+    with Server(*arguments(burst)) as server:
         yield server
+
+
+def arguments(burst: Burst) -> list[str]:
+    found = ["--arena-nbytes", f"{burst.arena_mib}MiB", "--admission-timeout-s", "60"]
+    return [*found, "--encoder-cache-nbytes", str(ENCODER_CACHE_NBYTES)]
+
+
+def send_burst(server: Server, burst: Burst) -> list[Outcome]:
+    sizes = {"num_requests": burst.num_requests, "num_pictures": burst.num_pictures}
+    return send(f"{server.url}/v1/chat/completions", **sizes)
+
+
+@pytest.mark.timeout(500)
+def test_callbacks_of_a_burst(burst: Burst, tmp_path: Path) -> None:
+    """No callback of a frontend's event loop takes long: nobody waits behind another's request."""
+    meter = MeterOfServer(tmp_path / "callbacks")
+    with Server(*arguments(burst), env=meter.env) as server:
+        server.post(ask([data_url(encoded(photo(64, 64), "JPEG"))], "What?"))
+        with meter.watching() as found:
+            outcomes = send_burst(server, burst)
+        assert {status for status, _, _ in outcomes} <= {200, 503}
+    found.check(f"{burst.num_requests} requests", slack=burst.slack)
 
 
 @dataclass
@@ -73,7 +97,7 @@ class Watch:
                 self.health_ms.append((time.perf_counter() - start) * 1e3)
                 self.refusal_ms.append(self._refusal_ms())
                 if len(self.health_ms) % 4 == 0:
-                    private = private_nbytes(self.server)
+                    private = private_nbytes([self.server.popen.pid])
                     self.most_private_nbytes = max(self.most_private_nbytes, private)
 
     def _refusal_ms(self) -> float:
@@ -91,28 +115,16 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
-def private_nbytes(server: Server) -> int:
-    total = 0
-    for process in server.processes():
-        try:
-            total += process.memory_full_info().uss
-        except psutil.NoSuchProcess:
-            continue
-    return total
-
-
 @pytest.mark.timeout(500)
 def test_a_burst(own_server: Server, burst: Burst) -> None:
     own_server.post(ask([data_url(encoded(photo(64, 64), "JPEG"))], "What?"))
-    base_nbytes = private_nbytes(own_server)
+    base_nbytes = private_nbytes([own_server.popen.pid])
     watch = Watch(own_server)
     watcher = threading.Thread(target=watch.run)
     watcher.start()
     start = time.perf_counter()
-    url = f"{own_server.url}/v1/chat/completions"
-    sizes = {"num_requests": burst.num_requests, "num_pictures": burst.num_pictures}
     try:
-        outcomes = send(url, **sizes)
+        outcomes = send_burst(own_server, burst)
     finally:
         watch.stop.set()
         watcher.join()

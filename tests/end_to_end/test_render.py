@@ -66,4 +66,4 @@ def test_bad_input(server: Server, query: str) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "unsupported_media"
     assert render(server, {"model": "shapes"}, query).status_code == 400
-    assert server.store_figure("held_nbytes") == 0
+    wait_until(lambda: server.store_figure("held_nbytes") == 0)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from afferent import wire
-from afferent.engine import core as engine_core
 from afferent.engine import messages as m
 from afferent.engine.client import CoreClient
 from afferent.engine.core import EngineCore
+from afferent.engine.kv_budget import KvBudget
+from afferent.engine.launch import CoreSettings
 from afferent.engine.protocol import Accepted, Chosen, EngineInfo, EngineRequest, Finished, Tokens
 from afferent.store import codec
 from afferent.store import messages as store_messages
@@ -38,7 +39,7 @@ _SETTINGS: dict[str, Any] = {
     "max_step_tokens": 64,
     "max_step_embeds": 64,
     "encoder_cache_nbytes": 1 << 20,
-    "kv_cache_tokens": 0,
+    "kv_budget": KvBudget(),
     "step_timeout_s": 30.0,
 }
 
@@ -66,7 +67,7 @@ class PretendWorker:
         self._task: asyncio.Task[None] | None = None
 
     async def come(self, address: str) -> None:
-        await self.channel.attach(await asyncio.to_thread(wire.connect, address, timeout_s=5.0))
+        await self.channel.attach(await asyncio.to_thread(wire.connect, address, timeout_s=30.0))
         self.channel.send(encode(m.WorkerHello(self.rank, 1234)))
         self._task = asyncio.create_task(self._run())
 
@@ -177,13 +178,13 @@ class Bench:
         return sum(bool(each.pins) for each in await self.store.list_objects())
 
     async def until_nothing_is_pinned(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.num_pinned():
                 await asyncio.sleep(0.005)
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -223,9 +224,7 @@ async def bench_of(
     stores = [await AsyncDaemonStore.connect(address, name=name, writable=True)
               for name in ("core", "frontend")]  # fmt: skip
     given = {**_SETTINGS, **settings}
-    core = EngineCore(
-        stores[0], engine_core.Settings(store_address=address, listener_fd=0, **given)
-    )
+    core = EngineCore(stores[0], CoreSettings(store_address=address, listener_fd=0, **given))
     client = CoreClient(core_address, name="frontend")
     tasks = [asyncio.create_task(core.serve(listener)), asyncio.create_task(client.run())]
     info = info or EngineInfo(4096, [EOS], embed_nbytes=ROW_NBYTES)

@@ -1,15 +1,16 @@
-"""One rank of models that are tested: a process of `tests.engine.test_group`.
+"""The ranks of models that are tested: processes of `tests.engine.test_group`.
 
-    python -m tests.engine.rank RANK SIZE FOLDER MODEL...
+    python -m tests.engine.rank SIZE FOLDER MODEL...
 
-``FOLDER`` holds the models' folders by their names. Rank 0 prints its port, the others read it.
-Then each prints a line for each model: JSON with the answers that it chose, and those of the whole
-model.
+``FOLDER`` holds the models' folders by their names. Each rank prints a line for each model: JSON
+with the answers that it chose, and those of the whole model. All are forked from one process, which
+has imported what takes long.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,21 +19,35 @@ import torch
 
 from afferent.engine.group import Group
 from afferent.errors import AfferentError
+from afferent.process import die_with_parent
 from tests.engine.random_steps import RandomSteps
 from tests.engine.runner_model import FOUR_HEADS, MODELS, prepare_all
 
 RECIPES = {**MODELS, "four heads": FOUR_HEADS}
 
 
-def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
+def main(size: int, folder: Path, names: list[str]) -> int:
+    """Rank 0 is the parent of the others, and tells them its port."""
+    parent, pipes, others = os.getpid(), [os.pipe() for _ in range(size - 1)], []
+    for rank, (read, _) in enumerate(pipes, start=1):
+        if (pid := os.fork()) == 0:
+            die_with_parent(parent)
+            port = int.from_bytes(os.read(read, 2))
+            run_all(folder, names, Group.join(port, rank=rank, size=size))
+            return 0
+        others.append(pid)
+    group = Group.host(size)
+    for _, write in pipes:
+        os.write(write, group.port.to_bytes(2))
+    run_all(folder, names, group)
+    return max(os.waitpid(pid, 0)[1] for pid in others)
+
+
+def run_all(folder: Path, names: list[str], group: Group) -> None:
     torch.set_num_threads(1)
-    if rank == 0:
-        group = Group.host(size)
-        print(group.port, flush=True)
-    else:
-        group = Group.join(int(sys.stdin.readline()), rank=rank, size=size)
     for name in names:
-        print(json.dumps(run(name, folder / name, group)), flush=True)
+        said = {"model": name, **run(name, folder / name, group)}
+        os.write(1, json.dumps(said).encode() + b"\n")  # in one piece: others write there too
     group.close()
 
 
@@ -54,4 +69,4 @@ def run(name: str, folder: Path, group: Group) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]) != 0)

@@ -68,7 +68,7 @@ async def subject(server: StoreServer, engine_type: Any) -> AsyncIterator[Subjec
             question=question,
             stop=stop,
             timeout_s=5.0,
-            settle_s=0.3,
+            settle_s=1.0,
         )
     finally:
         await store.close()

@@ -14,6 +14,7 @@ import pytest
 from afferent import keys
 from afferent.engine import messages as m
 from afferent.engine import ranks
+from afferent.engine.kv_budget import KvBudget
 from afferent.engine.pins import Wanted
 from afferent.engine.protocol import Accepted, EngineInfo, Tokens
 from afferent.errors import (
@@ -154,12 +155,33 @@ def test_a_sequence_that_one_worker_can_not_begin_is_computed_by_none(address: s
     asyncio.run(run())
 
 
+def test_one_worker_is_told_to_begin_and_to_compute_at_once(address: str) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            worker.cannot_begin = {"a"}
+            await bench.ready()
+            answers = await asyncio.gather(
+                *(tokens_of(bench, request(name, 9)) for name in "ab"), return_exceptions=True
+            )
+            assert [type(answer) for answer in answers] == [InternalError, list]
+            begun = [work for work in worker.works if work.begin]
+            for work in begun:
+                assert {each.sequence_id for each in work.begin} == {
+                    chunk.sequence_id for chunk in work.prefill
+                }
+            assert {each.sequence_id for work in begun for each in work.begin} == {"a", "b"}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("forget_dog", [False, True])
 def test_a_preempted_request_begins_again(address: str, forget_dog: bool) -> None:
     """The cache holds one item, so the first is encoded again, if its features are still there."""
 
     async def run() -> None:
-        async with bench_of(address, kv_cache_tokens=80, encoder_cache_nbytes=400) as bench:
+        kv_budget = KvBudget(num_tokens=80)
+        async with bench_of(address, kv_budget=kv_budget, encoder_cache_nbytes=400) as bench:
             worker = await bench.add_worker()
             await bench.ready()
             await bench.put(b"d-dog", b"d-cat")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from afferent.engine.embeddings import Embeddings, Features
 from afferent.engine.encoding import ItemEncoder
 from afferent.engine.page_lock import PageLock
 from afferent.engine.runner import Runner
-from afferent.engine.weights import weights_digest
+from afferent.engine.weights import weights_digest, weights_files, weights_nbytes
 from afferent.errors import ConfigError
 from afferent.store import codec
 from afferent.store import messages as store_messages
@@ -212,6 +213,22 @@ def test_the_digest_follows_the_weights(tmp_path: Path) -> None:
     assert weights_digest(tmp_path) == first
     (tmp_path / "model.safetensors").write_bytes(b"1" * 4999 + b"2")
     assert weights_digest(tmp_path) != first
+
+
+def test_weights_that_a_folder_has_twice_are_loaded_once(tmp_path: Path) -> None:
+    assert weights_nbytes(tmp_path) == 0
+    for name in ("pytorch_model.bin", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes(bytes(9000))
+    assert weights_files(tmp_path) == [tmp_path / "pytorch_model.bin"]
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(1000))
+    index = {"weight_map": {"a": names[1], "b": names[0], "c": names[1]}}
+    (tmp_path / "model.safetensors.index.json").write_bytes(msgspec.json.encode(index))
+    assert weights_files(tmp_path) == [tmp_path / name for name in names]
+    assert weights_nbytes(tmp_path) == 2000
+    (tmp_path / "model.safetensors").write_bytes(bytes(500))
+    assert weights_nbytes(tmp_path) == 500
 
 
 def test_codec_round_trip(store: Store) -> None:

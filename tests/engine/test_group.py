@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,45 +20,26 @@ from tests.engine import families
 from tests.engine.rank import RECIPES
 from tests.engine.runner_model import FOUR_HEADS, MODELS
 
-TIMEOUT_S = 30.0
 
-
-def run_ranks(size: int, folder: Path, names: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Of each model what each rank says."""
+def run_ranks(size: int, folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What each rank says of each model."""
     for name in names:
         if make := RECIPES[name].make:
             (folder / name).mkdir()
             make(folder / name)
-    pipe, command = subprocess.PIPE, [sys.executable, "-m", "tests.engine.rank"]
-    ranks: list[subprocess.Popen[str]] = []
-    with contextlib.ExitStack() as stack:
-        for rank in range(size):
-            each = [*command, str(rank), str(size), str(folder), *names]
-            started = subprocess.Popen(each, stdin=pipe, stdout=pipe, text=True)
-            ranks.append(stack.enter_context(started))
-            stack.callback(ranks[-1].kill)
-        port = _readline(ranks[0])
-        for other in ranks[1:]:
-            assert other.stdin is not None
-            other.stdin.write(port)
-            other.stdin.flush()
-        said = [[json.loads(_readline(rank)) for rank in ranks] for _ in names]
-        assert [rank.wait(TIMEOUT_S) for rank in ranks] == [0] * size
+    command = [sys.executable, "-m", "tests.engine.rank", str(size), str(folder), *names]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert Counter(each["model"] for each in said) == dict.fromkeys(names, size)
     return said
 
 
-def _readline(rank: subprocess.Popen[str]) -> str:
-    assert rank.stdout is not None
-    return rank.stdout.readline()
-
-
 def check(size: int, folder: Path, names: Sequence[str]) -> None:
-    for said in run_ranks(size, folder, names):
-        for each in said:
-            assert "error" not in each
-            assert each["tokens"] == each["expected"]
-            # Besides the matrices there are norms, and biases that every rank has.
-            assert each["num_weights"] < each["whole"] / size * 1.1
+    for each in run_ranks(size, folder, names):
+        assert "error" not in each
+        assert each["tokens"] == each["expected"]
+        # Besides the matrices there are norms, and biases that every rank has.
+        assert each["num_weights"] < each["whole"] / size * 1.1
 
 
 def test_two_ranks(tmp_path: Path) -> None:
@@ -81,15 +62,12 @@ def test_models_that_cannot_be_sliced(
         keep_slice(load_model(tmp_path), Group(None, rank=0, size=size))
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("size", "names"), [(2, sorted({*MODELS} - {"whisper"})), (4, ["four heads"])]
 )
-def test_all_models(
-    tmp_path: Path, request: pytest.FixtureRequest, size: int, names: list[str]
-) -> None:
-    if not request.config.getoption("--storm"):
-        pytest.skip("takes minutes")
+def test_all_models(tmp_path: Path, size: int, names: list[str]) -> None:
     check(size, tmp_path, names)
 
 

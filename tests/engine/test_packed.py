@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.engine.attention import KvMemory, Packing, Segment
@@ -15,6 +15,7 @@ from afferent.engine.packed import PackedDecoder
 from afferent.engine.runner import load_model
 from afferent.errors import UnsupportedModel
 from afferent.preprocess.registry import describe
+from tests.examples import examples
 from tests.models import make_llava
 
 HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 2, 8, 0.3
@@ -46,7 +47,7 @@ def draw_blocks(num_tokens: int, generator: torch.Generator) -> torch.Tensor:
     return torch.where(numbers % 2 == 1, numbers, -1)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(15, storm=150)
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=4),
     st.none() | st.integers(1, 20),

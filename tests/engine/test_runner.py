@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from afferent.engine.attention import GROWTH
 from afferent.engine.embeddings import Embeddings, UnusableEmbeddings
 from afferent.errors import FormatError, InternalError, InvalidPlaceholders
 from afferent.schedule.step import Chunk
@@ -135,3 +136,17 @@ def test_features_are_read_in_place(model: Model) -> None:
     finally:
         model.runner._family = model.family
     assert seen == {name: array.ctypes.data for name, array in features.items()}
+
+
+def test_a_token_takes_the_memory_that_is_said(model: Model, prepared: list[Prepared]) -> None:
+    if model.runner.info.cross_attention:  # most of it is for items, whatever the prompt
+        assert model.runner.info.kv_token_nbytes == 0
+        return
+    each = prepared[0]
+    model.begin("one", each)
+    model.whole("one", each)
+    tensors = list(model.runner._sequences["one"].state.memory._layers.values())
+    model.runner.drop("one")
+    (capacity,) = {tensor.shape[1] for tensor in tensors}
+    held_nbytes = sum(tensor.nbytes for tensor in tensors) // capacity
+    assert model.runner.info.kv_token_nbytes == GROWTH * held_nbytes

@@ -56,10 +56,10 @@ class Core:
         begin = [m.Begin(name, [1, 2], [], Sampling(max_tokens=1)) for name in prefill]
         chunks = [Chunk(name, 0, 2, True) for name in prefill]
         work = m.Work(7, begin=begin, prefill=chunks, decode=decode or [])
-        self._channel.send(encode(work), timeout_s=10)
+        self._channel.send(encode(work), timeout_s=60)
 
     def answer(self) -> m.WorkDone:
-        done = decode(m.to_core_decoder, self._channel.receive(timeout_s=10))
+        done = decode(m.to_core_decoder, self._channel.receive(timeout_s=60))
         assert isinstance(done, m.WorkDone)
         assert done.number == 7
         return done
@@ -92,7 +92,7 @@ def worker(*, has_partners: bool) -> Iterator[tuple[Core, list[Exception]]]:
             yield Core(wire.SyncChannel(ours), runner), ends
         finally:
             ours.close()
-            thread.join(10)
+            thread.join(60)
     assert len(ends) == 1
 
 

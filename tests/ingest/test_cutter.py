@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import BodyTooLarge, InvalidMedia, InvalidRequest, TooManyItems
 from afferent.ingest.cutter import BodyCutter, CutMedia
+from tests.examples import examples
 from tests.ingest.json_bodies import NEAR_KEYS, Items, check, cut, media_in, write_json
 
 PICTURE = bytes(range(0, 256, 5))
@@ -88,7 +89,7 @@ def _sound(value: Any, key: str | None = None) -> Any:
     return value
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@examples(150, storm=1500)
 @given(_values.map(_sound), _sizes, st.integers(0, 99), st.sampled_from([0, 0.1, 1]))
 def test_putting_the_media_back_gives_what_a_plain_parser_gives(
     value: Any, sizes: list[int], seed: int, escapes: float
@@ -96,7 +97,7 @@ def test_putting_the_media_back_gives_what_a_plain_parser_gives(
     check(write_json(value, random.Random(seed), escapes=escapes), sizes)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@examples(100, storm=1000)
 @given(_values, _sizes)
 def test_chunks_make_no_difference(value: Any, sizes: list[int]) -> None:
     """Neither to what is cut nor to what is refused."""
@@ -104,7 +105,7 @@ def test_chunks_make_no_difference(value: Any, sizes: list[int]) -> None:
     assert outcome(body, sizes) == outcome(body, 1 << 30) == outcome(body, 1)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@examples(100, storm=1000)
 @given(
     st.lists(
         st.binary(max_size=4)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +160,12 @@ def test_files_count_towards_the_requests_budget(root: Path) -> None:
 def test_a_cancelled_read_has_stopped(root: Path) -> None:
     """Nothing reaches the sink once the cancellation has come through."""
     calls = 0
-    begun = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def sink(data: bytes) -> None:
         nonlocal calls
         begun.set()
-        time.sleep(0.05)
+        go_on.wait(60)
         calls += 1
 
     async def main() -> None:
@@ -177,8 +176,9 @@ def test_a_cancelled_read_has_stopped(root: Path) -> None:
                 f"file://{root}/a%20b.png", sink, modality="image", max_nbytes=MAX_NBYTES
             )
         )
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         task.cancel()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)  # when the task has heard of it
         with pytest.raises(asyncio.CancelledError):
             await task
         assert calls == 1

@@ -11,6 +11,7 @@ from PIL import Image
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.ingest.probe import ImageHeader, probe_image
+from tests.callbacks import collector_as_in_a_frontend
 from tests.hostile_images import hostile_images
 from tests.pictures import encoded, oriented
 
@@ -94,14 +95,17 @@ def test_truncation_at_every_byte(format: str, rng: np.random.Generator) -> None
 def test_hostile_headers_take_no_time() -> None:
     """This runs on an event loop: whatever the file, it is a matter of milliseconds."""
     longest_s = 0.0
-    for _, data in hostile_images(seed=2, count=2000):
-        started_s = time.thread_time()
-        try:
-            header = probe_image(data, LIMITS)
-            assert min(header.width, header.height) >= 2
-        except InvalidMedia:
-            pass
-        longest_s = max(longest_s, time.thread_time() - started_s)
+    files = [data for _, data in hostile_images(seed=2, count=2000)]
+    with collector_as_in_a_frontend():
+        for data in files:
+            started_s = time.thread_time()
+            try:
+                header = probe_image(data, LIMITS)
+                assert min(header.width, header.height) >= 2
+            except InvalidMedia:
+                pass
+            longest_s = max(longest_s, time.thread_time() - started_s)
+    print(f"longest: {longest_s * 1e3:.2f} ms")
     assert longest_s < 0.05
 
 

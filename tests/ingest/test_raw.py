@@ -11,7 +11,7 @@ from afferent.errors import MediaTooLarge, StoreFull
 from afferent.ingest.raw import SMALL_NBYTES, HeapAllowance, RawBuffer
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.server import StoreServer
-from afferent.types import MiB, ObjectKind
+from afferent.types import KiB, MiB, ObjectKind
 
 PIECE = bytes(range(256)) * 256
 
@@ -43,7 +43,7 @@ def test_growth_keeps_what_there_is(run: Callable[..., None]) -> None:
             await fill(buffer, num_pieces)
             assert buffer.is_on_heap == (num_pieces * len(PIECE) <= SMALL_NBYTES)
             parts = [(0, 10), (100, 0), (70_000 % (num_pieces * len(PIECE)), 300)]
-            media = await buffer.finish(parts, origin="data")
+            media = buffer.finish(parts, origin="data")
             for (start, nbytes), item in zip(parts, media, strict=True):
                 assert item.nbytes == nbytes
                 whole = item.data
@@ -52,6 +52,32 @@ def test_growth_keeps_what_there_is(run: Callable[..., None]) -> None:
                     assert item.handle.nbytes == num_pieces * len(PIECE)
                 assert whole == (PIECE * num_pieces)[start : start + nbytes]
             await store.release("r")
+
+    run(work)
+
+
+def test_no_more_room_than_was_announced(run: Callable[..., None]) -> None:
+    async def work(store: AsyncDaemonStore) -> None:
+        for _ in range(2):  # there is room for no third
+            buffer = RawBuffer(store, "r")
+            await buffer.make_room(56 * len(PIECE))
+            await fill(buffer, 56)
+            raw = await buffer.finish_sealed(origin="fetch")
+            assert raw.handle is not None
+            assert raw.is_sealed
+            assert raw.handle.nbytes == raw.nbytes == 56 * len(PIECE)
+
+    run(work)
+
+
+def test_room_that_was_not_needed_is_free_at_once(run: Callable[..., None]) -> None:
+    async def work(store: AsyncDaemonStore) -> None:
+        for _ in range(2):
+            buffer = RawBuffer(store, "r")
+            await fill(buffer, 24)
+            await buffer.finish_sealed(origin="fetch")
+        held_nbytes = (await store.stat()).held_nbytes
+        assert 2 * 24 * len(PIECE) <= held_nbytes < 2 * 24 * len(PIECE) + 64 * KiB
 
     run(work)
 

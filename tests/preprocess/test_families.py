@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers import (
@@ -37,6 +37,7 @@ from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.registry import AnyFamily, describe, fingerprint, preload
 from afferent.testing.pictures import draw_picture
 from afferent.types import Modality, encode
+from tests.examples import examples
 from tests.preprocess.folders import (
     draw_pixels,
     make_gemma3,
@@ -209,7 +210,7 @@ def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
 
 
 @given(st.integers(2, 700), st.integers(2, 700))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, storm=600)
 @pytest.mark.parametrize("name", ["qwen3_vl", "clip", "gemma3"])
 def test_plans_are_exact(name: str, width: int, height: int) -> None:
     family = FAMILIES[name]
@@ -230,7 +231,7 @@ def test_plans_are_exact(name: str, width: int, height: int) -> None:
 
 
 @given(st.integers(2, 16_384), st.integers(2, 16_384))
-@settings(max_examples=500, deadline=None, derandomize=True)
+@examples(200, storm=2000)
 def test_resized_size(width: int, height: int) -> None:
     family = FAMILIES["qwen2_vl"]
     assert isinstance(family, QwenVlFamily)

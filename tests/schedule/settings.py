@@ -1,18 +1,14 @@
-"""How long the state machines run: 20,000 steps each, the same ones every time."""
+"""How long the state machines run: the same steps every time, and ten times as many in storms."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 
-NUM_STEPS = 20_000
-_STEPS_PER_EXAMPLE = 100
+from tests.examples import examples
 
-STATE_MACHINE = settings(
-    # Some more than that would be exact: a few examples end early.
-    max_examples=NUM_STEPS // _STEPS_PER_EXAMPLE * 6 // 5,
-    stateful_step_count=_STEPS_PER_EXAMPLE,
-    derandomize=True,
-    deadline=None,
-    database=None,
+STATE_MACHINE = examples(
+    48,
+    storm=480,
+    stateful_step_count=100,
     suppress_health_check=list(HealthCheck),
 )

@@ -6,15 +6,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from afferent.store.server import StoreServer
+from afferent.store.client import DaemonStore
 from tests.serve.frontends import ARENA_NBYTES, SHARES, preprocess_worker
+from tests.store.stores import SharedDaemon
+
+
+@pytest.fixture(scope="package")
+def daemon() -> Iterator[SharedDaemon]:
+    with SharedDaemon(ARENA_NBYTES, SHARES) as shared:
+        yield shared
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def store_address(daemon: SharedDaemon) -> Iterator[str]:
+    """Of a store without a worker."""
+    with DaemonStore(daemon.address, name="lender") as lender, daemon.lent(lender):
+        yield daemon.address
+
+
+@pytest.fixture
+def address(store_address: str) -> Iterator[str]:
     """Of a store with a worker."""
-    with (
-        StoreServer(ARENA_NBYTES, shares=SHARES) as server,
-        preprocess_worker(server.address),
-    ):
-        yield server.address
+    with preprocess_worker(store_address):
+        yield store_address

@@ -177,7 +177,7 @@ def test_tools_that_were_used() -> None:
             ],
         },
     ]
-    call = '<tool_call>\n{"name":"open","arguments":{"page": [1, "\\u00e9"]}}\n</tool_call>'
+    call = '\n<tool_call>\n{"name": "open", "arguments": {"page": [1, "\\u00e9"]}}\n</tool_call>'
     picture = MediaPart(Modality.IMAGE, RawMedia("data", len(LONG), data=LONG))
     assert parse(messages).generate.messages == (
         Message("user", (TextPart("What is on the page?"),)),

@@ -61,7 +61,7 @@ def test_small_pictures_that_are_there_touch_nothing_of_the_arena(
     body = ask([data_url(encoded(photo(60, 50), "JPEG"))], "What?")
     assert send(address, body).status_code == 200
     other.reserve("all", [m.ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
-    assert send(address, body, admission_timeout_s=0.1).status_code == 200
+    assert send(address, body, admission_timeout_s=2.0).status_code == 200
 
 
 def test_text_needs_no_room(address: str, other: DaemonStore) -> None:
@@ -69,7 +69,7 @@ def test_text_needs_no_room(address: str, other: DaemonStore) -> None:
         other.reserve("all", [m.ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
     text = "word " * 70_000
     body = {"model": "shapes", "messages": [{"role": "user", "content": text}]}
-    response = send(address, body, admission_timeout_s=0.1)
+    response = send(address, body, admission_timeout_s=2.0)
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 

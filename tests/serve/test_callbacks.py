@@ -31,8 +31,8 @@ async def watched(
     """What each has returned, from a thread, for the port of a frontend; its cost is checked."""
     listener = socket.create_server(("127.0.0.1", 0))
     port, hang_ups, found = listener.getsockname()[1], HangUps(), {}
-    limits = ConnectionLimits(header_timeout_s=10, discard_timeout_s=60)
-    async with frontend(address, engine=engine) as client:
+    limits = ConnectionLimits(header_timeout_s=10, discard_timeout_s=60, untaken_timeout_s=60)
+    async with frontend(address, engine=engine, admission_timeout_s=60) as client:
         app: Any = client._transport.app  # type: ignore[attr-defined]
         http = connection_class(limits, hang_ups)
         config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
@@ -133,6 +133,11 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "words": lambda: (TEXT % ("word " * 5_000)).encode(),
     "specials": lambda: (TEXT % ("<|im_start|>" * 3_000)).encode(),
     "escapes": lambda: (TEXT % ("\\u00e9" * 170_000)).encode(),
+    "calls of tools": lambda: filled(
+        '{"role":"assistant","function_call":{"name":"f","arguments":[%s1]}}' % ("1," * 95),
+        IN_MESSAGES,
+        ',{"role":"user","content":"a"}]}',
+    ),
     "bytes of base64": lambda: json.dumps(ask([data_url(bytes(8 << 20))], "?")).encode(),
     "escaped base64": lambda: (
         json.dumps(ask([data_url(b"\xff" * (3 << 20))], "?")).replace("/", "\\/").encode()

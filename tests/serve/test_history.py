@@ -32,6 +32,7 @@ from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.server import StoreServer
 from afferent.types import MiB, Modality, ObjectKind
 from tests.serve.dialogues import outputs, received
+from tests.store.stores import SharedDaemon
 
 Result = TypeVar("Result")
 
@@ -39,10 +40,16 @@ ARENA_NBYTES = 4 * MiB
 DIGEST = bytes(range(32))
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[SharedDaemon]:
+    with SharedDaemon(ARENA_NBYTES) as shared:
+        yield shared
+
+
 @pytest.fixture
-def address() -> Iterator[str]:
-    with StoreServer(ARENA_NBYTES) as server:
-        yield server.address
+def address(store_address: str) -> str:
+    """These need no worker."""
+    return store_address
 
 
 class Side:

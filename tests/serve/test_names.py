@@ -12,7 +12,7 @@ import pytest
 from afferent.config import Tenant
 from afferent.engine.protocol import EngineRequest
 from afferent.store.client import DaemonStore
-from afferent.store.messages import ReserveItem
+from afferent.store.messages import AcquireItem, ReserveItem
 from afferent.types import ObjectKind
 from tests.media_files import make_video
 from tests.pictures import encoded, photo
@@ -144,6 +144,18 @@ def test_what_is_here_is_not_called_gone_while_others_have_the_room(
     watcher.release("all of it")
     (answer,), _ = send(address, named)
     assert answer.status_code == 200
+
+
+def test_without_room_a_name_is_not_bound(address: str, watcher: DaemonStore) -> None:
+    """Which is no failure: the item itself is used."""
+    _, (made,) = send(address, body(part(None, picture(1))))
+    wait_until(lambda: watcher.stat().held_nbytes == 0)
+    watcher.acquire("it", [AcquireItem(made.items[0].key, ObjectKind.FEATURES, 1, "find")])
+    figures = watcher.stat().kinds[ObjectKind.FEATURES]
+    room = ReserveItem(ObjectKind.FEATURES, figures.capacity_nbytes - figures.held_nbytes)
+    watcher.reserve("the rest", [room], queue=False)
+    answers, _ = send(address, body(part("cat", picture(1))), body(part("cat")))
+    assert [answer.status_code for answer in answers] == [200, 409]
 
 
 def test_the_data_again_after_an_eviction(address: str, watcher: DaemonStore) -> None:

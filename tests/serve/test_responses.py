@@ -186,6 +186,48 @@ def test_files_by_url(url: str, name: str | None, kind: Modality) -> None:
     assert only_part(file) == MediaPart(kind, url)
 
 
+def test_tools_that_were_used() -> None:
+    arguments = '{"page": [1, "é"]}'
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{BASE64}"}
+    shown = [{"type": "input_text", "text": "here"}, image]
+    given = [
+        {"role": "user", "content": "What is on the page?"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "open", "arguments": arguments},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "run", "input": "ls -l"},
+        {"type": "function_call_output", "call_id": "c1", "output": shown},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "nothing"},
+        {"type": "function_call", "call_id": "c3", "name": "open", "arguments": "{"},
+        {"type": "function_call", "call_id": "c4", "name": "now", "arguments": None},
+    ]
+    opened, ran, broken, now = (
+        f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
+        for name, text in (
+            ("open", arguments),
+            ("run", '"ls -l"'),
+            ("open", '"{"'),
+            ("now", "{}"),
+        )
+    )
+    said = (TextPart("I look."), TextPart("\n" + opened), TextPart("\n" + ran))
+    picture = MediaPart(Modality.IMAGE, RawMedia("data", len(LONG), data=LONG))
+    assert parse(given).generate.messages == (
+        Message("user", (TextPart("What is on the page?"),)),
+        Message("assistant", said),
+        Message("tool", (TextPart("here"), picture)),
+        Message("tool", (TextPart("nothing"),)),
+        Message("assistant", (TextPart(broken), TextPart("\n" + now))),
+    )
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, [1], "n" * 300])
+@pytest.mark.parametrize("key", ["name", "arguments", "input", "output"])
+def test_keys_of_calls_in_messages(key: str, value: Any) -> None:
+    """They are among those that nobody knows there."""
+    (message,) = parse([{"role": "user", "content": "x", key: value}]).generate.messages
+    assert message == Message("user", (TextPart("x"),))
+
+
 def part_at(part: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
     return [{"role": "user", "content": "hi"}, {"role": role, "content": [part]}]
 
@@ -232,10 +274,20 @@ def test_parts_that_are_refused(part: dict[str, Any], error: type[InvalidRequest
         ([{"role": "user"}], InvalidRequest, "input[0]"),
         ([{"content": "x"}], InvalidRequest, "input[0]"),
         (
-            [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}],
+            [{"type": "function_call", "arguments": "{}", "call_id": "c"}],
+            InvalidRequest,
+            "input[0]",
+        ),
+        ([{"type": "function_call", "name": "n" * 300}], InvalidRequest, "input[0].name"),
+        ([{"type": "function_call_output", "call_id": "c"}], InvalidRequest, "input[0]"),
+        ([{"type": "function_call_output", "output": {}}], InvalidRequest, "input[0].output"),
+        ([{"type": "web_search_call", "id": "ws"}], UnsupportedParameter, "input[0]"),
+        (
+            [{"type": "computer_call_output", "output": {"type": "computer_screenshot"}}],
             UnsupportedParameter,
             "input[0]",
         ),
+        ([{"type": "mcp_call", "name": 3, "arguments": {}}], UnsupportedParameter, "input[0]"),
         ([{"type": "item_reference", "id": "msg_1"}], UnsupportedParameter, "input[0]"),
         (
             part_at({"type": "input_image", "image_url": "http://x"}, "system"),

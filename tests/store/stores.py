@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
+from afferent.errors import StoreUnavailable
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.client import DaemonStore
 from afferent.store.local import LocalStore
+from afferent.store.region import DEFAULT_SHARES
 from afferent.store.server import StoreServer
 from afferent.store.verbs import Store
 from afferent.types import MiB, ObjectKind
+from tests.server import wait_until
 
 CAPACITY = 4 * MiB
 SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
@@ -47,6 +51,51 @@ class LoopStore:
         self._loop.close()
 
 
+class SharedDaemon:
+    """A daemon that one test has after the other; it is replaced where a test left traces."""
+
+    def __init__(
+        self, capacity_nbytes: int, shares: Mapping[ObjectKind, float] = DEFAULT_SHARES
+    ) -> None:
+        self._start = functools.partial(StoreServer, capacity_nbytes, shares=shares)
+        self._stack = contextlib.ExitStack()
+        self._server: StoreServer | None = None
+
+    @property
+    def address(self) -> str:
+        if self._server is None:
+            self._server = self._stack.enter_context(self._start())
+        return self._server.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._server = None
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def lent(self, store: Any) -> Iterator[None]:
+        """Through its first connection it is emptied, but for what has been counted.
+
+        What a test leaves unfinished is a trace: it is remembered against those who made it.
+        """
+        is_clean = False
+        try:
+            wait_until(lambda: store.stat().num_clients == 1)
+            for kind in ObjectKind:
+                store.evict(kind)
+            yield
+            with contextlib.suppress(StoreUnavailable):
+                is_clean = all(info.writer is None for info in store.list_objects())
+        finally:
+            if not is_clean:
+                self._end()
+
+
 @contextlib.contextmanager
 def local_store() -> Iterator[Store]:
     with LocalStore(CAPACITY, shares=SHARES) as store:
@@ -54,24 +103,23 @@ def local_store() -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def daemon_store() -> Iterator[Store]:
-    with (
-        StoreServer(CAPACITY, shares=SHARES) as server,
-        DaemonStore(server.address, name="sync", writable=True) as store,
-    ):
+def daemon_store(daemon: SharedDaemon) -> Iterator[Store]:
+    with DaemonStore(daemon.address, name="sync", writable=True) as store, daemon.lent(store):
         yield store
 
 
 @contextlib.contextmanager
-def async_store() -> Iterator[Any]:
-    with StoreServer(CAPACITY, shares=SHARES) as server:
-        store = LoopStore(server.address)
-        yield store
+def async_store(daemon: SharedDaemon) -> Iterator[Any]:
+    store = LoopStore(daemon.address)
+    try:
+        with daemon.lent(store):
+            yield store
+    finally:
         store.stop()
 
 
-STORES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "local": local_store,
+STORES: dict[str, Callable[[SharedDaemon], contextlib.AbstractContextManager[Any]]] = {
+    "local": lambda _: local_store(),
     "daemon": daemon_store,
     "async": async_store,
 }

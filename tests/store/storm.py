@@ -154,14 +154,14 @@ def wait_released(watcher: DaemonStore, victim: Victim) -> float:
     """
     start_s = time.perf_counter()
     while any(client.pid == victim.pid for client in watcher.list_clients()):
-        assert time.perf_counter() - start_s < 20.0, f"a dead {victim.role} holds on"
+        assert time.perf_counter() - start_s < 60.0, f"a dead {victim.role} holds on"
         time.sleep(0.001)
     return time.perf_counter() - start_s
 
 
 def check_adds_up(watcher: DaemonStore) -> None:
     """While no client does anything: the figures are those of the objects that are there."""
-    wait_until(lambda: _adds_up(watcher), timeout_s=10)
+    wait_until(lambda: _adds_up(watcher))
 
 
 def _adds_up(watcher: DaemonStore) -> bool:
@@ -188,7 +188,7 @@ def _blocks_nbytes(items: Sequence[m.ObjectInfo]) -> int:
 
 def check_nothing_held(watcher: DaemonStore) -> None:
     """When all clients are dead: nothing is held, and all of the arena can be had again."""
-    wait_until(lambda: len(watcher.list_clients()) == 1, timeout_s=10)
+    wait_until(lambda: len(watcher.list_clients()) == 1)
     found = watcher.stat()
     assert (found.held_nbytes, found.granted_nbytes, found.num_reservations_queued) == (0, 0, 0)
     assert (found.num_jobs_queued, found.num_jobs_running, found.num_workers) == (0, 0, 0)
@@ -212,7 +212,7 @@ class Remains:
         assert self._address[1:] not in Path("/proc/net/unix").read_text()
         assert not list(Path("/dev/shm").glob("*afferent*"))
         # The kernel frees the memory when nobody has a descriptor or a map of it.
-        assert not [pid for pid in psutil.pids() if _uses(pid, self._inode)]
+        wait_until(lambda: not [pid for pid in psutil.pids() if _uses(pid, self._inode)])
 
 
 def _uses(pid: int, inode: int) -> bool:

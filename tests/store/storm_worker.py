@@ -159,15 +159,18 @@ class Client:
 
     def _want(self, keys: Sequence[ContentKey], make: str) -> None:
         """Get keys, and keep them; what can't be had is logged with the reason."""
+        for key in keys:
+            self.log("asks", key.hex())
         outcomes = self.store.acquire("all", acquire_items(keys, ObjectKind.FEATURES, make))
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                if outcome.state == "yours":
-                    self.log("claimed", key.hex())
+                self.log("claimed" if outcome.state == "yours" else "told", key.hex())
             for key, outcome in found:
                 self._receive(key, outcome)
             keys = [key for key, outcome in found if outcome.state in ("busy", "miss")]
+            for key in keys:
+                self.log("asks", key.hex())
             outcomes = self.store.wait("all", keys, timeout_s=60.0) if keys else []
 
     def _receive(self, key: ContentKey, outcome: m.Outcome) -> None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from afferent.errors import StoreError
 from afferent.store.allocator import ALIGNMENT, Allocator, round_up
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(("nbytes", "rounded"), [(0, 64), (1, 64), (64, 64), (65, 128), (200, 256)])
@@ -184,6 +184,4 @@ class Allocating(RuleBasedStateMachine):
 
 
 TestAllocating = Allocating.TestCase
-TestAllocating.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestAllocating.settings = examples(40, storm=400, stateful_step_count=40)

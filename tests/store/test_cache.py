@@ -19,7 +19,8 @@ from afferent.store.local import LocalStore
 from afferent.store.server import StoreServer
 from afferent.store.verbs import Store
 from afferent.types import ContentKey, MiB, ObjectKind
-from tests.store.stores import STORES
+from tests.server import wait_until
+from tests.store.stores import STORES, SharedDaemon
 
 WEIGHTS = keys.digest(b"weights")
 
@@ -31,8 +32,8 @@ def key_of(number: int) -> ContentKey:
 
 
 @pytest.fixture(params=["local", "daemon"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    with STORES[request.param]() as made:
+def store(request: pytest.FixtureRequest, daemon: SharedDaemon) -> Iterator[Store]:
+    with STORES[request.param](daemon) as made:
         yield made
 
 
@@ -186,7 +187,7 @@ print(sum(info.state == "sealed" for info in store.list_objects()), flush=True)
             while watcher.stat().num_joined == 0:
                 assert child.poll() is None
         assert child.stdout.readline() == "1\n"
-        child.wait(10)
+        child.wait(60)
         child.stdout.close()
 
 
@@ -229,7 +230,7 @@ def test_an_encoder_process_and_a_language_model_process_share_embeddings() -> N
             found[key_of(1)][:] = 0
         del found
         cache.release("r")
-        assert store.stat().held_nbytes == 0
+        wait_until(lambda: store.stat().held_nbytes == 0)
 
 
 def test_a_local_cache() -> None:

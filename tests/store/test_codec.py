@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from afferent.errors import FormatError
 from afferent.store import codec, layout
 from afferent.store.arena import ArenaMap, create_segment
 from afferent.types import TensorSpec
+from tests.examples import examples
 from tests.store.trees import DTYPES, address, arrays, random_array, same, store, tensors, trees
 
 _ARENA_NBYTES = 1 << 20
@@ -33,12 +34,7 @@ def arena() -> Iterator[ArenaMap]:
 
 
 @given(tree=trees)
-@settings(
-    max_examples=5000,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@examples(500, storm=5000)
 def test_round_trip(arena: ArenaMap, tree: Any) -> None:
     """Exact, through the arena and through plain bytes."""
     nbytes = codec.plan(tree).nbytes
@@ -58,7 +54,7 @@ def test_every_type_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @given(arrays.filter(lambda array: array.ndim > 1))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(100, storm=1000)
 def test_what_is_not_contiguous(array: np.ndarray) -> None:
     for other in (array.T, array[::-1], array[..., ::2], np.broadcast_to(array, (2, *array.shape))):
         assert same(np.ascontiguousarray(other), codec.view(store({"a": other}))["a"])

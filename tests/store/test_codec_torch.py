@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from afferent.errors import FormatError
 from afferent.store import codec, layout
+from tests.examples import examples
 from tests.store import attacks
 from tests.store.trees import DTYPES, address, random_array, same, store, tensors, trees
 
@@ -40,7 +41,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 @given(tree=trees)
-@settings(max_examples=500, deadline=None, derandomize=True)
+@examples(100, storm=1000)
 def test_round_trip(tree: Any) -> None:
     made = to_torch(tree)
     block = store(made)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.store.allocator import ALIGNMENT, Allocator
 from afferent.store.eviction import choose_victims
+from tests.examples import examples
 
 LINES = 24
 
@@ -87,7 +88,7 @@ def cheapest(
 
 
 @given(arenas(), st.integers(1, 16), st.randoms(use_true_random=False))
-@settings(max_examples=400, deadline=None, derandomize=True)
+@examples(400, storm=1500)
 def test_against_every_run(
     arena: tuple[Allocator, list[int], list[bool]], size: int, random: object
 ) -> None:

@@ -125,7 +125,7 @@ def test_a_farewell_that_a_dying_daemon_does_not_read_is_repeated(
         closing = thread.submit(leaving.close)
         wait_until(lambda: num_connections(server.address) > 3)  # it has connected to say so
         os.kill(pid, signal.SIGKILL)
-        closing.result(10)
+        closing.result(60)
     wait_until(lambda: is_back(store))
 
 
@@ -230,8 +230,8 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_store(
         wait_until(lambda: store.stat().num_workers == 1)
         worker.close()
         with pytest.raises(StoreUnavailable):
-            waiting.result(10)
-    assert store.stat().num_clients == 1
+            waiting.result(60)
+    wait_until(lambda: store.stat().num_clients == 1)
 
 
 def test_a_process_with_several_connections(server: StoreServer, store: DaemonStore) -> None:
@@ -277,23 +277,24 @@ def test_a_daemon_keeps_no_descriptor_of_who_has_left(
         sock.shutdown(socket.SHUT_RD)
         sock.close()
     wait_until(lambda: daemon.num_fds() == before)
-    assert len(store.list_clients()) == 1
+    wait_until(lambda: len(store.list_clients()) == 1)
 
 
 def test_a_client_keeps_no_descriptor_of_a_connection_that_was_lost(
     server: StoreServer, store: DaemonStore
 ) -> None:
     own = psutil.Process()
+    gc.collect()  # what other tests have left is not closed later
     before = own.num_fds()
     for segment in (2, 3):
         restart(server)
         wait_until(lambda: is_back(store, segment))  # noqa: B023
-    wait_until(lambda: own.num_fds() == before)
+    wait_until(lambda: own.num_fds() <= before)
     second = DaemonStore(server.address, name="second")
     restart(server)
     second.close()
     wait_until(lambda: is_back(store, 4))
-    wait_until(lambda: own.num_fds() == before)
+    wait_until(lambda: own.num_fds() <= before)
 
 
 def test_a_map_is_in_use_until_its_last_array_is_gone() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -14,6 +13,7 @@ from afferent.store.ledger import Lease
 from afferent.store.objects import ObjectTable
 from afferent.store.stored import NewObject, ObjectState, StoredObject
 from afferent.types import ContentKey, Handle, ObjectKind
+from tests.examples import examples
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
 LEASES = st.tuples(st.integers(1, 3), st.sampled_from("xy"))
@@ -228,6 +228,4 @@ def make_dead() -> StoredObject:
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestLife.settings = examples(40, storm=400, stateful_step_count=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -13,6 +12,7 @@ from afferent.errors import NotPermitted, SlotTaken
 from afferent.store import messages as m
 from afferent.store.ledger import Lease
 from afferent.store.slots import MAX_QUEUED, Entry, Slots, Work
+from tests.examples import examples
 from tests.store.pure_store import FRONTEND, KEY, KEY_2, OTHER, SECOND, WORKER, Store
 
 GATE, TENANT = "preprocess", "tenant/anna"
@@ -172,9 +172,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestModel.settings = examples(40, storm=400, stateful_step_count=40)
 
 
 # With jobs

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from afferent.store import messages as m
 from afferent.store.state import Replies, StoreState
 from afferent.store.stored import ObjectState
 from afferent.types import Failure, Handle, ObjectKind
+from tests.examples import examples
 
 CAPACITY_NBYTES = 4096
 SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
@@ -440,6 +440,4 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(
-    max_examples=120, stateful_step_count=80, deadline=None, derandomize=True
-)
+TestAnything.settings = examples(40, storm=400, stateful_step_count=80)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afferent.errors import AfferentError, FormatError, NotPermitted
-from afferent.metrics import Metrics, Sample
+from afferent.metrics import Metrics
+from afferent.series import Sample
 from afferent.store import tallies
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.store.server import StoreServer

@@ -34,7 +34,7 @@ from afferent.store.verbs import Store
 from afferent.store.views import DroppedPins
 from afferent.types import Handle, KiB, MiB, ObjectKind, TensorSpec
 from tests.server import wait_until
-from tests.store.stores import CAPACITY, SHARES, STORES
+from tests.store.stores import CAPACITY, SHARES, STORES, SharedDaemon
 
 FEATURES = ObjectKind.FEATURES
 KEY = b"k" * 32
@@ -46,8 +46,8 @@ TREE = {
 
 
 @pytest.fixture(params=["local", "daemon"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    with STORES[request.param]() as made:
+def store(request: pytest.FixtureRequest, daemon: SharedDaemon) -> Iterator[Store]:
+    with STORES[request.param](daemon) as made:
         yield made
 
 

@@ -1,0 +1,15 @@
+"""What the tests of the store share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.store.stores import CAPACITY, SHARES, SharedDaemon
+
+
+@pytest.fixture(scope="package")
+def daemon() -> Iterator[SharedDaemon]:
+    with SharedDaemon(CAPACITY, SHARES) as shared:
+        yield shared
