@@ -85,7 +85,7 @@ async def _run(address: str) -> None:
     store = await AsyncDaemonStore.connect(address, name="host", writable=True)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
-    limits = ConnectionLimits(header_timeout_s=60.0, discard_timeout_s=60.0)
+    limits = ConnectionLimits(header_timeout_s=60.0, discard_timeout_s=60.0, untaken_timeout_s=60.0)
     http = connection_class(limits, HangUps())
     config = uvicorn.Config(
         Host(store).app(), http=http, log_config=None, access_log=False, lifespan="off"

@@ -24,7 +24,7 @@ import msgspec
 from afferent import wire
 from afferent.bench.engine_worker import REQUEST, Order
 from afferent.errors import ConfigError, WorkerDied
-from afferent.preprocess.pool import THREAD_ENV
+from afferent.preprocess.launch import THREAD_ENV
 from afferent.store.async_client import AsyncDaemonStore
 from afferent.types import Handle, decode, encode
 

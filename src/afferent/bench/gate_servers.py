@@ -21,12 +21,12 @@ from afferent.bench.gate_memory import anonymous_nbytes
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError
 from afferent.ingest.probe import ImageHeader
-from afferent.preprocess import pool
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.launch import ENV, POOL, THREAD_ENV, PoolSettings
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.registry import describe
 from afferent.process import Child
-from afferent.serve import frontend
+from afferent.serve.launch import FRONTEND, FrontendSettings
 from afferent.store.client import DaemonStore
 from afferent.store.server import StoreServer
 from afferent.types import ObjectKind
@@ -106,7 +106,7 @@ class DataPlane:
                 store_address=address, listener_fd=core_listener.fileno(), prefill_s=prefill_s
             )
             listener = stack.enter_context(_listener())
-            frontend_settings = frontend.Settings(
+            frontend_settings = FrontendSettings(
                 listener_fd=listener.fileno(),
                 store_address=address,
                 core_address=core_address,
@@ -119,7 +119,7 @@ class DataPlane:
                 stack.enter_context(starting(name, module, settings, fds=[fd]))
                 for name, module, settings, fd in (
                     ("engine", gate_engine.__name__, engine_settings, core_listener.fileno()),
-                    ("frontend", frontend.__name__, frontend_settings, listener.fileno()),
+                    ("frontend", FRONTEND, frontend_settings, listener.fileno()),
                 )
             ]
             port = _wait_ready(children, listener)
@@ -149,7 +149,7 @@ def data_plane(arena_nbytes: int, *, counts_whole_arena: bool) -> Iterator[DataP
     )
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(StoreServer(arena_nbytes, shares=config.shares))
-        settings = pool.Settings(
+        settings = PoolSettings(
             store_address=server.address,
             family=family(),
             limits=config.limits,
@@ -157,7 +157,7 @@ def data_plane(arena_nbytes: int, *, counts_whole_arena: bool) -> Iterator[DataP
             item_timeout_s=config.preprocess_timeout_s,
             memory_nbytes=config.preprocess_memory_nbytes,
         )
-        child = stack.enter_context(starting("pool", pool.__name__, settings, env=pool.ENV))
+        child = stack.enter_context(starting("pool", POOL, settings, env=ENV))
         wait_ready(child)
         store = stack.enter_context(DaemonStore(server.address, name="bench"))
         store.wait_populated()
@@ -179,7 +179,7 @@ def control(prefill_s: float) -> Iterator[Server]:
                 listener_fd=listener.fileno(),
                 family=family(),
             )
-            fds, env = [listener.fileno()], pool.THREAD_ENV
+            fds, env = [listener.fileno()], THREAD_ENV
             child = starting(name, gate_control.__name__, settings, fds=fds, env=env)
             children.append(stack.enter_context(child))
         port = _wait_ready(children, listener)

@@ -83,6 +83,10 @@ class Frontend:
         reader = BodyReader(self._store, self._gate, _REQUEST, self._limits)
         received = await reader.read(arrival.request)
         media = [received.media[url] for url in _urls(received.json)]
+        in_arena = {raw.handle for raw in media if raw.handle is not None}
+        if in_arena:
+            to_seal = [m.SealItem(handle, handle.nbytes) for handle in in_arena]
+            await self._store.seal(_REQUEST, to_seal)
         handles = await self._make([await self._in_arena(item) for item in media])
         return Made(handles, arrival.last_byte_s, arrival.cut_ms)
 

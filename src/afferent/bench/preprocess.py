@@ -31,8 +31,8 @@ from afferent.bench.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alt
 from afferent.config import Limits
 from afferent.errors import ConfigError
 from afferent.ingest.probe import ImageHeader, probe_image
-from afferent.preprocess import pool
 from afferent.preprocess.jobs import InputRange, MakeFeatures
+from afferent.preprocess.launch import ENV, POOL, THREAD_ENV, PoolSettings
 from afferent.preprocess.registry import AnyFamily, describe
 from afferent.process import Child
 from afferent.store import messages as m
@@ -279,7 +279,7 @@ def _pool(family: AnyFamily) -> Iterator[_Pool]:
 
 def workers(address: str, family: AnyFamily) -> contextlib.AbstractContextManager[Child]:
     """Two preprocess workers of a store, ready."""
-    settings = pool.Settings(
+    settings = PoolSettings(
         store_address=address,
         family=family,
         limits=Limits(),
@@ -287,7 +287,7 @@ def workers(address: str, family: AnyFamily) -> contextlib.AbstractContextManage
         item_timeout_s=60.0,
         memory_nbytes=512 * MiB,
     )
-    return running("preprocess", pool.__name__, settings, env=pool.ENV)
+    return running("preprocess", POOL, settings, env=ENV)
 
 
 # The other sides
@@ -296,7 +296,7 @@ def workers(address: str, family: AnyFamily) -> contextlib.AbstractContextManage
 @contextlib.contextmanager
 def _bare(mode: str, num_threads: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "afferent.bench.bare", mode, str(num_threads), str(folder)]
-    env = {**os.environ, **pool.THREAD_ENV, "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, **THREAD_ENV, "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
