@@ -221,32 +221,6 @@ def test_text_alone_needs_no_picture(server: Server) -> None:
     assert said == "There is no picture."
 
 
-def test_a_repeated_picture_is_a_hit(rng: np.random.Generator) -> None:
-    """No decode, no processor, and not one byte of features copied; the account says so."""
-    with Server("--explain") as server:
-        request = ask([data_url(draw_picture(rng))], "What is in the picture?")
-        first = server.post(request)
-        before = server.metrics()
-        repeated = server.post(request)
-        after = server.metrics()
-        assert first.json()["choices"] == repeated.json()["choices"]
-
-        def grew(name: str) -> float:
-            return after.get(name, 0.0) - before.get(name, 0.0)
-
-        assert grew('afferent_items_total{modality="image",outcome="hit"}') == 1
-        assert grew('afferent_items_total{modality="image",outcome="made"}') == 0
-        for stage in ("decode", "process"):
-            assert before[f'afferent_stage_seconds_count{{media="image",stage="{stage}"}}'] == 1
-            assert grew(f'afferent_stage_seconds_count{{media="image",stage="{stage}"}}') == 0
-            assert grew(f'afferent_copied_bytes_total{{media="image",stage="{stage}"}}') == 0
-        wait_until(lambda: "1 image hit" in server.log())
-        accounts = server.log().split("POST /v1/chat/completions")
-        assert "preprocess-" in accounts[1]
-        assert "preprocess-" not in accounts[2]
-    assert server.popen.returncode == 0
-
-
 @pytest.mark.parametrize("num_requests", [12])
 def test_the_same_new_picture_asked_for_at_once_is_made_once(
     server: Server, rng: np.random.Generator, num_requests: int

@@ -25,7 +25,7 @@ from tests.models import make_voxtral
 from tests.server import Server, wait_until
 
 QUESTION = "What is in the picture?"
-NUM_IMAGES, NUM_FILES = 1450, 550  # of which the short form takes every fourth
+NUM_IMAGES, NUM_FILES = 1450, 550  # of which the short form takes every eighth
 Kind = Literal["image", "video", "audio"]
 File = tuple[str, Kind, bytes]
 ORDINARY_EVERY = 25
@@ -47,11 +47,11 @@ def hearing(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def files(request: pytest.FixtureRequest) -> list[File]:
     images: list[File] = [(name, "image", data) for name, data in hostile_images(1, NUM_IMAGES)]
     everything = [*images, *hostile_files(1, NUM_FILES)]
-    return everything if request.config.getoption("--storm") else everything[::4]
+    return everything if request.config.getoption("--storm") else everything[::8]
 
 
 class Judge:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
 import psutil
+import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
@@ -59,36 +61,76 @@ def test_metrics_count_what_happened(server: Server, rng: np.random.Generator) -
     assert after['afferent_store{figure="num_workers"}'] == 2
 
 
-def test_json_logs_carry_the_request_id(rng: np.random.Generator) -> None:
+@pytest.fixture(scope="module")
+def explaining() -> Iterator[Server]:
     with Server("--log-format", "json", "--log-level", "info", "--explain") as server:
-        response = server.post(ask([data_url(draw_picture(rng))], QUESTION))
-        request_id = response.headers["x-request-id"]
-        assert response.json()["id"] == request_id
+        yield server
 
-        def events() -> list[dict]:
-            return [json.loads(line) for line in server.lines if line.startswith("{")]
 
-        wait_until(lambda: any(e.get("request_id") == request_id for e in events()))
-        (event,) = [e for e in events() if e.get("request_id") == request_id]
-        assert event["outcome"] == "ok"
-        assert event["process"] == "frontend-0"
-        assert event["ms"] > 0
-        wait_until(lambda: "copied in all" in server.log())
-        account = server.log()[server.log().index("POST /v1/chat/completions") :]
-        stages = ["read body", "header, digest", "template, tokens", "acquire"]
-        stages += ["into the arena", "room for features", "queue jobs"]
-        stages += ["decode", "process", "encode", "prefill"]
-        rows = account[account.index("─") :]
-        places = [rows.index(f" {stage} ") for stage in stages]
-        assert places == sorted(places), "the stages stand in the order in which they ran"
-        pids = {
-            int(pid) for pid in re.findall(r"(?:frontend|core|worker|preprocess-\d) (\d+)", account)
-        }
-        assert pids <= {process.pid for process in server.processes()}
-        assert len(pids) == 4
-        for figure in (" kB", "copied", " ms"):
-            assert figure in account
-    assert not [line for line in server.lines if "ERROR" in line or '"error"' in line]
+def account_of(server: Server, response: httpx.Response) -> str:
+    """What ``--explain`` prints of a request."""
+    title = f"{response.headers['x-request-id']}  POST "
+
+    def account() -> str:
+        _, _, rest = server.log().partition(title)
+        return rest.partition(" copied in all")[0] if "copied in all" in rest else ""
+
+    wait_until(lambda: account() != "")
+    return account()
+
+
+def test_json_logs_carry_the_request_id(explaining: Server, rng: np.random.Generator) -> None:
+    response = explaining.post(ask([data_url(draw_picture(rng))], QUESTION))
+    request_id = response.headers["x-request-id"]
+    assert response.json()["id"] == request_id
+
+    def events() -> list[dict]:
+        lines = [json.loads(line) for line in explaining.lines if line.startswith("{")]
+        return [line for line in lines if line.get("request_id") == request_id]
+
+    wait_until(lambda: len(events()) > 0)
+    (event,) = events()
+    assert event["outcome"] == "ok"
+    assert event["process"] == "frontend-0"
+    assert event["ms"] > 0
+    account = account_of(explaining, response)
+    stages = ["read body", "header, digest", "template, tokens", "acquire"]
+    stages += ["into the arena", "room for features", "queue jobs"]
+    stages += ["decode", "process", "encode", "prefill"]
+    rows = account[account.index("─") :]
+    places = [rows.index(f" {stage} ") for stage in stages]
+    assert places == sorted(places), "the stages stand in the order in which they ran"
+    pids = {
+        int(pid) for pid in re.findall(r"(?:frontend|core|worker|preprocess-\d) (\d+)", account)
+    }
+    assert pids <= {process.pid for process in explaining.processes()}
+    assert len(pids) == 4
+    for figure in (" kB", "copied", " ms"):
+        assert figure in account
+    assert not [line for line in explaining.lines if "ERROR" in line or '"error"' in line]
+
+
+def test_a_repeated_picture_is_a_hit(explaining: Server, rng: np.random.Generator) -> None:
+    """No decode, no processor, and not one byte of features copied; the account says so."""
+    request = ask([data_url(draw_picture(rng))], QUESTION)
+    first = explaining.post(request)
+    before = explaining.metrics()
+    repeated = explaining.post(request)
+    after = explaining.metrics()
+    assert first.json()["choices"] == repeated.json()["choices"]
+
+    def grew(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    assert grew('afferent_items_total{modality="image",outcome="hit"}') == 1
+    assert grew('afferent_items_total{modality="image",outcome="made"}') == 0
+    for stage in ("decode", "process"):
+        assert before[f'afferent_stage_seconds_count{{media="image",stage="{stage}"}}'] >= 1
+        assert grew(f'afferent_stage_seconds_count{{media="image",stage="{stage}"}}') == 0
+        assert grew(f'afferent_copied_bytes_total{{media="image",stage="{stage}"}}') == 0
+    assert "preprocess-" in account_of(explaining, first)
+    assert "preprocess-" not in account_of(explaining, repeated)
+    assert "1 image hit" in account_of(explaining, repeated)
 
 
 def test_pictures_from_a_host_of_the_operators_own(rng: np.random.Generator) -> None:

@@ -67,6 +67,7 @@ def send_burst(server: Server, burst: Burst) -> list[Outcome]:
     return send(f"{server.url}/v1/chat/completions", **sizes)
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(500)
 def test_callbacks_of_a_burst(burst: Burst, tmp_path: Path) -> None:
     """No callback of a frontend's event loop takes long: nobody waits behind another's request."""

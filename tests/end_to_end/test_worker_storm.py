@@ -20,7 +20,6 @@ from tests.server import Server, ask, data_url, wait_until
 
 QUESTION = "What is in the picture?"
 NUM_CLIENTS = 4
-KILL_EVERY_S = 5.0
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ class Load:
 def test_workers_are_killed_under_load(
     own_server: Server, rng: np.random.Generator, request: pytest.FixtureRequest
 ) -> None:
-    num_kills = 24 if request.config.getoption("--storm") else 2
+    num_kills, kill_every_s = (24, 5.0) if request.config.getoption("--storm") else (2, 1.0)
     load = Load(own_server, rng)
     seen: set[int] = set()
     with ThreadPoolExecutor(NUM_CLIENTS) as threads:
@@ -77,7 +76,7 @@ def test_workers_are_killed_under_load(
                 victim.kill()
                 died_s = time.monotonic()
                 victim.wait(60)
-                load.stop.wait(KILL_EVERY_S - (time.monotonic() - died_s))
+                load.stop.wait(kill_every_s - (time.monotonic() - died_s))
                 wait_until(lambda: load.statuses[200] > 5 * (number + 1))  # noqa: B023
         finally:
             load.stop.set()

@@ -90,7 +90,7 @@ def test_clients_are_killed(
     server: StoreServer, watcher: DaemonStore, tmp_path: Path, is_long: bool
 ) -> None:
     """Who is left reads nothing wrong, and nothing is left of who is dead."""
-    num_kills, released = (300 if is_long else 40), []
+    num_kills, released = (300 if is_long else 20), []
     with Storm(server, tmp_path, seed=1) as storming:
         storming.start(LOAD)
         wait_until(lambda: num_reads(storming) > 0)
