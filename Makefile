@@ -7,11 +7,26 @@ TORCH := torch==2.13.0
 MODEL ?=
 ARGS ?=
 
+# Pure logic: no process, no server, no torch. What people run while they write.
+QUICK := tests/schedule tests/test_config.py tests/test_errors.py tests/test_keys.py \
+	tests/test_mutants.py tests/test_sizing.py tests/test_structure.py \
+	$(addprefix tests/telemetry/test_,registry.py aggregation.py) \
+	$(addprefix tests/ingest/test_,cutter.py delivery.py digest.py fetch_policy.py files.py \
+		pace.py probe.py source.py) \
+	$(addprefix tests/serve/test_,auth.py capabilities.py generate.py messages.py responses.py \
+		tool_calls.py uvicorn.py) \
+	$(addprefix tests/store/test_,allocator.py budget.py claims.py codec.py eviction.py jobs.py \
+		objects.py objects_machine.py permits.py reservations.py single_flight.py state.py \
+		state_machine.py verbs.py)
+
 # Servers start sooner from modules that are compiled.
 unexport PYTHONDONTWRITEBYTECODE
+# What builds the site prints no advertisement.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test fuzz storm lint type imports fmt bench docs check train evaluate clean
+.PHONY: help setup serve test quick fuzz storm package lint type imports fmt bench bench-ray mutants docs check \
+	train evaluate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -36,6 +51,12 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@echo "==> running the tests (some minutes)"
 	@$(BIN)/python -m pytest $(ARGS)
 
+quick: setup  ## run the tests that start no process (under a minute)
+	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)
+
+package: setup  ## build wheel and sdist, install them into an empty environment, check their types
+	@$(BIN)/python -m pytest -q tests/packaging --package -s $(ARGS)
+
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
@@ -55,7 +76,7 @@ lint: setup  ## check format and style
 type: setup  ## check types
 	@$(BIN)/mypy
 
-imports: setup  ## check that the stages import one way only
+imports: setup  ## check that the rooms import one way only
 	@$(BIN)/lint-imports
 
 fmt: setup  ## format the code
@@ -63,19 +84,32 @@ fmt: setup  ## format the code
 	@$(BIN)/ruff check --fix .
 
 bench: setup  ## run a benchmark, ARGS="codec --quick"
-	@$(BIN)/afferent bench $(ARGS)
+	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-docs: setup  ## check that the documentation's links and commands exist
-	@$(BIN)/python -m pytest -q tests/test_docs.py
+bench-ray: setup  ## the benchmark of the store with Ray's beside it, ARGS="--quick"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench-ray]'
+	@$(BIN)/python -m benchmarks.run store $(ARGS)
 
-check: lint type test  ## all of the above that a change has to pass
+mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admit"
+	@$(BIN)/python -m tools.mutants $(ARGS)
+
+docs: $(VENV)/.docs  ## build the documentation's site into site/, and fail on a warning
+	@$(BIN)/python -m mkdocs build --strict $(ARGS)
+	@echo "==> open site/index.html"
+
+$(VENV)/.docs: $(VENV)/.ready pyproject.toml
+	@echo "==> installing what builds the site"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+check: lint type test docs  ## all of the above that a change has to pass
 
 train: setup  ## train the built-in model afresh (about two hours on two cores)
 	@$(BIN)/python training/train.py --out src/afferent/models/shapes $(ARGS)
 
-evaluate: setup  ## judge the built-in model on pictures it was never trained on
+evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python training/evaluate.py src/afferent/models/shapes $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

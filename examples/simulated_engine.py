@@ -2,8 +2,8 @@
 
     python examples/simulated_engine.py
 
-Three requests share an encoder cache too small for all their items and key-value memory too small
-for all of them at once; a session listens and answers beside them. Nothing is computed: a chosen
+Three requests share an encoder cache too small for all their items and a KV cache too small for
+all of them at once; a session listens and answers beside them. Nothing is computed: a chosen
 token is the number of the step. What an engine has to do is all here: apply a step in order, gather
 the embeddings that a chunk's window touches, and tell of each token.
 """
@@ -17,15 +17,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from afferent.schedule.scheduler import Scheduler
-from afferent.schedule.step import Chunk, EncoderInput, Limits, Request, Step
-from afferent.schedule.window import WindowIndex
-from afferent.types import Placeholder
+from afferent import Placeholder
+from afferent.schedule import Chunk, EncoderInput, Limits, Request, Scheduler, Step, WindowIndex
 
 LIMITS = Limits(
     max_num_seqs=4,
-    max_step_tokens=16,
-    max_step_embeds=16,
+    max_num_batched_tokens=16,
+    max_num_batched_embeds=16,
     cache_num_embeds=24,
     kv_num_blocks=24,
     kv_block_tokens=4,

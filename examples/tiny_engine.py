@@ -1,9 +1,10 @@
-"""A complete engine behind `afferent.engine.protocol`, in one file: it names colours.
+"""A complete `afferent.Engine`, in one file: it names colours.
 
     python examples/tiny_engine.py
 
-Its answer is the mean colour of each picture, three tokens from 0 to 255 each. It pins features
-under its own connection, says `Accepted`, reads them in place, and lets go however a request ends.
+Its answer is the mean colour of each image, three tokens from 0 to 255 each. It pins features
+under its own connection, says `Accepted`, reads them in place, and unpins however a request ends.
+How a server is told to use it: `examples/tiny_plugin.py`.
 """
 
 from __future__ import annotations
@@ -16,21 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from afferent.engine.protocol import (
+from afferent import (
     Accepted,
+    AsyncDaemonStore,
+    CreateItem,
     EngineEvent,
     EngineInfo,
     EngineRequest,
     Finished,
-    Tokens,
-)
-from afferent.errors import EngineUnavailable, InvalidPlaceholders
-from afferent.schedule.window import WindowIndex
-from afferent.store import codec
-from afferent.store import messages as m
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.server import StoreServer
-from afferent.types import (
     Handle,
     Item,
     MiB,
@@ -38,27 +32,37 @@ from afferent.types import (
     ObjectKind,
     Placeholder,
     Sampling,
+    SealItem,
+    StoreServer,
     TokenLogprobs,
+    Tokens,
+    codec,
+    errors,
 )
+from afferent.schedule import WindowIndex
 
 EOS = 256
-MAX_MODEL_LEN = 4096
 
 
 class TinyEngine:
     """Any number of requests at a time; their tokens take turns."""
 
-    def __init__(self, store: AsyncDaemonStore) -> None:
+    def __init__(self, store: AsyncDaemonStore, *, max_model_len: int = 4096) -> None:
         """``store`` is the engine's own connection: what it holds goes when the engine dies."""
         self._store = store
-        self.info: EngineInfo | None = EngineInfo(MAX_MODEL_LEN, [EOS])
+        self.info: EngineInfo | None = EngineInfo(
+            max_model_len,
+            [EOS],
+            modalities=(Modality.IMAGE,),
+            unsupported=("temperature", "top_p", "top_k", "seed"),
+        )
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """See `Engine.submit`."""
         self._check_running()
         index = WindowIndex((item.placeholder, item) for item in request.items)  # or it refuses
         if index.end > len(request.token_ids):
-            raise InvalidPlaceholders("an item lies outside of the prompt")
+            raise errors.InvalidPlaceholders("an item lies outside of the prompt")
         handles = [item.handle for item in request.items]
         try:
             await self._store.get(request.request_id, handles)  # one round trip pins all, or none
@@ -69,10 +73,10 @@ class TinyEngine:
                 await asyncio.sleep(0)  # here an engine computes
                 self._check_running()
                 yield event
-        finally:  # wherever it ended; to let go twice costs a message, and nothing else
+        finally:  # wherever it ended; to unpin twice costs a message, and nothing else
             self._store.forget(request.request_id)
 
-    async def figures(self) -> None:
+    async def stats(self) -> None:
         """It counts nothing."""
 
     def close(self) -> None:
@@ -81,14 +85,15 @@ class TinyEngine:
 
     def _check_running(self) -> None:
         if self.info is None:
-            raise EngineUnavailable("the engine is closed; try again")
+            raise errors.EngineUnavailable("the engine is closed; try again")
 
     def _mean_colour(self, handle: Handle) -> list[int]:
-        """An array over the arena: not a byte of the picture is copied. It must be gone when the
-        pin is, so it is not kept.
+        """An array over the arena: not a byte of the image is copied. It must be gone when the
+        pin is, so it is not kept. A row of it is a patch: all of its red, its green, its blue.
         """
         features: Any = codec.view(self._store.block(handle))
-        mean = features["pixels"].mean(axis=(0, 1))
+        patches = features["pixel_values"]
+        mean = patches.reshape(len(patches), 3, -1).mean(axis=(0, 2))
         return [int(value) for value in mean.round()]
 
 
@@ -110,6 +115,12 @@ def _logprobs(token: int, number: int | None) -> list[TokenLogprobs]:
     return [TokenLogprobs(0.0, [(token, 0.0), *others][:number])]
 
 
+def plain_image(colour: tuple[int, int, int], num_patches: int) -> Any:
+    """Features as the built-in model's family makes them of an image of one colour."""
+    patch = np.repeat(np.array(colour, np.uint8), 14 * 14)
+    return {"pixel_values": np.tile(patch, (num_patches, 1))}
+
+
 async def main() -> None:
     with StoreServer(64 * MiB) as server:
         frontend = await AsyncDaemonStore.connect(server.address, name="frontend", writable=True)
@@ -121,13 +132,13 @@ async def main() -> None:
             objects = await frontend.list_objects()
             return ", ".join(names[client] for info in objects for client in info.pins) or "nobody"
 
-        picture = {"pixels": np.full((364, 644, 3), (200, 30, 90), np.uint8)}
+        image = plain_image((200, 30, 90), 26 * 46)
         for request_id, num_read in (("answered", 99), ("aborted", 1)):
-            planned = codec.plan(picture)
-            wanted = m.CreateItem(ObjectKind.FEATURES, planned.nbytes)
+            planned = codec.plan(image)
+            wanted = CreateItem(ObjectKind.FEATURES, planned.nbytes)
             (handle,) = await frontend.create(request_id, [wanted])
-            used = codec.write_into(picture, frontend.block(handle))
-            (handle,) = await frontend.seal(request_id, [m.SealItem(handle, used)])
+            used = codec.write_into(image, frontend.block(handle))
+            (handle,) = await frontend.seal(request_id, [SealItem(handle, used)])
             item = Item(Modality.IMAGE, bytes(32), handle, Placeholder(1, 8))
             request = EngineRequest(request_id, [7] * 10, [item], Sampling(max_tokens=16))
             print(f"{request_id}: {used:,} bytes of features, pinned by {await pins()}")

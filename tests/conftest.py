@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 import pytest
 
+from afferent.telemetry.registry import REGISTRY
 from tests import examples
 from tests.server import Server
 
@@ -15,6 +16,7 @@ NUM_LINES = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--package", action="store_true", help="build and install the package")
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
 
 
@@ -25,10 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tutorial first: its commands expect no other store on the machine."""
     items.sort(key=lambda item: item.path.name != "test_tutorial.py")
-    if not config.getoption("--storm"):
-        for item in items:
-            if item.get_closest_marker("storm"):
-                item.add_marker(pytest.mark.skip("takes minutes: --storm"))
+    for marker, why in (("storm", "takes minutes"), ("package", "builds the package")):
+        if not config.getoption(f"--{marker}"):
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(f"{why}: --{marker}"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,6 +45,12 @@ def pytest_runtest_makereport(
             if isinstance(value, Server):
                 report.sections.append((f"log of {name}", "\n".join(value.lines[-NUM_LINES:])))
     return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_counted() -> None:
+    """This process's metrics begin at 0 in each test."""
+    REGISTRY.reset()
 
 
 @pytest.fixture(scope="session")

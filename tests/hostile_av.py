@@ -1,4 +1,4 @@
-"""Videos and sounds that nobody means well, and a process that tries them.
+"""Videos and audio clips that nobody means well, and a process that tries them.
 
     python -m tests.hostile_av [FIRST [FLIPPED]]
 
@@ -28,7 +28,7 @@ from afferent.config import Limits
 from afferent.errors import InvalidMedia
 from afferent.preprocess.decode.audio import decode_audio, probe_audio
 from afferent.preprocess.decode.video import open_video
-from tests.media_files import make_av_sound, make_sound, make_video, tone
+from tests.media_files import make_audio, make_av_audio, make_video, tone
 
 LIMITS = Limits()
 _SEED = 20_261
@@ -70,11 +70,11 @@ def _honest() -> Iterator[tuple[str, Kind, bytes]]:
     split = {"movflags": "frag_keyframe+empty_moov"}
     yield "fragments", "video", make_video(num_frames=10, gop=5, muxing=split)
     for form, subtype in (("WAV", None), ("WAV", "FLOAT"), ("FLAC", None)):
-        yield f"{form} {subtype}", "audio", make_sound(tone(0.3), 16_000, form, subtype)
+        yield f"{form} {subtype}", "audio", make_audio(tone(0.3), 16_000, form, subtype)
     for form, subtype in (("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", None)):
-        yield f"{form} {subtype}", "audio", make_sound(tone(0.5), 16_000, form, subtype)
-    yield "m4a", "audio", make_av_sound(tone(0.5), 16_000, "aac", "ipod")
-    yield "webm", "audio", make_av_sound(tone(0.5), 48_000, "libopus", "webm")
+        yield f"{form} {subtype}", "audio", make_audio(tone(0.5), 16_000, form, subtype)
+    yield "m4a", "audio", make_av_audio(tone(0.5), 16_000, "aac", "ipod")
+    yield "webm", "audio", make_av_audio(tone(0.5), 48_000, "libopus", "webm")
 
 
 _MARKS = re.compile(
@@ -181,7 +181,7 @@ def _long_silence() -> Iterator[Case]:
     unsaid[22:26] = bytes(4)
     yield Case("three hours of FLAC", "audio", honest)
     yield Case("three hours of FLAC that says nothing", "audio", bytes(unsaid))
-    opus = make_sound(np.zeros((660 * 8000, 1), np.float32), 8000, "OGG", "OPUS")
+    opus = make_audio(np.zeros((660 * 8000, 1), np.float32), 8000, "OGG", "OPUS")
     yield Case("eleven minutes of Opus", "audio", opus)
     last = opus.rindex(b"OggS")
     yield Case("Opus that denies its length", "audio", opus[:last] + _page(opus[last:], 48_000))
@@ -227,8 +227,8 @@ def _many_frames() -> Iterator[Case]:
         pcm[at : at + 4] = b"soun"
         at = pcm.index(b"stts") + 16
         pcm[at : at + 4] = struct.pack(">I", 1)
-        yield Case(f"a table of {number} sounds", "video", bytes(pcm))
-        yield Case(f"a table of {number} sounds", "audio", bytes(pcm))
+        yield Case(f"a table of {number} audio clips", "video", bytes(pcm))
+        yield Case(f"a table of {number} audio clips", "audio", bytes(pcm))
     split = bytearray(make_video(num_frames=6, muxing={"movflags": "frag_keyframe+empty_moov"}))
     start = split.index(b"trun") + 4
     split[start : start + 8] = struct.pack(">II", 0, 20_000_000)
@@ -286,8 +286,8 @@ def _odd_samples() -> Iterator[Case]:
     samples = tone(0.5)
     for bad in (np.nan, np.inf, -np.inf, 1e38):
         samples[100:200] = bad
-        yield Case(f"samples of {bad}", "audio", make_sound(samples, 16_000, "WAV", "FLOAT"))
-    wav = make_sound(tone(0.2), 16_000)
+        yield Case(f"samples of {bad}", "audio", make_audio(samples, 16_000, "WAV", "FLOAT"))
+    wav = make_audio(tone(0.2), 16_000)
     for channels in (0, 9, 255, 65_535):
         forged = wav[:22] + struct.pack("<H", channels) + wav[24:]
         yield Case(f"{channels} channels", "audio", forged)
@@ -318,9 +318,9 @@ def attempt(case: Case) -> str:
     try:
         if case.kind == "audio":
             probe_audio(data, LIMITS)
-            sound = decode_audio(data, 16_000, LIMITS)
-            assert 0 < len(sound.samples) <= LIMITS.max_audio_s * 16_000 + 1
-            assert np.abs(sound.samples).max() < 100
+            audio = decode_audio(data, 16_000, LIMITS)
+            assert 0 < len(audio.samples) <= LIMITS.max_audio_s * 16_000 + 1
+            assert np.abs(audio.samples).max() < 100
             return "ok"
         with open_video(data, LIMITS) as video:
             header = video.header

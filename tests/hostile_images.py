@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.pictures import chunk, encoded, in_mode, oriented, photo, png, riff_chunk, segment, webp
+from tests.images import chunk, encoded, in_mode, oriented, photo, png, riff_chunk, segment, webp
 
 Attack = tuple[str, bytes]
 """Its name, which starts with the format's, and the file."""
@@ -57,26 +57,26 @@ def damaged(seed: int) -> Iterator[Attack]:
 
 
 def _good_files() -> Iterator[Attack]:
-    picture = photo(37, 29)
+    source = photo(37, 29)
     exif = oriented(6)
     for mode in ("RGB", "L", "CMYK"):
-        image = in_mode(picture, mode)
+        image = in_mode(source, mode)
         yield f"jpeg {mode}", encoded(image, "JPEG", exif=exif, comment=b"hello")
         yield f"jpeg {mode} progressive", encoded(image, "JPEG", progressive=True)
     for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16"):
         yield (
             f"png {mode}",
-            encoded(in_mode(picture, mode), "PNG", exif=exif, icc_profile=b"x" * 99),
+            encoded(in_mode(source, mode), "PNG", exif=exif, icc_profile=b"x" * 99),
         )
-    yield "png interlaced", png(np.asarray(picture), colours=2, interlaced=True)
+    yield "png interlaced", png(np.asarray(source), colours=2, interlaced=True)
     for mode, lossless in itertools.product(("RGB", "RGBA"), (True, False)):
-        image = in_mode(picture, mode)
+        image = in_mode(source, mode)
         yield f"webp {mode} {lossless}", encoded(image, "WEBP", lossless=lossless)
         yield f"webp {mode} {lossless} exif", encoded(image, "WEBP", lossless=lossless, exif=exif)
     frames = {"save_all": True, "append_images": [photo(37, 29, seed=1)]}
-    yield "webp animated", encoded(picture, "WEBP", **frames)
-    yield "gif P", encoded(in_mode(picture, "P"), "GIF", comment=b"hello", transparency=3)
-    yield "gif animated", encoded(in_mode(picture, "P"), "GIF", **frames)
+    yield "webp animated", encoded(source, "WEBP", **frames)
+    yield "gif P", encoded(in_mode(source, "P"), "GIF", comment=b"hello", transparency=3)
+    yield "gif animated", encoded(in_mode(source, "P"), "GIF", **frames)
 
 
 def _edges(name: str, data: bytes) -> set[int]:

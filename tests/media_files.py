@@ -1,4 +1,4 @@
-"""Videos and sounds for tests, made in memory: `make_video` with PyAV, `make_sound` with both."""
+"""Videos and audio clips for tests, in memory: `make_video` with PyAV, `make_audio` with both."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def tone(duration_s: float, rate_hz: int = 16_000, *, channels: int = 1, seed: i
     """``(frames, channels)``: a rising tone, another one in each channel, and a little noise."""
     rng = np.random.default_rng(seed)
     time = np.arange(round(duration_s * rate_hz)) / rate_hz
-    sound = [
+    audio = [
         0.4 * np.sin(2 * np.pi * (220 * (n + 1) + 90 * time) * time)
         + 0.01 * rng.standard_normal(len(time))
         for n in range(channels)
     ]
-    return np.stack(sound, axis=1).astype(np.float32)
+    return np.stack(audio, axis=1).astype(np.float32)
 
 
-def make_sound(
+def make_audio(
     samples: Samples, rate_hz: int, form: str = "WAV", subtype: str | None = None
 ) -> bytes:
     """A file of one of libsndfile's formats: ``WAV``, ``FLAC``, ``OGG``, ``MP3``."""
@@ -102,7 +102,7 @@ def make_sound(
     return file.getvalue()
 
 
-def make_av_sound(samples: Samples, rate_hz: int, encoder: str, container: str) -> bytes:
+def make_av_audio(samples: Samples, rate_hz: int, encoder: str, container: str) -> bytes:
     """A file that PyAV makes: ``("aac", "ipod")`` is M4A, ``("libopus", "webm")`` WebM."""
     channels = samples.shape[1]
     file = io.BytesIO()

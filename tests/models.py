@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from afferent.preprocess.media import Media
-from afferent.preprocess.registry import AnyFamily, plan_for_sure
-from afferent.store import codec
+from afferent.preprocess.registry import AnyFamily
+from afferent.store.block import codec
 
 _LLAVA_TEMPLATE = """\
 {%- for message in messages -%}
@@ -39,7 +39,7 @@ _LLAVA_TEMPLATE = """\
 
 def make_features(family: AnyFamily, media: Media) -> dict[str, Any]:
     """The tensors that a worker would write, in memory of their own."""
-    plan = codec.plan(plan_for_sure(family, media.header).tree)
+    plan = codec.plan(family.plan_exactly(media.header).tree)
     out: dict[str, Any] = codec.lay_out(plan, memoryview(bytearray(plan.nbytes)))
     out.pop("prompt")
     family.process(media, out)

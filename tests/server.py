@@ -21,8 +21,8 @@ import httpx2 as httpx
 import openai
 import psutil
 
-from afferent.store.client import DaemonStore
-from afferent.testing.pictures import Picture
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.testing.images import DrawnImage
 
 START_TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 60.0
@@ -121,12 +121,12 @@ class Server:
                 samples[name] = float(value)
         return samples
 
-    def store_figure(self, name: str) -> float:
-        return self.metrics()[f'afferent_store{{figure="{name}"}}']
-
-    def engine_figure(self, name: str) -> float | None:
-        """``None`` while the engine does not answer."""
-        return self.metrics().get(f'afferent_engine{{figure="{name}"}}')
+    def metric(self, name: str) -> float | None:
+        """The sum of a metric's series; ``None`` where it has none, as while the engine does not
+        answer.
+        """
+        found = [v for key, v in self.metrics().items() if key.partition("{")[0] == name]
+        return sum(found) if found else None
 
     def refuses(self) -> bool:
         """Whether nobody listens any more; who came a moment before is cut off."""
@@ -160,7 +160,7 @@ class Server:
 
     def store(self) -> DaemonStore:
         """A connection of the test's own to the server's store."""
-        return DaemonStore(self.address_of("afferent.store.daemon"), name="test")
+        return DaemonStore(self.address_of("afferent.store.daemon.main"), name="test")
 
     def address_of(self, module: str) -> str:
         """Where one of the server's processes listens for the others."""
@@ -175,8 +175,8 @@ class Server:
 
     def idle_preprocess_workers(self) -> list[psutil.Process]:
         """Both workers, each of which waits for a job."""
-        wait_until(lambda: self.store_figure("num_workers") == 2)
-        wait_until(lambda: self.store_figure("num_jobs_running") == 0)
+        wait_until(lambda: self.metric("afferent_store_workers") == 2)
+        wait_until(lambda: self.metric("afferent_store_jobs_running") == 0)
         workers = self.preprocess_workers()
         assert len(workers) == 2
         # Their last jobs have ended, but they may not have had the time to ask for the next.
@@ -228,7 +228,7 @@ def _source(condition: Callable[[], bool]) -> str:
         return repr(condition)
 
 
-def data_url(picture: Picture | bytes, kind: str = "jpeg") -> str:
+def data_url(picture: DrawnImage | bytes, kind: str = "jpeg") -> str:
     data = (
         picture
         if isinstance(picture, bytes)

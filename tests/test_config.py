@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from afferent import cli, config
+from afferent.config import Group, Setting, Settings, hints, setting
+from afferent.engine.reference.kind import ReferenceEngine
+from afferent.engine.reference.settings import ReferenceSettings
 from afferent.errors import ConfigError
-from afferent.types import GiB, MiB
+from afferent.types import GiB, MiB, ObjectKind
 
 
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -72,10 +77,33 @@ def test_bad_settings_are_refused_with_their_origin(
 
 
 def test_every_setting_has_a_flag_a_help_text_and_a_default() -> None:
-    for key in config.field_names():
-        text, default = config.describe(key)
-        assert text
-        assert getattr(config.ServeConfig(), key) == default
+    for key, one in config.declared(config.ServeConfig).items():
+        assert one.text
+        assert getattr(config.ServeConfig(), key) == one.default
+
+
+def test_what_is_shown_can_be_read_again() -> None:
+    """Of every setting that has a flag: as a flag, and as a variable."""
+    known = config.declared(config.ServeConfig, *cli.engine_settings("reference")).values()
+    shown = [one for one in known if not one.is_table]
+    flags = {one.key: one.show(one.default) for one in shown}
+    environ = {one.variable: one.show(one.default) for one in shown}
+    extra = cli.engine_settings("reference")
+    default = config.load(environ={}, extra=extra)
+    for loaded in (
+        config.load(flags, environ={}, extra=extra),
+        config.load(environ=environ, extra=extra),
+    ):
+        assert dict(loaded.values()) == dict(default.values())
+        assert {loaded.sources[one.key] for one in shown} < {"flag", "environment"}
+
+
+def test_lists(tmp_path: Path) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text('file_roots = ["/a", "/b"]\n')
+    loaded = config.load({"fetch_allow": "a:1,b:2,"}, environ={}, file=file)
+    assert loaded.config.fetch_allow == ("a:1", "b:2")
+    assert loaded.config.file_roots == ("/a", "/b")
 
 
 @pytest.mark.parametrize(
@@ -114,14 +142,107 @@ def test_serve_refuses_before_it_starts_anything(
         assert word in said
 
 
-def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["serve", "--help"])
+        cli.main(arguments)
     assert caught.value.code == 0
-    text = capsys.readouterr().out
-    for key in config.field_names():
-        if key != "model" and not config.is_table(key):
-            assert "--" + key.replace("_", "-") in text
+    return capsys.readouterr().out
+
+
+def shows(page: str, one: Setting) -> bool:
+    return re.search(rf"^  {one.flag}( |$)", page, re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_help_fits_on_a_screen(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(command, "--help", capsys=capsys)
+    assert text == help_of(command, "--port", "1", "-h", capsys=capsys)
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"afferent {command} --help GROUP, or --help all" in text
+    for group in Group:
+        assert group is Group.COMMON or f"  {group} " in text
+    for one in config.declared(config.ServeConfig).values():
+        assert shows(text, one) == (one.group is Group.COMMON and not one.is_table)
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_help_all_names_every_setting_and_each_group_its_own(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = help_of(command, "--help", "all", capsys=capsys)
+    assert max(map(len, whole.splitlines())) <= 80
+    for group in Group:
+        page = help_of(command, "--help", group, capsys=capsys)
+        assert page.strip() in whole
+        for one in config.declared(config.ServeConfig).values():
+            assert shows(page, one) == (one.group is group and not one.is_table)
+
+
+def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that is said."""
+    assert cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--prot 9000", "there is no flag --prot; did you mean --port?"),
+        ("--prot=9000", "there is no flag --prot; did you mean --port?"),
+        ("--arena_nbytes 1", "there is no flag --arena_nbytes; here it is --arena-nbytes"),
+        ("--served x", "there is no flag --served; did you mean --served-model-name?"),
+        ("--confg x", "there is no flag --confg; did you mean --config?"),
+        ("--model x", "there is no flag --model; here it is MODEL"),
+        ("--tenants x", "there is no flag --tenants; tenants are tables of the file (--config)"),
+        ("--tp 2", "there is no flag --tp; here it is --tensor-parallel-size"),
+        (
+            "--gpu-memory-utilization 0.9",
+            "there is no flag --gpu-memory-utilization; memory is given in numbers, by "
+            "--kv-cache-tokens and --arena-nbytes",
+        ),
+        ("--xyzzy", "there is no flag --xyzzy"),
+        ("one two", "'two' is one argument too many"),
+        (
+            "--help limit",
+            "there is no group 'limit' of settings; there are common, engine, memory, "
+            "preprocessing, fetching, logging, timeouts, limits and all",
+        ),
+    ],
+)
+def test_typing_errors(arguments: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refuse("serve", *arguments.split(), capsys=capsys) == f"error: {line}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "toml", "words"),
+    [
+        ({"AFFERENT_PROT": "1"}, "", "did you mean AFFERENT_PORT?"),
+        ({"AFFERENT_TP_SIZE": "2"}, "", "here it is AFFERENT_TENSOR_PARALLEL_SIZE"),
+        ({}, "prot = 1", "did you mean port?"),
+        ({}, "max_running_requests = 1", "here it is max_num_seqs"),
+    ],
+)
+def test_hints_speak_the_language_of_their_origin(
+    tmp_path: Path, environ: dict, toml: str, words: str
+) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError) as caught:
+        config.load(environ=environ, file=file, extra=[ReferenceSettings])
+    assert caught.value.message.endswith(words)
+
+
+def test_hints_name_settings_that_exist() -> None:
+    known = config.declared(config.ServeConfig, *cli.engine_settings("reference"))
+    for key, (_, ours) in hints.ELSEWHERE.items():
+        assert key not in known
+        assert set(ours) <= set(known)
 
 
 _TENANTS = """
@@ -196,3 +317,137 @@ def test_settings_are_checked_without_a_server(
     assert "no API key" in capsys.readouterr().out
     assert cli.main(["config", "check", str(tmp_path)]) == 2
     assert cli.main(["config", "check", "--arena-nbytes", "64TiB"]) == 2
+
+
+# An engine's own settings
+
+
+class EchoSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a pretend engine can be told."""
+
+    echo_delay_s: float = setting(0.5, "before each token", Group.ENGINE, gt=0)
+    echo_cache_nbytes: int = setting(MiB, "what it remembers", Group.MEMORY, ge=1024)
+    echo_loud: bool = setting(False, "in capitals", Group.COMMON)
+    echo_voice: Literal["low", "high"] = setting("low", "its voice", Group.ENGINE)
+
+    def check(self) -> None:
+        if self.echo_loud and self.echo_voice == "low":
+            raise ConfigError("echo_loud needs a high echo_voice")
+
+
+class EchoEngine(ReferenceEngine):
+    settings_type = EchoSettings  # type: ignore[assignment]
+
+
+def test_an_engines_settings_stand_beside_the_servers(tmp_path: Path) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text('port = 1\necho_cache_nbytes = "2MiB"\necho_voice = "high"\n')
+    loaded = config.load(
+        {"echo_loud": "true"},
+        environ={"AFFERENT_ECHO_DELAY_S": "2"},
+        file=file,
+        extra=[EchoSettings],
+    )
+    assert loaded.config.port == 1
+    assert loaded.of(EchoSettings) == EchoSettings(
+        echo_delay_s=2.0, echo_cache_nbytes=2 * MiB, echo_loud=True, echo_voice="high"
+    )
+    assert loaded.sources["echo_delay_s"] == "environment"
+    assert loaded.sources["echo_loud"] == "flag"
+    assert loaded.sources["echo_voice"] == loaded.sources["port"] == str(file)
+    assert dict(loaded.values())["echo_delay_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"echo_delay_s": "0"}, ["echo_delay_s", "flag"]),
+        ({"echo_cache_nbytes": "1"}, ["echo_cache_nbytes", "1024"]),
+        ({"echo_voice": "middle"}, ["echo_voice", "middle"]),
+        ({"echo_loud": "true"}, ["needs a high echo_voice"]),
+        ({"echo_dely_s": "1"}, ["echo_dely_s", "echo_delay_s?"]),
+    ],
+)
+def test_an_engines_settings_are_checked_likewise(flags: dict, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(flags, environ={}, extra=[EchoSettings])
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_without_the_engine_its_settings_are_unknown() -> None:
+    with pytest.raises(ConfigError, match="echo_voice"):
+        config.load({"echo_voice": "high"}, environ={})
+
+
+def test_names_that_clash_are_refused() -> None:
+    class Port(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        port: int = setting(1, "another port", Group.ENGINE)
+
+    class Help(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        help: int = setting(1, "what --help means already", Group.ENGINE)
+
+    for struct, key in ((Port, "port"), (Help, "help"), (EchoSettings, "echo_delay_s")):
+        with pytest.raises(ConfigError, match=f"{struct.__name__} declares '{key}'"):
+            config.load(environ={}, extra=[EchoSettings, struct])
+
+
+def test_every_field_is_declared_by_setting() -> None:
+    class Bare(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        bare: int = 1
+
+    with pytest.raises(TypeError, match=r"Bare\.bare"):
+        config.declared(Bare)
+
+
+def test_the_engine_is_known_before_its_settings(tmp_path: Path) -> None:
+    """By the same order; whatever else is there, is not looked at yet."""
+    file = tmp_path / "afferent.toml"
+    file.write_text('engine = "file"\necho_voice = "high"\n')
+    environ = {"AFFERENT_ENGINE": "environment", "AFFERENT_ECHO_LOUD": "true"}
+    assert config.peek("engine", {"engine": "flag"}, environ=environ, file=file) == "flag"
+    assert config.peek("engine", environ=environ, file=file) == "environment"
+    assert config.peek("engine", environ={}, file=file) == "file"
+    assert config.peek("engine", environ={}) == "reference"
+
+
+def test_the_command_line_takes_the_engines_flags(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = f"{__name__}:EchoEngine"
+    arguments = ["--echo-delay-s", "3", "--port", "9"]
+    assert cli.main(["config", "show", *arguments, "--engine", engine]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["echo_delay_s"] == ["echo_delay_s", "3", "flag"]
+    assert lines["port"] == ["port", "9", "flag"]
+    assert lines["echo_voice"] == ["echo_voice", "low", "default"]
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help", "engine", f"--engine={engine}"])
+    assert "--echo-voice low|high" in capsys.readouterr().out
+    assert cli.main(["config", "show", *arguments]) == 2
+    assert "no flag --echo-delay-s" in capsys.readouterr().err
+    assert cli.main(["config", "show", "--engine", "eco"]) == 2
+    assert "there is no engine 'eco'; there are: reference" in capsys.readouterr().err
+
+
+def shares_of(**settings: Any) -> dict[ObjectKind, float]:
+    return config.load(
+        {key: str(value) for key, value in settings.items()}, environ={}
+    ).config.shares
+
+
+def test_features_get_what_the_other_kinds_leave() -> None:
+    shares = shares_of(raw_share=0.2, embeddings_share=0.1, records_share=0.05)
+    assert shares[ObjectKind.FEATURES] == pytest.approx(0.65)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="leave nothing of the arena for features"):
+        shares_of(raw_share=0.5, embeddings_share=0.4, records_share=0.1)
+
+
+def test_records_have_room_in_a_small_arena_too() -> None:
+    assert shares_of()[ObjectKind.RECORDS] == 0.02
+    assert shares_of(arena_nbytes=256 * MiB)[ObjectKind.RECORDS] == 0.02
+    assert shares_of(arena_nbytes=8 * MiB)[ObjectKind.RECORDS] == pytest.approx(1 / 8)
+    tiny = shares_of(arena_nbytes=MiB, raw_share=0.2)
+    assert tiny[ObjectKind.RECORDS] == pytest.approx(0.2)
+    assert tiny[ObjectKind.FEATURES] == pytest.approx(0.6)

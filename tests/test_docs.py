@@ -1,117 +1,148 @@
-"""The documentation says what is there: links, commands, flags; and the README's request works."""
+"""The documentation says what is there: links, commands, flags, settings, codes, messages; and
+every link leads somewhere. `test_docs_examples` runs the examples; `test_docs_site` has the site.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
+import json
 import re
+import shlex
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from afferent import config
-from afferent.bench.run import BENCHMARKS
-from afferent.operate.arguments import add_store
-from afferent.store.local import LocalStore
-from afferent.types import ContentKey, MiB
-from tests.server import Server
-
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_commands(page: Path) -> None:
-    text = page.read_text()
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    commands = re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)
-    assert set(commands) <= targets
-    for name in re.findall(r"afferent bench ([a-z]+)", text):
-        assert name in BENCHMARKS
-    known = {"--" + key.replace("_", "-") for key in config.field_names()}
-    for flag in re.findall(r"afferent serve[^\n`]*?(--[a-z-]+)", text):
-        assert flag in known | {"--help", "--config"}
-    verbs = store_verbs()
-    for verb, rest in re.findall(r"afferent store ([a-z]+)([^\n`]*)", text):
-        assert verb in verbs
-        assert set(re.findall(r"--[a-z-]+", rest)) <= verbs[verb]
-
-
-def test_the_guide_to_the_store_runs() -> None:
-    """All of its examples, one after another."""
-    with LocalStore(4 * MiB) as store:
-        pixels, grid = np.ones((4, 8), np.float32), np.array([[1, 2, 2]])
-        trees = {ContentKey(bytes([n]) * 32): {"pixel_values": pixels * n} for n in range(3)}
-        names = {
-            "store": store,
-            "core": store,
-            "workers": [store],
-            "pixels": pixels,
-            "grid": grid,
-            "trees": trees,
-            "sizes": dict.fromkeys(trees, 1000),
-            "encode": lambda tree: tree["pixel_values"] * 2,
-            "digest_of_the_encoder": b"digest",
-        }
-        found = blocks(ROOT / "docs/store.md", "python")
-        assert len(found) == 5
-        for block in found:
-            exec(block, names)  # noqa: S102
-        assert store.stat().held_nbytes == 0
-        assert store.stat().num_objects == 6
-
-
-@pytest.mark.parametrize(
-    ("page", "number"), [*(("library.md", number) for number in range(4)), ("gate.md", 0)]
+from afferent import config, errors
+from benchmarks import run as benchmarks
+from tests.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    SHELLS,
+    URL,
+    WORD_FOR_WORD,
+    blocks_of,
+    commands_of,
+    inline_code,
+    name_of,
+    prose_lines,
+    without_blocks,
 )
-def test_the_librarys_examples_run(page: str, number: int, tmp_path: Path) -> None:
-    """As a reader would: each is a file of its own, and prints what the page says."""
-    path = ROOT / "docs" / page
-    programs, outputs = blocks(path, "python"), blocks(path, "text")
-    assert len(programs) == len(outputs) == (4 if page == "library.md" else 1)
-    file = tmp_path / "example.py"
-    file.write_text(programs[number])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == (outputs[number], "")
+from tools import settings_page
+from tools.command_lines import commands, flags, parsers
+
+LANGUAGES = {"", "bash", "console", "json", "python", "sh", "text", "toml"}
+OTHERS_FLAGS = {"--shm-size", "--start"}
+"""Of container engines, and of `training/train.py`."""
+MAX_WIDTH = 120
+COMMANDS = commands()
+BENCHMARKS = dict(parsers(benchmarks._parser(), ()))
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+# Links
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    text = without_blocks(page)
+    for target, fragment in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+        if "://" in target:
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if fragment and path.suffix == ".md":
+            assert fragment in anchors_of(path), f"{page.name} links to {target}#{fragment}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As the site and repository viewers make them of headings."""
+    headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"\s+", "-", text) for text in plain}
+
+
+# Commands
+
+
+@each_page
+def test_commands_are_understood(page: Path) -> None:
+    """By the parsers that read them: verbs, flags and values."""
+    for block in blocks_of(page, *SHELLS):
+        if block.is_fragment or name_of(page) in WORD_FOR_WORD:
+            continue
+        for command in commands_of(block):
+            check_command(command)
+
+
+def check_command(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    words = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)] or words
+    match words:
+        case ["afferent", *rest]:
+            parse(COMMANDS["afferent",], rest, command)
+        case ["make", target]:
+            check_make(target, command)
+        case ["curl", *rest]:
+            assert any(word.startswith(URL) for word in rest), f"{command}: tests run only ours"
+        case _:
+            pytest.fail(f"no test runs `{command}`: mark its block as a fragment, and say why")
+
+
+def check_make(target: str, command: str) -> None:
+    assert target in make_targets(), command
+    if target == "bench" and (arguments := re.search(r'ARGS="?([^"]*)', command)):
+        parse(BENCHMARKS[()], shlex.split(arguments[1]), command)
+    elif target == "serve" and (arguments := re.search(r'ARGS="?([^"]*)', command)):
+        parse(COMMANDS["afferent",], ["serve", *shlex.split(arguments[1])], command)
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str], command: str) -> None:
+    try:
+        parser.parse_args(arguments)
+    except SystemExit as end:
+        if end.code:
+            pytest.fail(f"`{command}` is not understood")
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@each_page
+def test_what_prose_says_of_commands(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it speaks of commands as they were
+    everywhere = {flag for parser in COMMANDS.values() for flag in flags(parser)} | OTHERS_FLAGS
+    everywhere |= {flag for parser in BENCHMARKS.values() for flag in flags(parser)}
+    for code in inline_code(page):
+        words = code.split()
+        if words[0] == "make" and len(words) > 1:
+            check_command(code.replace("\n", " "))
+        elif words[0] == "afferent":
+            verbs = tuple(word for word in words[:3] if re.fullmatch("[a-z]+", word))
+            while verbs not in COMMANDS:
+                assert len(verbs) > 2, f"`{code}` is no command"
+                verbs = verbs[:-1]
+            named = {word for word in words if re.fullmatch("--[a-z-]+", word)}
+            assert named <= flags(COMMANDS[verbs]), f"`{code}` has a flag that is not there"
+        elif flag := re.fullmatch(r"(--[a-z-]+)( .*)?", code):
+            has_it = any(known.startswith(flag[1]) for known in everywhere)
+            assert flag[1] in everywhere or (flag[2] == "..." and has_it), f"{code} is no flag"
 
 
 def test_every_store_command_is_documented() -> None:
-    text = (ROOT / "docs/operating-the-store.md").read_text()
-    for verb, flags in store_verbs().items():
-        assert f"$ afferent store {verb}" in text
-        for flag in flags - {"--help"}:
-            assert flag in text, f"{flag} of {verb}"
-
-
-def store_verbs() -> dict[str, set[str]]:
-    """The flags of each command below ``afferent store``."""
-    commands = argparse.ArgumentParser().add_subparsers()
-    add_store(commands)
-    (verbs,) = [
-        action
-        for action in commands.choices["store"]._actions
-        if isinstance(action, argparse._SubParsersAction)
-    ]
-    return {
-        verb: {flag for flag in parser._option_string_actions if flag.startswith("--")}
-        for verb, parser in verbs.choices.items()
-    }
+    text = (DOCS / "operating-the-store.md").read_text()
+    for words, parser in COMMANDS.items():
+        if words[:2] == ("afferent", "store") and len(words) == 3:
+            assert f"$ {' '.join(words)}" in text
+            for flag in flags(parser) - {"--help"}:
+                assert flag in text, f"{flag} of {words[-1]}"
 
 
 def test_every_make_target_is_listed() -> None:
@@ -121,47 +152,122 @@ def test_every_make_target_is_listed() -> None:
         assert f"make {target} " in listed.stdout
 
 
-def test_the_readmes_request(server: Server) -> None:
-    """Word for word, but for the port."""
-    (request,) = [block for block in blocks(ROOT / "README.md", "bash") if "curl" in block]
-    (answer,) = list(blocks(ROOT / "README.md", "json"))
-    command = request.replace("http://127.0.0.1:8000", server.url)
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    content = r'"content":"([^"]*)"'
-    said, printed = re.search(content, done.stdout), re.search(content, answer)
-    assert said is not None, done.stdout
-    assert printed is not None
-    assert said[1] == printed[1]
+# Blocks
 
 
-@pytest.mark.parametrize("page", ["responses.md", "anthropic.md"])
-def test_the_clients_examples_run(page: str, server: Server, tmp_path: Path) -> None:
-    """Word for word, but for the port."""
-    (program,), (output,) = (blocks(ROOT / "docs" / page, kind) for kind in ("python", "text"))
-    file = tmp_path / "example.py"
-    file.write_text(program.replace("http://127.0.0.1:8000", server.url))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == (output, "")
+@each_page
+def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, f"{page.name}: say how {block.language} is checked"
+        if block.is_fragment:
+            continue
+        if block.language == "json":
+            json.loads(block.text)
+        elif block.language == "toml":
+            check_settings(block.text)
 
 
-def test_the_apis_example(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same answer for a picture that is sent, and for its name alone."""
-    (program,) = blocks(ROOT / "docs/api.md", "python")
-    monkeypatch.chdir(ROOT)
-    names: dict[str, Any] = {}
-    exec(program.replace("http://127.0.0.1:8000", server.url), names)  # noqa: S102
-    names["client"].close()
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
-    assert first.startswith("a ")
+def check_settings(text: str) -> None:
+    values = tomllib.loads(text)
+    assert values.keys() <= config.declared(config.ServeConfig).keys()
+
+
+def test_settings_of_the_pages_can_be_loaded(tmp_path: Path) -> None:
+    for page in PAGES:
+        for block in blocks_of(page, "toml"):
+            file = tmp_path / "afferent.toml"
+            file.write_text(block.text)
+            config.load(environ={}, file=file)
+
+
+@each_page
+def test_python_blocks_compile_and_import_what_is_there(page: Path) -> None:
+    """Fragments, too."""
+    for block in blocks_of(page, "python"):
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree = compile(block.text, page.name, "exec", flags)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("afferent"):
+                module = importlib.import_module(node.module or "")
+                for alias in node.names:
+                    if not hasattr(module, alias.name):  # a module of the package, then
+                        importlib.import_module(f"{node.module}.{alias.name}")
+
+
+# Errors
+
+
+def tables_of(page: Path) -> list[list[list[str]]]:
+    """The cells of each table, its head first."""
+    tables = re.findall(r"(?:^\|.*\|\n)+", without_blocks(page), re.MULTILINE)
+    rows = [[line.strip("|").split(" | ") for line in table.splitlines()] for table in tables]
+    return [[[cell.strip() for cell in row] for row in table] for table in rows]
+
+
+def test_troubleshooting_has_every_error() -> None:
+    codes = {cls.code for cls in errors.walk() if cls.__module__ == errors.__name__} - {"error"}
+    found = {
+        code
+        for head, _, *rows in tables_of(DOCS / "troubleshooting.md")
+        if "code" in head[0]
+        for row in rows
+        for code in re.findall(r"`([a-z_]+)`", row[0])
+    }
+    assert found == codes
+
+
+def said_by_the_package() -> list[str]:
+    """All texts of the sources, with ``\\0`` for what is filled in."""
+    said = []
+    for path in (ROOT / "src/afferent").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "\0" for part in node.values
+                ]
+                said.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.append(node.value)
+    return said
+
+
+def test_messages_in_troubleshooting_are_said() -> None:
+    """In tables of what a line says; ``...`` is anything."""
+    said = said_by_the_package()
+    for head, _, *rows in tables_of(DOCS / "troubleshooting.md"):
+        if head[0] not in ("the line says", "what you see"):
+            continue
+        for quoted in (text for row in rows for text in re.findall(r"`([^`]+)`", row[0])):
+            is_ours = not quoted.startswith(("port = ", "Address ", "Permission "))
+            if " " not in quoted or not is_ours:
+                continue  # a word, a value of the reader's, or the system's own text
+            pattern = ".*".join(re.escape(part.strip()) for part in quoted.split("..."))
+            assert any(re.search(pattern, text, re.DOTALL) for text in said), quoted
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    """Else: ``python tools/settings_page.py --write``."""
+    assert settings_page.PAGE.read_text() == settings_page.page()
+
+
+# Form
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=name_of)
+def test_prose_is_not_too_wide(page: Path) -> None:
+    check_width(page)
+
+
+def test_the_readme_is_not_too_wide() -> None:
+    check_width(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "adr").glob("0*.md")), ids=name_of)
+def test_decisions_have_titles_of_one_form_and_are_listed(page: Path) -> None:
+    assert re.match(rf"# {page.name[:4]}: [A-Z]", page.read_text())
+    assert f"({page.name})" in (DOCS / "adr" / "README.md").read_text()
+
+
+def check_width(page: Path) -> None:
+    wide = [number for number, line in prose_lines(page) if len(line) > MAX_WIDTH]
+    assert wide == [], f"lines of {page.name} have more than {MAX_WIDTH} characters"

@@ -7,13 +7,15 @@ import msgspec
 import pytest
 
 from afferent import errors
-from afferent.serve import errors as http
-from afferent.serve.api import Api
-from afferent.serve.apis import APIS
+from afferent.serve.apis.api import Api
+from afferent.serve.apis.registry import APIS
+from afferent.serve.apis.statuses import status_of
+from afferent.serve.http.failures import headers_of
 
 
 def test_codes_are_unique_and_lead_back() -> None:
-    classes = [cls for cls in errors.walk() if cls.__module__ == errors.__name__]
+    classes = list(errors.walk())
+    assert {cls.__module__ for cls in classes} == {errors.__name__}, "the tree is in one file"
     assert len({cls.code for cls in classes}) == len(classes)
     for cls in classes:
         found = errors.error_from(cls.code, "what happened")
@@ -24,30 +26,38 @@ def test_codes_are_unique_and_lead_back() -> None:
 
 def test_the_tree_at_the_top_of_the_module_is_the_tree() -> None:
     drawn = re.findall(r"^ *[│├└─ ]*?([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE)
-    classes = [cls.__name__ for cls in errors.walk() if cls.__module__ == errors.__name__]
+    classes = [cls.__name__ for cls in errors.walk()]
     assert [name for name in drawn if name in classes or "──" in name] == classes
 
 
 def test_every_error_has_a_status() -> None:
     for cls in errors.walk():
         error = cls("why")
-        status = http.status_of(error)
+        status = status_of(error)
         assert status in (400, 401, 404, 408, 409, 413, 429, 500, 503)
         assert (status in (429, 503)) == cls.retryable
         assert (400 <= status < 500) == issubclass(
             cls, errors.InvalidRequest | errors.QuotaExceeded
         )
-        assert ("retry-after" in http.headers_of(error)) == cls.retryable
+        assert ("retry-after" in headers_of(error)) == cls.retryable
 
 
-@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_every_error_has_the_form_of_each_api(api: Api) -> None:
     for cls in errors.walk():
         error = cls("why")
         body = msgspec.json.encode(api.error_body(error, "request-1"))
         assert "error" in msgspec.json.decode(body)
-        shows_detail = http.status_of(error) != 500
+        shows_detail = status_of(error) != 500
         assert (b"why" in body) == shows_detail, "a defect shows no detail"
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_each_api_has_a_name_for_the_messages(api: Api) -> None:
+    field = "input" if api.name == "openai_responses" else "messages"
+    assert field in api.request_type.__struct_fields__
+    body = api.error_body(errors.InvalidRequest("why", param=errors.Param.MESSAGES), "request-1")
+    assert field in str(body)
 
 
 def test_the_table_of_the_api_has_every_code() -> None:
@@ -57,8 +67,7 @@ def test_the_table_of_the_api_has_every_code() -> None:
     documented = {
         (int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)
     }
-    classes = [cls for cls in errors.walk() if cls.__module__ == errors.__name__]
-    classes.remove(errors.ClientGone)
-    ours = {(http.status_of(cls("why")), cls.code) for cls in classes}
+    classes = set(errors.walk()) - {errors.ClientGone, errors.ConnectionClosed}
+    ours = {(status_of(cls("why")), cls.code) for cls in classes}
     assert documented <= ours
     assert {(status, code) for status, code in ours - documented if status != 500} == set()

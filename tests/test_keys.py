@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent import keys
+from afferent.types import Modality
 
 
 @given(st.lists(st.binary(max_size=6), max_size=4), st.lists(st.binary(max_size=6), max_size=4))
@@ -21,3 +22,23 @@ def test_every_part_of_a_features_key_matters() -> None:
         changed = {**parts, name: "x" if name == "tenant" else b"x"}
         assert keys.features_key(**changed) != base
     assert keys.features_key(**{**parts, "tenant": "tf", "fingerprint": b""}) != base
+
+
+def test_every_part_of_an_items_key_matters() -> None:
+    parts = {
+        "tenant": "t",
+        "fingerprint": b"f",
+        "modality": Modality.IMAGE,
+        "media": b"m",
+        "max_pixels": 0,
+    }
+    other = {
+        "tenant": "x",
+        "fingerprint": b"x",
+        "modality": Modality.VIDEO,
+        "media": b"x",
+        "max_pixels": 1,
+    }
+    assert keys.item_key(**parts) == keys.item_key(**parts)
+    changed = [keys.item_key(**{**parts, name: other[name]}) for name in parts]
+    assert len({keys.item_key(**parts), *changed}) == 1 + len(parts)

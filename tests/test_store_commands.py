@@ -23,12 +23,13 @@ from afferent import cli
 from afferent.errors import ConfigError, StoreUnavailable
 from afferent.operate import daemons, tables
 from afferent.operate.daemons import Running
-from afferent.operate.eviction import resolve
-from afferent.operate.figures import Rates
+from afferent.operate.removal import resolve
 from afferent.operate.snapshot import Snapshot
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
+from afferent.operate.stats import Rates
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import MAX_ITEMS, Claim, CreateItem, Join, ReserveItem, SealItem
+from afferent.store.protocol.results import Statistics
 from afferent.types import MiB, ObjectKind
 from tests.server import wait_until
 
@@ -44,7 +45,8 @@ def key(index: int) -> bytes:
 
 @pytest.fixture
 def server() -> Iterator[StoreServer]:
-    with StoreServer(CAPACITY) as running:
+    shares = {RAW: 0.25, FEATURES: 0.5, EMBEDDINGS: 0.25}
+    with StoreServer(CAPACITY, shares=shares) as running:
         yield running
 
 
@@ -56,11 +58,11 @@ def writer(server: StoreServer) -> Iterator[DaemonStore]:
 
 HOLDER = """
 import sys
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
+from afferent.store.protocol.items import Join
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 with DaemonStore(chr(0) + sys.argv[1], name="holder") as store:
-    item = m.AcquireItem(bytes.fromhex(sys.argv[2]), ObjectKind.FEATURES, 1, None)
+    item = Join(bytes.fromhex(sys.argv[2]))
     print(store.acquire("r", [item])[0].state, flush=True)
     sys.stdin.read()
 """
@@ -88,15 +90,15 @@ def content(writer: DaemonStore) -> None:
         put(writer, index, nbytes=index * MiB)
     for index in (1, 2):
         writer.release(f"r{index}")
-    writer.create("r4", [m.CreateItem(EMBEDDINGS, MiB, key(4))])
-    writer.reserve("r5", [m.ReserveItem(RAW, MiB)])
+    writer.create("r4", [CreateItem(EMBEDDINGS, MiB, key(4))])
+    writer.reserve("r5", [ReserveItem(RAW, MiB)])
 
 
 def put(store: DaemonStore, index: int, *, nbytes: int, kind: ObjectKind = FEATURES) -> None:
     request = f"r{index}"
-    (outcome,) = store.acquire(request, [m.AcquireItem(key(index), kind, nbytes, "self")])
+    (outcome,) = store.acquire(request, [Claim(key(index), kind, nbytes)])
     assert outcome.handle is not None
-    store.seal(request, [m.SealItem(outcome.handle, nbytes)])
+    store.seal(request, [SealItem(outcome.handle, nbytes)])
 
 
 def shown(server: StoreServer) -> str:
@@ -188,24 +190,24 @@ def test_stat_for_programs(server: StoreServer, holder: subprocess.Popen[str]) -
     assert features["fragmentation"] == 0
     assert (features["num_objects"], features["num_held"]) == (3, 2)
     assert (embeddings["num_held"], embeddings["evictable_nbytes"]) == (1, 0)
-    assert stat["kinds"]["raw"]["granted_nbytes"] == MiB
+    assert stat["kinds"]["raw"]["reserved_nbytes"] == MiB
     clients = {client["name"]: client for client in stat["clients"]}
     assert len(stat["clients"]) == stat["num_clients"] == 2, "the command itself is left out"
     assert clients["holder"]["pid"] == holder.pid
     assert (clients["holder"]["num_held"], clients["holder"]["held_nbytes"]) == (1, 2 * MiB)
     assert clients["writer"]["pid"] == os.getpid()
     assert (clients["writer"]["num_held"], clients["writer"]["held_nbytes"]) == (2, 4 * MiB)
-    assert clients["writer"]["granted_nbytes"] == MiB
+    assert clients["writer"]["reserved_nbytes"] == MiB
 
 
 def test_stat_for_people(server: StoreServer, holder: subprocess.Popen[str]) -> None:
     stat = ask(server, "stat")
     assert f"pid {server.pid}, started by {os.getpid()}" in stat
-    assert row(stat, "used") == ["used", "0", "6.0 MiB", "1.0 MiB"]
-    assert row(stat, "held") == ["held", "0", "5.0 MiB", "1.0 MiB"]
-    assert row(stat, "evictable") == ["evictable", "0", "1.0 MiB", "0"]
-    assert row(stat, "granted") == ["granted", "1.0 MiB", "0", "0"]
-    assert "25.0 %  (1 hit, 3 missing, 0 in the making)" in stat
+    assert row(stat, "used") == ["used", "0", "6.0 MiB", "1.0 MiB", "0"]
+    assert row(stat, "held") == ["held", "0", "5.0 MiB", "1.0 MiB", "0"]
+    assert row(stat, "evictable") == ["evictable", "0", "1.0 MiB", "0", "0"]
+    assert row(stat, "reserved") == ["reserved", "1.0 MiB", "0", "0", "0"]
+    assert "25.0 %  (1 hit, 3 missing, 0 in flight)" in stat
     assert row(stat, "writer")[2:] == ["connected", "2", "4.0 MiB", "1.0 MiB"]
     assert row(stat, "holder")[1:] == [str(holder.pid), "connected", "1", "2.0 MiB", "0"]
 
@@ -219,6 +221,7 @@ def test_fragmentation(server: StoreServer, writer: DaemonStore, content: None) 
         "0.0 %",
         "33.3 %",
         "0.0 %",
+        "-",
     ]
 
 
@@ -226,7 +229,7 @@ def test_a_kind_without_a_share(server: StoreServer) -> None:
     with StoreServer(CAPACITY, shares={FEATURES: 1.0}) as other:
         assert ask_json(other, "stat")["kinds"]["raw"]["fragmentation"] is None
         stat = ask(other, "stat")
-        assert row(stat, "fragmentation") == ["fragmentation", "-", "0.0 %", "-"]
+        assert row(stat, "fragmentation") == ["fragmentation", "-", "0.0 %", "-", "-"]
         assert row(stat, "hit rate")[1] == "-"
         assert "raw         ···" in ask(other, "top", "--interval", "0.01")
 
@@ -234,7 +237,7 @@ def test_a_kind_without_a_share(server: StoreServer) -> None:
 def test_a_client_that_is_lost(server: StoreServer, content: None) -> None:
     """Its connection has ended, but it still looks at what it held."""
     reader = DaemonStore(server.address, name="reader\x1b[2J [red]" + "x" * 45)
-    (outcome,) = reader.acquire("r", [m.AcquireItem(key(3), FEATURES, 1, None)])
+    (outcome,) = reader.acquire("r", [Join(key(3))])
     assert outcome.handle is not None
     block = reader.block(outcome.handle)
     reader.close()
@@ -280,7 +283,7 @@ def test_top_without_a_terminal(server: StoreServer, writer: DaemonStore, conten
 
     def work() -> None:
         while not stop.is_set():
-            writer.acquire("t", [m.AcquireItem(key(1), FEATURES, 1, None)])
+            writer.acquire("t", [Join(key(1))])
             writer.release("t")
 
     worker = threading.Thread(target=work)
@@ -353,8 +356,8 @@ def test_a_pipe_that_closes_early(server: StoreServer) -> None:
 
 def test_rates_count_from_0_in_a_new_epoch() -> None:
     def snapshot(segment: int, *, hits: int, at_s: float) -> Snapshot:
-        zeros = dict.fromkeys(m.Statistics.__struct_fields__, 0)
-        statistics = m.Statistics(**{**zeros, "segment": segment, "num_hits": hits, "kinds": {}})  # type: ignore[arg-type]
+        zeros = dict.fromkeys(Statistics.__struct_fields__, 0)
+        statistics = Statistics(**{**zeros, "segment": segment, "num_hits": hits, "kinds": {}})  # type: ignore[arg-type]
         return Snapshot(Running("@a", 1, 2), statistics, [], at_s)
 
     before = snapshot(1, hits=100, at_s=10.0)
@@ -391,7 +394,11 @@ def test_evict_keys(
     assert f"{fourth} stays: writer {os.getpid()} writes it" in flat
     assert "ffffffffffff is not there" in flat
     states = {item["key"]: item["state"] for item in ask_json(server, "ls")}
-    assert states == {key(2).hex(): "doomed", key(3).hex(): "sealed", key(4).hex(): "created"}
+    assert states == {
+        key(2).hex(): "pending_deletion",
+        key(3).hex(): "sealed",
+        key(4).hex(): "created",
+    }
     kill(holder)
     wait_until(lambda: writer.stat().kinds[FEATURES].used_nbytes == 3 * MiB)
 
@@ -415,7 +422,7 @@ def test_keys_that_name_nothing() -> None:
         with pytest.raises(ConfigError, match=problem):
             resolve(text, keys)
     with pytest.raises(ConfigError, match="no object among the 4096 largest"):
-        resolve("b", [key(1)] * m.MAX_ITEMS)
+        resolve("b", [key(1)] * MAX_ITEMS)
 
 
 def test_a_key_that_names_several_deletes_nothing(server: StoreServer, content: None) -> None:
@@ -477,7 +484,7 @@ def test_which_of_those_that_run() -> None:
 
 ALONE = """
 import subprocess, sys
-from afferent.store.server import StoreServer
+from afferent.store.daemon.server import StoreServer
 command = [sys.executable, "-m", "afferent.cli", "store", "stat"]
 print(subprocess.run(command, stderr=subprocess.STDOUT).returncode, flush=True)
 with StoreServer(1 << 24) as server:
@@ -562,7 +569,8 @@ def test_run(signum: int) -> None:
     ) as child:
         assert child.stdout is not None
         said = "".join(iter(child.stdout.readline, "Ctrl-C ends it.\n"))
-        assert "A store of 16.0 MiB (0.0 % raw, 50.0 % features, 25.0 % embeddings)" in said
+        shares = "0.0 % raw, 48.0 % features, 25.0 % embeddings, 2.0 % records"
+        assert f"A store of 16.0 MiB ({shares})" in said
         program = "".join(re.findall(r"^    (.*\n)", said, re.MULTILINE))
         names: dict[str, Any] = {}
         exec(program, names)  # noqa: S102

@@ -1,7 +1,7 @@
 """The conversations that the built-in model is trained on and judged by.
 
 A conversation is a list of chat messages in the form that chat templates take, where each
-``{"type": "image"}`` part stands for the next picture.
+``{"type": "image"}`` part stands for the next image.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from afferent.testing.pictures import COLOURS, SHAPES
+from afferent.testing.images import COLOURS, SHAPES
 
 Message = dict[str, Any]
-MAX_PICTURES = 4
+MAX_IMAGES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ _SYSTEM = (
 )
 _GREETINGS = ("Hello!", "Hi", "Hello, who are you?", "What can you do?", "Good morning.", "Thanks!")
 _ABOUT_ME = "I name the colour and shape in pictures."
-_NO_PICTURE = "There is no picture."
+_NO_IMAGE = "There is no picture."
 
 
 def sample_conversation(rng: random.Random, labels: Sequence[Label]) -> list[Message]:
@@ -103,7 +103,7 @@ def sample_conversation(rng: random.Random, labels: Sequence[Label]) -> list[Mes
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEM)})
     if len(labels) >= 2 and rng.random() < 0.2:
-        # The pictures come in two turns; later questions may go back to the first.
+        # The images come in two turns; later questions may go back to the first.
         cut = rng.randrange(1, len(labels))
         messages += _turn(rng, labels[:cut], num_new=cut)
         messages += _turn(rng, labels, num_new=len(labels) - cut)
@@ -131,9 +131,9 @@ def _ask(rng: random.Random, labels: Sequence[Label]) -> tuple[str, str]:
     if rng.random() < 0.02:
         return rng.choice(_GREETINGS), _ABOUT_ME
     if num == 0:
-        return _words(rng, rng.choice([q for q in _ONE + _ALL if q])), _NO_PICTURE
+        return _words(rng, rng.choice([q for q in _ONE + _ALL if q])), _NO_IMAGE
     if rng.random() < 0.02:
-        missing = rng.randrange(num + 1, MAX_PICTURES + 3)
+        missing = rng.randrange(num + 1, MAX_IMAGES + 3)
         question = _words(rng, rng.choice(_NUMBERED), number=missing)
         return question, f"There is no picture {missing}."
     draw = rng.random()
@@ -168,7 +168,7 @@ def _ask(rng: random.Random, labels: Sequence[Label]) -> tuple[str, str]:
 
 
 def answer_for(labels: Sequence[Label], order: Sequence[int]) -> str:
-    """The answer to a question about several pictures, in the order asked for."""
+    """The answer to a question about several images, in the order asked for."""
     return " ".join(f"Picture {i + 1}: {labels[i]}." for i in order)
 
 
@@ -184,5 +184,5 @@ def _words(rng: random.Random, template: str, **fields: object) -> str:
 
 def sample_labels(rng: random.Random) -> list[Label]:
     """None to four random labels, mostly one or four."""
-    num = rng.choices(range(MAX_PICTURES + 1), weights=(2, 28, 20, 20, 30))[0]
+    num = rng.choices(range(MAX_IMAGES + 1), weights=(2, 28, 20, 20, 30))[0]
     return [Label(colour=rng.choice(COLOURS), shape=rng.choice(SHAPES)) for _ in range(num)]

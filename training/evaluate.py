@@ -1,8 +1,8 @@
-"""Judge a model on pictures of sizes, positions and backgrounds that it was never trained on.
+"""Judge a model on images of sizes, positions and backgrounds that it was never trained on.
 
     python training/evaluate.py src/afferent/models/shapes
 
-Prints the share of right answers, exact to the letter. The pictures go through real files (JPEG and
+Prints the share of right answers, exact to the letter. The images go through real files (JPEG and
 PNG) and the model's own image processor; decoding is greedy.
 """
 
@@ -28,7 +28,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from afferent.testing.pictures import Picture, Split, draw_picture
+from afferent.testing.images import DrawnImage, Split, draw_image
 from dialogue import Label, answer_for
 
 
@@ -42,22 +42,24 @@ class Judge:
         self._split: Split = split
         self._rng, self._np_rng = random.Random(seed), np.random.default_rng(seed)
 
-    def draw(self) -> Picture:
-        return draw_picture(self._np_rng, split=self._split)
+    def draw(self) -> DrawnImage:
+        return draw_image(self._np_rng, split=self._split)
 
-    def through_file(self, picture: Picture) -> Image.Image:
+    def through_file(self, image: DrawnImage) -> Image.Image:
         format = self._rng.choice(("JPEG", "PNG"))
-        data = picture.encode(format, quality=self._rng.randrange(60, 96))
+        data = image.encode(format, quality=self._rng.randrange(60, 96))
         return Image.open(io.BytesIO(data)).convert("RGB")
 
     @torch.inference_mode()
-    def answer(self, pictures: list[Picture], question: str) -> str:
-        content: list[dict[str, Any]] = [{"type": "image"} for _ in pictures]
+    def answer(self, images: list[DrawnImage], question: str) -> str:
+        content: list[dict[str, Any]] = [{"type": "image"} for _ in images]
         content.append({"type": "text", "text": question})
         text = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        out = self._processor(images=[self.through_file(p) for p in pictures], return_tensors="pt")
+        out = self._processor(
+            images=[self.through_file(each) for each in images], return_tensors="pt"
+        )
         image_token = self._model.config.image_token_id
         ids: list[int] = []
         merged = [int(math.prod(g)) // self._processor.merge_size**2 for g in out["image_grid_thw"]]
@@ -73,25 +75,25 @@ class Judge:
         )
         return self._tokenizer.decode(generated[0, len(ids) :], skip_special_tokens=True)
 
-    def questions(self, num_pictures: int) -> Iterator[tuple[list[Picture], str, str, str]]:
-        """``(pictures, kind of question, question, right answer)``, without end."""
+    def questions(self, num_images: int) -> Iterator[tuple[list[DrawnImage], str, str, str]]:
+        """``(images, kind of question, question, right answer)``, without end."""
         while True:
-            pictures = [self.draw() for _ in range(num_pictures)]
-            labels = [Label(colour=p.colour, shape=p.shape) for p in pictures]
-            order = list(range(num_pictures))
-            if num_pictures == 1:
-                yield pictures, "one", "What is in the picture?", str(labels[0])
+            images = [self.draw() for _ in range(num_images)]
+            labels = [Label(colour=each.colour, shape=each.shape) for each in images]
+            order = list(range(num_images))
+            if num_images == 1:
+                yield images, "one", "What is in the picture?", str(labels[0])
                 continue
-            which = self._rng.randrange(num_pictures)
-            yield pictures, "which", f"What is in picture {which + 1}?", str(labels[which])
-            yield pictures, "all", "Name all pictures.", answer_for(labels, order)
-            shuffled = self._rng.sample(order, num_pictures)
+            which = self._rng.randrange(num_images)
+            yield images, "which", f"What is in picture {which + 1}?", str(labels[which])
+            yield images, "all", "Name all pictures.", answer_for(labels, order)
+            shuffled = self._rng.sample(order, num_images)
             numbers = ", ".join(str(i + 1) for i in shuffled)
-            yield pictures, "listed", f"Name pictures {numbers}.", answer_for(labels, shuffled)
+            yield images, "listed", f"Name pictures {numbers}.", answer_for(labels, shuffled)
 
 
 def items_right(answer: str, expected: str) -> tuple[int, int]:
-    """How many pictures of an answer are named right, and how many there are."""
+    """How many images of an answer are named right, and how many there are."""
     said, wanted = answer.rstrip(".").split(". "), expected.rstrip(".").split(". ")
     pairs = zip(said + [""] * len(wanted), wanted, strict=False)
     return sum(a == b for a, b in pairs), len(wanted)
@@ -103,24 +105,22 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("--split", choices=("held_out", "train"), default="held_out")
-    parser.add_argument("--questions", type=int, default=600, help="for each number of pictures")
+    parser.add_argument("--questions", type=int, default=600, help="for each number of images")
     parser.add_argument("--seed", type=int, default=20_260)
     parser.add_argument("--show-errors", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     judge = Judge(args.model, split=args.split, seed=args.seed)
-    print(f"{args.model}, {args.split} pictures, seed {args.seed}")
-    print(
-        f"{'pictures':>8}  {'questions':>9}  {'answers right':>13}  {'pictures right':>14}  by kind"
-    )
-    for num_pictures in range(1, 5):
+    print(f"{args.model}, {args.split} images, seed {args.seed}")
+    print(f"{'images':>8}  {'questions':>9}  {'answers right':>13}  {'images right':>14}  by kind")
+    for num_images in range(1, 5):
         right: Counter[str] = Counter()
         asked: Counter[str] = Counter()
         items = total_items = 0
-        for _, (pictures, kind, question, expected) in zip(
-            range(args.questions), judge.questions(num_pictures), strict=False
+        for _, (images, kind, question, expected) in zip(
+            range(args.questions), judge.questions(num_images), strict=False
         ):
-            answer = judge.answer(pictures, question)
+            answer = judge.answer(images, question)
             asked[kind] += 1
             right[kind] += answer == expected
             good, count = items_right(answer, expected)
@@ -129,7 +129,7 @@ def main() -> None:
                 print(f"    {question!r}: {answer!r}, right: {expected!r}")
         kinds = ", ".join(f"{kind} {right[kind] / asked[kind]:.1%}" for kind in asked)
         print(
-            f"{num_pictures:8d}  {asked.total():9d}  {right.total() / asked.total():13.1%}  "
+            f"{num_images:8d}  {asked.total():9d}  {right.total() / asked.total():13.1%}  "
             f"{items / total_items:14.1%}  {kinds}",
             flush=True,
         )

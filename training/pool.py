@@ -1,6 +1,6 @@
-"""A growing pool of processed pictures on disk, made by worker processes while training runs.
+"""A growing pool of processed images on disk, made by worker processes while training runs.
 
-Pictures go through a real file format and the real image processor, so that the model sees in
+Images go through a real file format and the real image processor, so that the model sees in
 training what it sees when it is served.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from afferent.testing.pictures import Picture, draw_picture
+from afferent.testing.images import DrawnImage, draw_image
 from dialogue import Label
 
 CHUNK = 400
@@ -25,17 +25,17 @@ CHUNK = 400
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """One picture: ``(num_patches, 3, patch, patch)`` uint8 patches and its grid."""
+    """One image: ``(num_patches, 3, patch, patch)`` uint8 patches and its grid."""
 
     patches: NDArray[np.uint8]
     grid_thw: tuple[int, int, int]
     label: Label
 
 
-def through_file(picture: Picture, rng: random.Random) -> Image.Image:
-    """The picture as it comes back from a JPEG or PNG file."""
+def through_file(image: DrawnImage, rng: random.Random) -> Image.Image:
+    """The image as it comes back from a JPEG or PNG file."""
     jpeg = rng.random() < 0.6
-    data = picture.encode("JPEG" if jpeg else "PNG", quality=rng.randrange(40, 97))
+    data = image.encode("JPEG" if jpeg else "PNG", quality=rng.randrange(40, 97))
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
@@ -45,16 +45,16 @@ def make_chunk(path: Path, *, seed: int) -> None:
     patches, grids, labels = [], [], []
     for _ in range(CHUNK):
         max_side = 400 if rng.random() < 0.6 else 1000
-        picture = draw_picture(np_rng, split="train", max_side=max_side)
+        image = draw_image(np_rng, split="train", max_side=max_side)
         out = processor(
-            through_file(picture, rng), do_rescale=False, do_normalize=False, return_tensors="np"
+            through_file(image, rng), do_rescale=False, do_normalize=False, return_tensors="np"
         )
         grid = out["image_grid_thw"][0]
         side = processor.patch_size
         pixels = out["pixel_values"].reshape(-1, 3, processor.temporal_patch_size, side, side)
         patches.append(pixels[:, :, 0].astype(np.uint8))
         grids.append(grid)
-        labels.append((picture.colour, picture.shape))
+        labels.append((image.colour, image.shape))
     draft = path.with_suffix(".tmp.npz")
     np.savez(draft, patches=np.concatenate(patches), grids=np.stack(grids), labels=labels)
     draft.rename(path)
@@ -66,7 +66,7 @@ class Pool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: set[Path] = set()
-        self.pictures: list[Processed] = []
+        self.images: list[Processed] = []
 
     def refresh(self) -> None:
         for path in sorted(set(self._folder.glob("chunk-*.npz")) - self._read):
@@ -78,7 +78,7 @@ class Pool:
             start = 0
             for grid, (colour, shape) in zip(grids, labels, strict=True):
                 end = start + int(grid.prod())
-                self.pictures.append(
+                self.images.append(
                     Processed(
                         patches[start:end],
                         (int(grid[0]), int(grid[1]), int(grid[2])),

@@ -24,7 +24,7 @@ SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 
-# Pictures are labelled "Picture N: " over the whole conversation, which lets a small model tell
+# Images are labelled "Picture N: " over the whole conversation, which lets a small model tell
 # them apart.
 CHAT_TEMPLATE = """\
 {%- set seen = namespace(pictures=0) -%}

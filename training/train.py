@@ -1,8 +1,8 @@
-"""Train the built-in model from nothing, on pictures drawn here.
+"""Train the built-in model from nothing, on images drawn here.
 
     python training/train.py --out src/afferent/models/shapes
 
-About two hours on two cores. Re-run with the same ``--work`` folder to reuse drawn pictures.
+About two hours on two cores. Re-run with the same ``--work`` folder to reuse drawn images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from afferent.testing.pictures import COLOURS, SHAPES
+from afferent.testing.images import COLOURS, SHAPES
 from dialogue import sample_conversation, sample_labels
 from pool import Pool, Processed
 from tokenizer import train_tokenizer, wrap_tokenizer
@@ -30,7 +30,7 @@ MERGED_TOKEN_PIXELS = 28 * 28
 MAX_MERGED_TOKENS = 36
 _BATCHES_SORTED_AT_ONCE = 8
 
-Row = tuple[list[int], list[int], list[Processed]]  # token ids, labels, pictures
+Row = tuple[list[int], list[int], list[Processed]]  # token ids, labels, images
 
 
 def make_processor() -> Qwen2VLImageProcessorPil:
@@ -79,7 +79,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2VLForConditionalGener
 
 
 class Batches:
-    """Makes training batches: conversations over random pictures of the pool."""
+    """Makes training batches: conversations over random images of the pool."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class Batches:
         return self._collate(self._ready.pop())
 
     def _draw_row(self) -> Row:
-        pictures = self._rng.choices(self._pool.pictures, k=len(sample_labels(self._rng)))
-        return *self._encode(pictures), pictures
+        images = self._rng.choices(self._pool.images, k=len(sample_labels(self._rng)))
+        return *self._encode(images), images
 
     def _collate(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        pictures = [picture for row in rows for picture in row[2]]
+        images = [image for row in rows for image in row[2]]
         length = max(len(ids) for ids, _, _ in rows)
         pad = self._tokenizer.pad_token_id
         input_ids = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _, _ in rows])
@@ -121,22 +121,22 @@ class Batches:
         attention = torch.tensor([[1] * len(i) + [0] * (length - len(i)) for i, _, _ in rows])
         batch = {"input_ids": input_ids, "labels": labels, "attention_mask": attention}
         batch["mm_token_type_ids"] = (input_ids == self._image_token).int()
-        if pictures:
-            batch["pixel_values"] = self.pixels(pictures)
-            batch["image_grid_thw"] = torch.tensor([p.grid_thw for p in pictures])
+        if images:
+            batch["pixel_values"] = self.pixels(images)
+            batch["image_grid_thw"] = torch.tensor([each.grid_thw for each in images])
         return batch
 
-    def pixels(self, pictures: list[Processed]) -> torch.Tensor:
-        patches = torch.cat([torch.from_numpy(p.patches) for p in pictures])
+    def pixels(self, images: list[Processed]) -> torch.Tensor:
+        patches = torch.cat([torch.from_numpy(each.patches) for each in images])
         scaled = (patches.unsqueeze(2).float() / 255.0 - self._mean) / self._std
         return scaled.expand(-1, -1, self._temporal, -1, -1).reshape(len(patches), -1)
 
-    def _encode(self, pictures: list[Processed]) -> tuple[list[int], list[int]]:
+    def _encode(self, images: list[Processed]) -> tuple[list[int], list[int]]:
         """Token ids, and labels that keep the assistant's words only."""
-        messages = sample_conversation(self._rng, [p.label for p in pictures])
+        messages = sample_conversation(self._rng, [each.label for each in images])
         text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         parts = text.split("<|image_pad|>")
-        counts = [math.prod(p.grid_thw) // self._merge for p in pictures] + [0]
+        counts = [math.prod(each.grid_thw) // self._merge for each in images] + [0]
         ids: list[int] = []
         for part, count in zip(parts, counts, strict=True):
             ids += self._tokenizer.encode(part) + [self._image_token] * count
@@ -192,16 +192,16 @@ def warm_up_vision(
     )
     started, total, right = time.monotonic(), 0.0, 0.0
     for step in range(1, args.vision_steps + 1):
-        pictures = rng.choices(pool.pictures, k=args.vision_batch)
-        grids = torch.tensor([p.grid_thw for p in pictures])
-        rows = tower(batches.pixels(pictures), grid_thw=grids).pooler_output
+        images = rng.choices(pool.images, k=args.vision_batch)
+        grids = torch.tensor([each.grid_thw for each in images])
+        rows = tower(batches.pixels(images), grid_thw=grids).pooler_output
         merged = (grids.prod(-1) // tower.spatial_merge_size**2).tolist()
         pooled = torch.stack(
             [(where(part).softmax(0) * part).sum(0) for part in rows.split(merged)]
         )
         wanted = (
-            torch.tensor([COLOURS.index(p.label.colour) for p in pictures]),
-            torch.tensor([SHAPES.index(p.label.shape) for p in pictures]),
+            torch.tensor([COLOURS.index(each.label.colour) for each in images]),
+            torch.tensor([SHAPES.index(each.label.shape) for each in images]),
         )
         said = [head(pooled) for head in heads]
         loss = sum(nn.functional.cross_entropy(s, w) for s, w in zip(said, wanted, strict=True))
@@ -214,7 +214,7 @@ def warm_up_vision(
             minutes = (time.monotonic() - started) / 60.0
             print(
                 f"vision {step:5d}/{args.vision_steps}  loss {total / 100:.4f}  "
-                f"right {right / 100:.1%}  {len(pool.pictures)} pictures  {minutes:.1f} min",
+                f"right {right / 100:.1%}  {len(pool.images)} images  {minutes:.1f} min",
                 flush=True,
             )
             total = right = 0.0
@@ -232,7 +232,7 @@ def train(args: argparse.Namespace) -> None:
         for i in range(args.drawers)
     ]
     pool = Pool(args.work)
-    while len(pool.pictures) < 2000:
+    while len(pool.images) < 2000:
         time.sleep(1.0)
         pool.refresh()
     model = (
@@ -262,7 +262,7 @@ def train(args: argparse.Namespace) -> None:
             minutes = (time.monotonic() - started) / 60.0
             print(
                 f"step {step:5d}/{args.steps}  loss {total / 100:.4f}  "
-                f"{len(pool.pictures)} pictures  {minutes:.1f} min",
+                f"{len(pool.images)} images  {minutes:.1f} min",
                 flush=True,
             )
             total = 0.0
@@ -299,7 +299,7 @@ if __name__ == "__main__":
     parser.add_argument("--vision-lr", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--drawers", type=int, default=1, help="processes that draw pictures")
-    parser.add_argument("--chunks", type=int, default=110, help="pictures to draw, in units of 400")
+    parser.add_argument("--drawers", type=int, default=1, help="processes that draw images")
+    parser.add_argument("--chunks", type=int, default=110, help="images to draw, in units of 400")
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())

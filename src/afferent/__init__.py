@@ -1,3 +1,167 @@
-"""Afferent: the multimodal data plane for LLM serving."""
+"""Afferent: the multimodal data plane for LLM serving.
+
+The public face is what stands in ``__all__``, here and in `afferent.engine`, `afferent.schedule`
+and `afferent.testing`: stable within a minor version, and documented. Everything else is private
+by convention, whatever its name looks like.
+
+    from afferent import DaemonStore, MiB, StoreServer
+
+    with StoreServer(64 * MiB) as server:                    # a daemon, and its arena
+        store = DaemonStore(server.address, name="me", writable=True)
+        handle = store.put("request-1", {"pixels": pixels})  # one copy; others see it in place
+
+Begin with `ItemCache` for a cache of items, `Store` for its verbs, `Gate` for admission, `Engine`
+and `afferent.engine` to put an engine behind the server, `afferent.schedule` for what runs next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from afferent.lazy import face
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Accepted",
+    "AsyncDaemonStore",
+    "Claim",
+    "ClientInfo",
+    "ContentKey",
+    "CreateItem",
+    "DaemonStore",
+    "Engine",
+    "EngineEvent",
+    "EngineInfo",
+    "EngineRequest",
+    "EngineStats",
+    "Evicted",
+    "Failure",
+    "Find",
+    "Finished",
+    "Gate",
+    "GiB",
+    "Handle",
+    "Item",
+    "ItemCache",
+    "Join",
+    "KiB",
+    "LocalStore",
+    "MiB",
+    "Modality",
+    "ObjectInfo",
+    "ObjectKind",
+    "Order",
+    "Outcome",
+    "Placeholder",
+    "Queue",
+    "ReserveItem",
+    "Sampling",
+    "SealItem",
+    "Slot",
+    "Span",
+    "Statistics",
+    "Store",
+    "StoreServer",
+    "TensorSpec",
+    "TokenLogprobs",
+    "Tokens",
+    "View",
+    "__version__",
+    "codec",
+    "engine",
+    "errors",
+    "keys",
+    "schedule",
+    "testing",
+]
+
+if TYPE_CHECKING:
+    from afferent import engine, errors, keys, schedule, testing
+    from afferent.admit.gate import Gate
+    from afferent.engine.protocol import (
+        Accepted,
+        Engine,
+        EngineEvent,
+        EngineInfo,
+        EngineRequest,
+        EngineStats,
+        Finished,
+        Tokens,
+    )
+    from afferent.store.block import codec
+    from afferent.store.client.async_store import AsyncDaemonStore
+    from afferent.store.client.daemon_store import DaemonStore
+    from afferent.store.client.item_cache import ItemCache, Slot
+    from afferent.store.client.local_store import LocalStore
+    from afferent.store.client.store import Store
+    from afferent.store.client.views import View
+    from afferent.store.daemon.server import StoreServer
+    from afferent.store.protocol.items import (
+        Claim,
+        CreateItem,
+        Find,
+        Join,
+        Queue,
+        ReserveItem,
+        SealItem,
+    )
+    from afferent.store.protocol.results import (
+        ClientInfo,
+        Evicted,
+        ObjectInfo,
+        Order,
+        Outcome,
+        Statistics,
+    )
+    from afferent.types import (
+        ContentKey,
+        Failure,
+        GiB,
+        Handle,
+        Item,
+        KiB,
+        MiB,
+        Modality,
+        ObjectKind,
+        Placeholder,
+        Sampling,
+        Span,
+        TensorSpec,
+        TokenLogprobs,
+    )
+else:  # a test holds this table against the imports above
+    __getattr__, __dir__ = face(
+        globals(),
+        homes={
+            "afferent.admit.gate": "Gate",
+            "afferent.engine.protocol": (
+                "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished Tokens"
+            ),
+            "afferent.store.client.async_store": "AsyncDaemonStore",
+            "afferent.store.client.daemon_store": "DaemonStore",
+            "afferent.store.client.item_cache": "ItemCache Slot",
+            "afferent.store.client.local_store": "LocalStore",
+            "afferent.store.client.store": "Store",
+            "afferent.store.client.views": "View",
+            "afferent.store.daemon.server": "StoreServer",
+            "afferent.store.protocol.items": (
+                "Claim CreateItem Find Join Queue ReserveItem SealItem"
+            ),
+            "afferent.store.protocol.results": (
+                "ClientInfo Evicted ObjectInfo Order Outcome Statistics"
+            ),
+            "afferent.types": (
+                "ContentKey Failure GiB Handle Item KiB MiB Modality ObjectKind Placeholder "
+                "Sampling Span TensorSpec TokenLogprobs"
+            ),
+        },
+        modules={
+            "codec": "afferent.store.block.codec",
+            "engine": "afferent.engine",
+            "errors": "afferent.errors",
+            "keys": "afferent.keys",
+            "schedule": "afferent.schedule",
+            "testing": "afferent.testing",
+        },
+    )

@@ -23,12 +23,13 @@
     │       └── FetchFailed          the media host did not deliver
     ├── Unavailable                  try again: nothing was wrong with the request
     │   ├── StoreFull                no room that could be freed
-    │   ├── SlotTaken                as many requests as may are at it already
+    │   ├── NoPermitLeft             as many requests as may are at it already
     │   ├── StoreUnavailable         the store daemon is gone or does not answer
     │   ├── StoreRestarted           the objects were lost with a former life of the store
     │   ├── WorkerDied               the process that worked on this request died
-    │   ├── MakerRefused             this item killed two workers; refused for a minute
+    │   ├── Quarantined              this item killed two workers; refused for a minute
     │   ├── ClientGone               a process that was to share in something is gone
+    │   ├── ConnectionClosed         the process on the other side of a socket is gone
     │   ├── EngineUnavailable
     │   ├── QuotaExceeded            the tenant has as many requests running as it may have
     │   └── DeadlineExceeded
@@ -37,6 +38,7 @@
     │   └── NotPermitted             this lease may not do that to this object
     ├── FormatError                  bytes that are not a valid block, tree or message
     └── InternalError                a defect of ours
+        └── UnusableEmbeddings       an item's embeddings do not fill its placeholder
 
 Errors travel between processes as ``(code, message)``; `error_from` gives the class back. The
 messages are safe to show to a client: no path, address or exception text of a library is in them.
@@ -44,10 +46,20 @@ messages are safe to show to a client: no path, address or exception text of a l
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from typing import ClassVar
 
 _MAX_MESSAGE = 2000
+
+
+class Param(enum.Enum):
+    """A part of a request that each API calls by a name of its own."""
+
+    MESSAGES = enum.auto()
+    """All that was said and shown."""
+    PREVIOUS_ANSWER = enum.auto()
+    """The answer that the conversation goes on from."""
 
 
 class AfferentError(Exception):
@@ -70,11 +82,13 @@ class UnsupportedModel(AfferentError):
 
 
 class InvalidRequest(AfferentError):
-    """``param`` names the part of the request that is wrong, where one part is."""
+    """``param`` is the part of the request that is wrong, where one part is: as its API names it,
+    or, where no API is known, a `Param`.
+    """
 
     code = "invalid_request"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | Param | None = None) -> None:
         super().__init__(message)
         self.param = param
 
@@ -127,7 +141,11 @@ class MediaNotCached(InvalidRequest):
     code = "media_not_cached"
 
     def __init__(
-        self, message: str, *, param: str | None = "messages", uuids: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        param: str | Param | None = Param.MESSAGES,
+        uuids: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message, param=param)
         self.uuids = uuids
@@ -169,8 +187,8 @@ class StoreFull(Unavailable):
     code = "store_full"
 
 
-class SlotTaken(Unavailable):
-    code = "slot_taken"
+class NoPermitLeft(Unavailable):
+    code = "no_permit_left"
 
 
 class StoreUnavailable(Unavailable):
@@ -185,12 +203,16 @@ class WorkerDied(Unavailable):
     code = "worker_died"
 
 
-class MakerRefused(Unavailable):
-    code = "maker_refused"
+class Quarantined(Unavailable):
+    code = "quarantined"
 
 
 class ClientGone(Unavailable):
     code = "client_gone"
+
+
+class ConnectionClosed(Unavailable):
+    code = "connection_closed"
 
 
 class EngineUnavailable(Unavailable):
@@ -223,6 +245,21 @@ class FormatError(AfferentError):
 
 class InternalError(AfferentError):
     code = "internal_error"
+
+
+class UnusableEmbeddings(InternalError):
+    """Of a sequence that is part of a step, which it names; nothing of the step was computed."""
+
+    code = "unusable_embeddings"
+
+    def __init__(
+        self,
+        message: str = "an item's embeddings do not fill its placeholder",
+        *,
+        sequence_id: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.sequence_id = sequence_id
 
 
 def walk(root: type[AfferentError] = AfferentError) -> Iterator[type[AfferentError]]:

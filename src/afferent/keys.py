@@ -4,13 +4,21 @@ A key frames everything that shapes the object's bytes: the tenant, the model, t
 its settings and this request's options, and the digest of the media *as they were encoded*. Every
 part is length-prefixed, so no two lists of parts can collide by moving a boundary, and the digest
 is never truncated.
+
+    >>> from afferent import keys
+    >>> media = keys.digest(b"the file's bytes")
+    >>> fingerprint = keys.frame(b"my-model/v1", b"settings of its processor")
+    >>> one = keys.features_key(tenant="anna", fingerprint=fingerprint, options=b"", media=media)
+    >>> other = keys.features_key(tenant="ben", fingerprint=fingerprint, options=b"", media=media)
+    >>> len(one), one == other  # tenants share nothing
+    (32, False)
 """
 
 from __future__ import annotations
 
 from blake3 import blake3
 
-from afferent.types import ContentKey
+from afferent.types import ContentKey, Modality
 
 _FEATURES_TAG = b"afferent/features/v1"
 _CONVERSATION_TAG = b"afferent/conversation/v1"
@@ -42,6 +50,22 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
         media: `digest` of the encoded media.
     """
     return ContentKey(frame(_FEATURES_TAG, tenant.encode(), fingerprint, options, media))
+
+
+def item_key(
+    *, tenant: str, fingerprint: bytes, modality: Modality, media: bytes, max_pixels: int = 0
+) -> ContentKey:
+    """The key of the features that the server makes of a request's item.
+
+    Args:
+        tenant: As for `features_key`.
+        fingerprint: Likewise.
+        modality: What the media are taken as: one file may be sent as an image and as a video.
+        media: `digest` of the encoded media.
+        max_pixels: The request's own limit for an image; 0 for none.
+    """
+    options = f"{modality} {max_pixels}".encode()
+    return features_key(tenant=tenant, fingerprint=fingerprint, options=options, media=media)
 
 
 def name_key(*, tenant: str, name: str) -> ContentKey:

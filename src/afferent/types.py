@@ -17,10 +17,19 @@ from afferent.errors import FormatError
 
 T = TypeVar("T")
 
-KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
 
 ContentKey = NewType("ContentKey", bytes)
 """32 bytes of BLAKE3: *what* an object is. See `afferent.keys`."""
+
+ClientId = int
+Lease = tuple[ClientId, str | int]
+"""A request of a client of the store; jobs of the store itself have numbers."""
+
+Ticket = tuple[ClientId, int]
+"""Who waits for something of the store, and the number of its call."""
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**62)]
 KeyBytes = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -37,6 +46,8 @@ class ObjectKind(StrEnum):
     RAW = "raw"
     FEATURES = "features"
     EMBEDDINGS = "embeddings"
+    RECORDS = "records"
+    """What the frontends write down: conversations, clients' names of items, plans."""
 
 
 class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -95,7 +106,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One stage of one request in one process, for the account of the request.
+    """One stage of one request in one process, for the trace of the request.
 
     Times are `time.monotonic_ns`, which all processes of a machine share. ``copied_nbytes`` counts
     the bytes that the stage wrote to memory because it copied them.

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from afferent.admit.gate import Gate
-from afferent.errors import ArenaTooSmall, DeadlineExceeded, SlotTaken, StoreFull
-from afferent.store import messages as m
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.server import StoreServer
+from afferent.admit.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
+from afferent.errors import ArenaTooSmall, DeadlineExceeded, NoPermitLeft, StoreFull
+from afferent.quota.permits import PermitStatistics
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import CreateItem, ReserveItem
 from afferent.types import Handle, MiB, ObjectKind
 
 FEATURES = ObjectKind.FEATURES
@@ -24,7 +25,7 @@ def server() -> Iterator[StoreServer]:
         yield made
 
 
-class FakeLedger:
+class FakeBudget:
     """Grants after as many seconds as it is told, on a clock that it moves itself."""
 
     def __init__(self) -> None:
@@ -33,18 +34,20 @@ class FakeLedger:
         self.forgotten: list[str] = []
 
     async def reserve(
-        self, request: str, items: Sequence[m.ReserveItem], *, timeout_s: float
+        self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
     ) -> None:
         await asyncio.sleep(0)
         self.now_s += self.wait_s
         if self.refusal is not None:
             raise self.refusal("no")
 
-    async def create(self, request: str, items: Sequence[m.CreateItem]) -> list[Handle]:
+    async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]:
         raise AssertionError
 
-    async def enter(self, request: str, slot: str, *, limit: int, timeout_s: float) -> None:
-        assert slot == "preprocess"
+    async def acquire_permit(
+        self, request: str, semaphore: str, *, limit: int, timeout_s: float
+    ) -> None:
+        assert semaphore == "preprocess"
         await self.reserve(request, [], timeout_s=timeout_s)
 
     def forget(self, request: str) -> None:
@@ -52,38 +55,140 @@ class FakeLedger:
 
 
 def test_a_refusal_says_when_to_try_again() -> None:
-    ledger = FakeLedger()
-    waits: list[float] = []
-    gate = Gate(ledger, timeout_s=5.0, on_wait=waits.append, clock=lambda: ledger.now_s)
+    budget = FakeBudget()
+    gate = Gate(budget, timeout_s=5.0, clock=lambda: budget.now_s)
 
     async def main() -> None:
         assert gate.retry_after_s == 1.0
-        ledger.wait_s = 4.0
+        budget.wait_s = 4.0
         for _ in range(10):  # one every four seconds
-            await gate.admit("r", [m.ReserveItem(FEATURES, 10)])
-        ledger.refusal = DeadlineExceeded
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
+        budget.refusal = DeadlineExceeded
         with pytest.raises(DeadlineExceeded) as refused:
-            await gate.admit("r", [m.ReserveItem(FEATURES, 10)])
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
         assert 4.0 <= refused.value.retry_after_s <= 10.0
-        ledger.refusal, ledger.wait_s = StoreFull, 0.0
-        many = [gate.admit(f"{n}", [m.ReserveItem(FEATURES, 10)]) for n in range(8)]
+        budget.refusal, budget.wait_s = StoreFull, 0.0
+        many = [gate.admit(f"{n}", [ReserveItem(FEATURES, 10)]) for n in range(8)]
         errors = await asyncio.gather(*many, return_exceptions=True)
         longest = max(error.retry_after_s for error in errors)  # type: ignore[union-attr]
         assert 20.0 <= longest <= 60.0
 
     asyncio.run(main())
     assert gate.num_waiting == 0
-    assert len(waits) == 19
-    assert waits[:10] == [4.0] * 10
+    *counts, seconds = ADMISSION_SECONDS.labels().values
+    assert sum(counts) == 19
+    assert counts[ADMISSION_SECONDS.declaration.buckets.index(5.0)] == 11, "those in vain, too"
+    assert seconds == 11 * 4.0
+
+
+def test_only_what_was_granted_lately_says_when_to_try_again() -> None:
+    budget = FakeBudget()
+    gate = Gate(budget, timeout_s=40.0, clock=lambda: budget.now_s)
+
+    async def retry_after_s() -> float:
+        budget.refusal = DeadlineExceeded
+        with pytest.raises(DeadlineExceeded) as refused:
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
+        budget.refusal = None
+        return refused.value.retry_after_s
+
+    async def main() -> None:
+        for _ in range(10):
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
+        budget.now_s += 61.0
+        assert await retry_after_s() == 40.0, "nothing has moved for a minute"
+        for _ in range(10):  # ten a second: what was granted before counts no more
+            budget.now_s += 0.1
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
+        assert await retry_after_s() == 1.0
+
+    asyncio.run(main())
+
+
+def told(gate: Gate, budget: FakeBudget, *, num_waiting: int = 1) -> list[float]:
+    """What those who are refused together hear of when to come again."""
+    room = [ReserveItem(FEATURES, 10)]
+
+    async def main() -> list[float]:
+        refused = [gate.admit(f"{n}", room) for n in range(num_waiting)]
+        errors = await asyncio.gather(*refused, return_exceptions=True)
+        return [error.retry_after_s for error in errors if isinstance(error, StoreFull)]
+
+    budget.refusal, budget.wait_s = StoreFull, 0.0
+    heard = asyncio.run(main())
+    budget.refusal = None
+    return heard
+
+
+def grant(gate: Gate, budget: FakeBudget, *, times: int, every_s: float) -> None:
+    async def main() -> None:
+        for _ in range(times):
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
+
+    budget.wait_s = every_s
+    asyncio.run(main())
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    budget = FakeBudget()
+    gate = Gate(budget, timeout_s=5.0, clock=lambda: budget.now_s)
+    assert told(gate, budget) == [5.0]  # no grant yet
+    grant(gate, budget, times=1, every_s=1.0)
+    budget.now_s += 20.0
+    assert told(gate, budget) == [5.0]  # one grant is no rate
+    grant(gate, budget, times=1, every_s=20.0)
+    # Two, the first of them 40 s ago: one in 20 s, for whoever waits and for whom comes next.
+    assert told(gate, budget) == [20.0 * 2]
+    budget.now_s += 20.0
+    assert told(gate, budget) == [30.0 * 2]  # a minute is recent still
+    budget.now_s += 0.5
+    assert told(gate, budget) == [5.0]  # and more than a minute is not
+    grant(gate, budget, times=3, every_s=2.0)
+    budget.now_s += 2.0
+    # The second one of all is 28.5 s old and counts, the first does not.
+    assert told(gate, budget) == [15.0]
+    budget.now_s += 120.0
+    assert told(gate, budget) == [5.0]
+
+
+def test_who_waits_is_counted() -> None:
+    budget = FakeBudget()
+    gate = Gate(budget, timeout_s=5.0, clock=lambda: budget.now_s)
+    grant(gate, budget, times=10, every_s=1.0)
+    budget.now_s += 1.0
+    assert told(gate, budget, num_waiting=4) == [5.0, 4.0, 3.0, 2.0]
+    # Refusals are no grants.
+    assert told(gate, budget) == [2.0]
+    assert max(told(gate, budget, num_waiting=100)) == 60.0
+
+
+def test_who_finds_no_place_hears_when_to_try_again() -> None:
+    budget = FakeBudget()
+    gate = Gate(budget, timeout_s=7.0, max_concurrency=1, clock=lambda: budget.now_s)
+    budget.refusal, budget.wait_s = NoPermitLeft, 3.0
+
+    async def main() -> None:
+        with pytest.raises(NoPermitLeft) as refused:
+            await gate.enter("r")
+        assert refused.value.retry_after_s == 7.0
+        waiting = [asyncio.ensure_future(gate.enter("q")) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert gate.num_waiting == 2
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(main())
+    assert gate.num_waiting == 0
+    *counts, seconds = PERMIT_SECONDS.labels().values
+    assert (sum(counts), seconds) == (3, 3.0 + 3.0 + 6.0), "those in vain, too"
 
 
 @pytest.mark.parametrize("error", [None, ValueError("inside"), asyncio.CancelledError()])
 def test_what_was_reserved_goes_with_the_block(error: BaseException | None) -> None:
-    ledger = FakeLedger()
+    budget = FakeBudget()
 
     async def main() -> None:
-        async with Gate(ledger, timeout_s=1.0).reserve("r", {FEATURES: 100}):
-            assert ledger.forgotten == []
+        async with Gate(budget, timeout_s=1.0).reserve("r", {FEATURES: 100}):
+            assert budget.forgotten == []
             if error is not None:
                 raise error
 
@@ -92,20 +197,20 @@ def test_what_was_reserved_goes_with_the_block(error: BaseException | None) -> N
     else:
         with pytest.raises(type(error)):
             asyncio.run(main())
-    assert ledger.forgotten == ["r"]
+    assert budget.forgotten == ["r"]
 
 
 def test_a_block_that_is_not_entered_holds_nothing() -> None:
-    ledger = FakeLedger()
-    ledger.refusal = StoreFull
+    budget = FakeBudget()
+    budget.refusal = StoreFull
 
     async def main() -> None:
         with pytest.raises(StoreFull):
-            async with Gate(ledger, timeout_s=1.0).reserve("r", {FEATURES: 100}):
+            async with Gate(budget, timeout_s=1.0).reserve("r", {FEATURES: 100}):
                 raise AssertionError
 
     asyncio.run(main())
-    assert ledger.forgotten == []
+    assert budget.forgotten == []
 
 
 def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
@@ -135,7 +240,7 @@ def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
                 group.create_task(one(number))
                 await asyncio.sleep(0)
         figures = await store.stat()
-        assert (figures.granted_nbytes, figures.num_reservations_queued) == (0, 0)
+        assert (figures.reserved_nbytes, figures.num_reservations_queued) == (0, 0)
         await store.close()
         return order, most
 
@@ -150,15 +255,15 @@ def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str, wants: 
     async def main() -> None:
         holder = await AsyncDaemonStore.connect(server.address, name="holder")
         store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
-        await holder.reserve("held", [m.ReserveItem(FEATURES, CAPACITY * 3 // 4)])
+        await holder.reserve("held", [ReserveItem(FEATURES, CAPACITY * 3 // 4)])
         gate = Gate(store, timeout_s=0.05 if how == "timeout" else 30.0)
         nbytes = 2 * CAPACITY if how == "never fits" else CAPACITY // 2
 
         async def ask() -> None:
             if wants == "room":
-                await gate.admit("r", [m.ReserveItem(FEATURES, nbytes)])
+                await gate.admit("r", [ReserveItem(FEATURES, nbytes)])
             else:
-                await gate.create("r", [m.CreateItem(FEATURES, nbytes)])
+                await gate.create("r", [CreateItem(FEATURES, nbytes)])
 
         waiting = asyncio.create_task(ask())
         if how == "timeout":
@@ -179,7 +284,7 @@ def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str, wants: 
                 await waiting
                 store.forget("r")
         await holder.close()
-        while (await store.stat()).granted_nbytes:
+        while (await store.stat()).reserved_nbytes:
             await asyncio.sleep(0.001)
         assert (await store.stat()).num_reservations_queued == 0
         await store.close()
@@ -196,12 +301,12 @@ def test_blocks_are_given_at_once_where_nobody_waits(server: StoreServer) -> Non
         order: list[str] = []
 
         async def one(name: str, nbytes: int) -> None:
-            (handle,) = await gate.create(name, [m.CreateItem(FEATURES, nbytes)])
+            (handle,) = await gate.create(name, [CreateItem(FEATURES, nbytes)])
             assert handle.nbytes == nbytes
             order.append(name)
 
         await one("first", CAPACITY // 2)
-        assert (await store.stat()).granted_nbytes == 0
+        assert (await store.stat()).reserved_nbytes == 0
         waiting = []
         for number, (name, nbytes) in enumerate([("large", CAPACITY * 3 // 4), ("small", 1000)]):
             waiting.append(asyncio.create_task(one(name, nbytes)))
@@ -210,7 +315,7 @@ def test_blocks_are_given_at_once_where_nobody_waits(server: StoreServer) -> Non
         assert gate.num_waiting == 2
         store.forget("first")
         await asyncio.gather(*waiting)
-        assert (await store.stat()).granted_nbytes == 0
+        assert (await store.stat()).reserved_nbytes == 0
         for name in order:
             store.forget(name)
         assert (await store.stat()).held_nbytes == 0
@@ -262,8 +367,8 @@ def test_so_many_at_a_time_over_all_processes(server: StoreServer, limit: int) -
 
 async def places(store: AsyncDaemonStore) -> tuple[int, int, int]:
     """Of the count gate: taken, waited for, and both."""
-    slots = (await store.stat()).slots.get("preprocess", m.SlotStatistics(0, 0))
-    return slots.num_taken, slots.num_queued, slots.num_taken + slots.num_queued
+    slots = (await store.stat()).permits.get("preprocess", PermitStatistics(0, 0))
+    return slots.num_held, slots.num_queued, slots.num_held + slots.num_queued
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancelled", "refused", "other process dies"])
@@ -281,8 +386,8 @@ def test_who_does_not_get_its_turn_leaves_nothing(server: StoreServer, how: str)
         elif how == "refused":
             while (await places(holder))[1] == 0:
                 await asyncio.sleep(0.001)
-            with pytest.raises(SlotTaken):
-                await store.enter("q", "preprocess", limit=1, queue=False)
+            with pytest.raises(NoPermitLeft):
+                await store.acquire_permit("q", "preprocess", limit=1, queue=False)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         else:

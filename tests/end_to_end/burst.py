@@ -17,7 +17,7 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.server import ask, data_url
 
 NICE = 10

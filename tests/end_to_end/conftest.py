@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from afferent.testing.pictures import Picture, draw_picture
+from afferent.testing.images import DrawnImage, draw_image
 
 
 @pytest.fixture
-def pictures(rng: np.random.Generator) -> list[Picture]:
+def pictures(rng: np.random.Generator) -> list[DrawnImage]:
     return [
-        draw_picture(rng, colour="green", shape="star"),
-        draw_picture(rng, colour="yellow", shape="triangle"),
+        draw_image(rng, colour="green", shape="star"),
+        draw_image(rng, colour="yellow", shape="triangle"),
     ]

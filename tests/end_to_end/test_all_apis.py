@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from tests.server import Server, wait_until
 
 NUM_FRONTENDS = 4
@@ -116,7 +116,7 @@ WAYS: tuple[Way, ...] = (chat, responses, messages)
 
 
 def draw(rng: np.random.Generator) -> list[Asked]:
-    drawn = [draw_picture(rng, max_side=300).encode("JPEG") for _ in range(NUM_PICTURES)]
+    drawn = [draw_image(rng, max_side=300).encode("JPEG") for _ in range(NUM_PICTURES)]
     files = [base64.b64encode(data).decode() for data in drawn]
     asked = []
     for number in range(NUM_ASKED):
@@ -181,5 +181,5 @@ def test_many_ways_at_once(
     assert figures['afferent_items_total{modality="image",outcome="made"}'] == num_made
     assert figures['afferent_items_total{modality="image",outcome="hit"}'] > 0
     wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
-    for name in ("held_nbytes", "granted_nbytes"):
-        wait_until(lambda: server.store_figure(name) == 0)  # noqa: B023
+    for name in ("afferent_arena_pinned_bytes", "afferent_arena_reserved_bytes"):
+        wait_until(lambda: server.metric(name) == 0)  # noqa: B023

@@ -13,7 +13,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.pictures import Picture, draw_picture
+from afferent.testing.images import DrawnImage, draw_image
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, wait_until
 
@@ -30,7 +30,7 @@ def client(server: Server) -> Iterator[anthropic.Anthropic]:
         yield running
 
 
-def image(picture: Picture | bytes, kind: str = "JPEG") -> dict[str, Any]:
+def image(picture: DrawnImage | bytes, kind: str = "JPEG") -> dict[str, Any]:
     data = picture if isinstance(picture, bytes) else picture.encode(kind)
     text = base64.b64encode(data).decode()
     source = {"type": "base64", "media_type": f"image/{kind.lower()}", "data": text}
@@ -49,7 +49,7 @@ def test_held_out_pictures_are_named(server: Server, rng: np.random.Generator) -
     async def main() -> None:
         async with anthropic.AsyncAnthropic(**connection(server)) as client:
 
-            async def ask(picture: Picture, kind: str) -> str:
+            async def ask(picture: DrawnImage, kind: str) -> str:
                 messages = [turn(image(picture, kind), QUESTION)]
                 message: Any = await client.messages.create(messages=messages, **PARAMETERS)
                 return str(message.content[0].text)
@@ -59,7 +59,7 @@ def test_held_out_pictures_are_named(server: Server, rng: np.random.Generator) -
     asyncio.run(main())
 
 
-def test_the_answer_in_full(client: anthropic.Anthropic, pictures: list[Picture]) -> None:
+def test_the_answer_in_full(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> None:
     messages = [
         turn(image(pictures[0]), QUESTION),
         {"role": "assistant", "content": "a green star"},
@@ -89,7 +89,7 @@ def test_the_answer_in_full(client: anthropic.Anthropic, pictures: list[Picture]
     assert again.content[0].text == "a green star"
 
 
-def test_pictures_of_tools(client: anthropic.Anthropic, pictures: list[Picture]) -> None:
+def test_pictures_of_tools(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> None:
     used = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "it"}}
     told = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image(pictures[1])]}
     message = client.messages.create(
@@ -99,7 +99,7 @@ def test_pictures_of_tools(client: anthropic.Anthropic, pictures: list[Picture])
     assert message.usage.input_tokens > 40
 
 
-def test_a_stream(client: anthropic.Anthropic, pictures: list[Picture]) -> None:
+def test_a_stream(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> None:
     messages = [turn(image(pictures[0]), image(pictures[1]), "Name all pictures.")]
     asked = client.messages
     whole = asked.create(messages=messages, **PARAMETERS)
@@ -114,7 +114,7 @@ def test_a_stream(client: anthropic.Anthropic, pictures: list[Picture]) -> None:
     assert (started.usage.input_tokens, started.content) == (whole.usage.input_tokens, [])
 
 
-def test_the_order_of_events(server: Server, pictures: list[Picture]) -> None:
+def test_the_order_of_events(server: Server, pictures: list[DrawnImage]) -> None:
     """As they come over the socket; clients hide some of them."""
     body = {**PARAMETERS, "stream": True, "messages": [turn(image(pictures[0]), QUESTION)]}
     answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
@@ -141,14 +141,14 @@ def test_the_order_of_events(server: Server, pictures: list[Picture]) -> None:
 def test_tokens_are_counted_from_headers_alone(
     server: Server, client: anthropic.Anthropic, rng: np.random.Generator
 ) -> None:
-    messages = [turn(image(draw_picture(rng)), image(draw_picture(rng), "PNG"), QUESTION)]
-    misses = server.store_figure("num_misses")
+    messages = [turn(image(draw_image(rng)), image(draw_image(rng), "PNG"), QUESTION)]
+    misses = server.metric("afferent_store_misses_total")
     asked = client.messages
     counted = asked.count_tokens(model="shapes", messages=messages, system="Answer.")
-    assert server.store_figure("num_misses") == misses
+    assert server.metric("afferent_store_misses_total") == misses
     message = asked.create(messages=messages, system="Answer.", **PARAMETERS)
     assert counted.input_tokens == message.usage.input_tokens
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 @pytest.mark.parametrize(

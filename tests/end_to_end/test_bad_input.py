@@ -16,7 +16,7 @@ import openai
 import pytest
 from PIL import Image
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, image_part, wait_until
 
 QUESTION = "What is in the picture?"
@@ -44,10 +44,10 @@ def encoded(image: Image.Image, format: str = "PNG") -> bytes:
 @pytest.fixture
 def good(server: Server, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     """A request that works; it is sent after each bad one."""
-    request = ask([data_url(draw_picture(rng))], QUESTION)
+    request = ask([data_url(draw_image(rng))], QUESTION)
     yield request
     assert server.post(request).status_code == 200
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def check(response: httpx.Response, status: int, code: str, *words: str) -> dict[str, Any]:

@@ -17,12 +17,13 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
-from afferent.testing.pictures import draw_picture
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.items import ReserveItem
+from afferent.store.protocol.results import ClientInfo
+from afferent.testing.images import draw_image
 from afferent.types import KiB, MiB, ObjectKind
+from tests.images import encoded, photo
 from tests.ingest.media_host import media_host
-from tests.pictures import encoded, photo
 from tests.server import Server, ask, data_url, suspended, wait_until
 
 BOUND_S = 10.0
@@ -72,10 +73,10 @@ class Place:
         return data_url(encoded(photo(500, 400, seed=int(self.rng.integers(1 << 30))), "PNG"))
 
     def drawn(self, number: int) -> list[str]:
-        return [data_url(draw_picture(self.rng)) for _ in range(number)]
+        return [data_url(draw_image(self.rng)) for _ in range(number)]
 
     @property
-    def frontend(self) -> m.ClientInfo:
+    def frontend(self) -> ClientInfo:
         (found,) = [c for c in self.store.list_clients() if c.name.startswith("frontend")]
         return found
 
@@ -83,7 +84,7 @@ class Place:
         """The frontend holds nothing, nothing of it waits, and others hold so many objects."""
         stat = self.store.stat()
         return (
-            self.frontend.num_held == self.frontend.granted_nbytes == 0
+            self.frontend.num_held == self.frontend.reserved_nbytes == 0
             and stat.num_reservations_queued == stat.num_jobs_queued == 0
             and sum(client.num_held for client in self.store.list_clients()) == still_held
         )
@@ -109,7 +110,7 @@ class Place:
     @contextlib.contextmanager
     def without_room(self, kind: ObjectKind) -> Iterator[None]:
         self.store.reserve(
-            "all", [m.ReserveItem(kind, self.store.stat().kinds[kind].capacity_nbytes)]
+            "all", [ReserveItem(kind, self.store.stat().kinds[kind].capacity_nbytes)]
         )
         try:
             yield
@@ -214,7 +215,7 @@ def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
 
 @stage(still_held=2)  # the core, and the worker for its step, hold what the first is about
 def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
-    engine = place.server.find("afferent.engine.worker")
+    engine = place.server.find("afferent.engine.reference.worker.main")
     with suspended(engine), ThreadPoolExecutor(1) as thread:
         try:
             first = thread.submit(place.server.post, ask(place.drawn(1), "What?"))
@@ -230,7 +231,7 @@ def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
 
 @stage()
 def streaming(place: Place) -> Iterator[socket.socket]:
-    engine = place.server.find("afferent.engine.worker")
+    engine = place.server.find("afferent.engine.reference.worker.main")
     with place.send(place.drawn(40), stream=True) as sock:
         assert sock.recv(100)
         with suspended(engine):
@@ -262,7 +263,7 @@ def leaves(place: Place, stage: Stage, how: Callable[[socket.socket], None]) -> 
         wait_until(lambda: place.is_back(still_held=stage.still_held), timeout_s=BOUND_S)
         wait_until(lambda: place.num_gone() == gone + stage.num_requests, timeout_s=BOUND_S)
         took_ms = (time.perf_counter() - start) * 1e3
-    wait_until(lambda: place.store.stat().held_nbytes == place.store.stat().granted_nbytes == 0)
+    wait_until(lambda: place.store.stat().held_nbytes == place.store.stat().reserved_nbytes == 0)
     return took_ms
 
 

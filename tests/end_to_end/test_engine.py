@@ -11,29 +11,26 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent import budget
-from afferent.config import ServeConfig
-from afferent.engine.launch import check_workers
+from afferent.engine.reference.launch import check_workers
 from afferent.errors import ConfigError
-from afferent.supervise import BUILT_IN_MODELS
-from afferent.testing.pictures import draw_picture
-from afferent.types import GiB
+from afferent.server.checks import BUILT_IN_MODELS
+from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, suspended, wait_until
 
 QUESTION = "What is in the picture?"
-WORKER, CORE = "afferent.engine.worker", "afferent.engine.core"
+WORKER, CORE = "afferent.engine.reference.worker.main", "afferent.engine.reference.core.main"
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Server]:
     """Two workers, and room for embeddings."""
-    with Server("--engine-workers", "2", "--arena-nbytes", "128MiB", "--embeddings-share", "0.2",
-                "--engine-step-timeout-s", "8") as server:  # fmt: skip
+    with Server("--tensor-parallel-size", "2", "--arena-nbytes", "128MiB",
+                "--embeddings-share", "0.2", "--engine-step-timeout-s", "8") as server:  # fmt: skip
         yield server
 
 
 def new_request(rng: np.random.Generator) -> dict[str, Any]:
-    return ask([data_url(draw_picture(rng))], QUESTION)
+    return ask([data_url(draw_image(rng))], QUESTION)
 
 
 def answer_of(response: httpx.Response) -> str:
@@ -47,19 +44,19 @@ def samples_of(server: Server) -> dict[str, float]:
 
     def has_answered() -> bool:
         samples.update(server.metrics())
-        return any(name.startswith("afferent_engine{") for name in samples)
+        return any(name.startswith("afferent_engine_steps_total") for name in samples)
 
     wait_until(has_answered)
     return samples
 
 
-def figure(server: Server, name: str) -> float:
-    return samples_of(server)[f'afferent_engine{{figure="{name}"}}']
+def stat(server: Server, name: str) -> float:
+    return samples_of(server)[f"afferent_engine_{name}"]
 
 
 def encoded(server: Server) -> list[float]:
     samples = samples_of(server)
-    names = [f'afferent_engine_encoded_total{{worker="{rank}"}}' for rank in range(2)]
+    names = [f'afferent_engine_encoded_items_total{{worker="{rank}"}}' for rank in range(2)]
     return [samples.get(name, 0.0) for name in names]
 
 
@@ -80,15 +77,15 @@ def wait_for_others(server: Server, old: list[psutil.Process]) -> None:
     wait_until(lambda: all(is_gone(process) for process in old))
     wait_until(lambda: len(server.find(WORKER)) == len(old))
     wait_until(lambda: is_ready(server), timeout_s=120)
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
-    wait_until(lambda: server.store_figure("granted_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_reserved_bytes") == 0)
 
 
 def test_two_workers_answer_as_one_does(
     server: Server, pair: Server, rng: np.random.Generator
 ) -> None:
     """Sums in another order may tip a close call, no more."""
-    urls = [data_url(draw_picture(rng)) for _ in range(12)]
+    urls = [data_url(draw_image(rng)) for _ in range(12)]
     requests = [ask([url], QUESTION) for url in urls]
     requests += [ask(urls[start : start + 4], "Name all pictures.") for start in (0, 4, 8)]
     with ThreadPoolExecutor(6) as threads:
@@ -108,7 +105,7 @@ def test_one_picture_is_made_and_encoded_once(pair: Server, rng: np.random.Gener
     assert len({answer_of(answer) for answer in answers}) == 1
     assert [after - count for after, count in zip(encoded(pair), before, strict=True)] == [1, 1]
     assert num_items_made(pair) == num_made + 1
-    wait_until(lambda: pair.store_figure("held_nbytes") == 0)
+    wait_until(lambda: pair.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def test_what_dies_is_replaced_together(pair: Server, rng: np.random.Generator) -> None:
@@ -119,16 +116,16 @@ def test_what_dies_is_replaced_together(pair: Server, rng: np.random.Generator) 
     num_made = num_items_made(pair)
     with ThreadPoolExecutor(1) as thread, suspended(workers[1:]):
         response: Future[httpx.Response] = thread.submit(pair.post, unseen)
-        wait_until(lambda: figure(pair, "num_running") == 1)
+        wait_until(lambda: stat(pair, "requests_running") == 1)
         workers[1].kill()
         failed = response.result()
     assert failed.status_code == 503
     assert failed.json()["error"]["code"] == "worker_died"
     wait_for_others(pair, workers)
-    num_encoded, num_found = encoded(pair), figure(pair, "num_embeddings_found")
+    num_encoded, num_found = encoded(pair), stat(pair, "embeddings_found_total")
     assert answer_of(pair.post(seen)) == before
     assert encoded(pair) == num_encoded
-    assert figure(pair, "num_embeddings_found") == num_found + 1
+    assert stat(pair, "embeddings_found_total") == num_found + 1
     said = answer_of(pair.post(unseen))
     assert said == answer_of(pair.post(unseen))
     assert num_items_made(pair) == num_made + 1, "features survive the engine"
@@ -148,7 +145,7 @@ def test_the_core_is_killed_during_a_request(pair: Server, rng: np.random.Genera
     workers, (core,) = pair.find(WORKER), pair.find(CORE)
     with ThreadPoolExecutor(1) as thread, suspended(workers):
         response = thread.submit(pair.post, new_request(rng))
-        wait_until(lambda: figure(pair, "num_running") == 1)
+        wait_until(lambda: stat(pair, "requests_running") == 1)
         core.kill()
         failed = response.result()
         assert failed.status_code == 503
@@ -164,15 +161,3 @@ def test_workers_that_can_not_share_the_model_are_refused() -> None:
         check_workers(BUILT_IN_MODELS / "shapes", 3)
     with pytest.raises(ConfigError, match=r"2 key-value heads .* 4 engine workers"):
         check_workers(BUILT_IN_MODELS / "shapes", 4)
-
-
-def test_embeddings_that_workers_keep_count_as_memory() -> None:
-    with pytest.raises(ConfigError, match=r"2\.0 GiB for embeddings .* 2\.0 GiB for the processes"):
-        budget.arena_nbytes(
-            ServeConfig(
-                engine_workers=2,
-                encoder_cache_nbytes=GiB,
-                arena_nbytes=10**6 * GiB,
-                preprocess_workers=1,
-            )
-        )

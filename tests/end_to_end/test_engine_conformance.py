@@ -12,17 +12,20 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from afferent.engine.client import CoreClient
+from afferent.engine.contract import Caller
+from afferent.engine.reference.kind import ReferenceEngine
+from afferent.engine.reference.launch import CORE
+from afferent.engine.remote.kind import RemoteLink
 from afferent.ingest.probe import ImageHeader
-from afferent.preprocess.measure import family_of
-from afferent.preprocess.media import Picture
-from afferent.preprocess.registry import plan_for_sure
-from afferent.serve.prompt import PromptBuilder
-from afferent.serve.request import MediaPart, Message, TextPart
-from afferent.supervise import BUILT_IN_MODELS
+from afferent.preprocess.discover import family_of
+from afferent.preprocess.media import DecodedImage
+from afferent.serve.flow.prompt import PromptBuilder
+from afferent.serve.flow.request import MediaPart, Message, TextPart
+from afferent.server.checks import BUILT_IN_MODELS
+from afferent.store.daemon.launch import DAEMON
 from afferent.testing.engine_conformance import CHECKS, check
 from afferent.testing.engine_trial import Part, Question, Subject
-from afferent.testing.pictures import COLOURS, draw_picture
+from afferent.testing.images import COLOURS, draw_image
 from afferent.types import Modality
 from tests.models import make_features
 from tests.server import Server, wait_until
@@ -42,11 +45,11 @@ def _questions() -> list[Question]:
     prompts = PromptBuilder(SHAPES, family)
     questions = []
     for number in range(6):
-        drawn = [draw_picture(rng, colour=COLOURS[(number + n) % len(COLOURS)]) for n in range(2)]
-        media = [Picture(np.array(picture.image)) for picture in drawn]
+        drawn = [draw_image(rng, colour=COLOURS[(number + n) % len(COLOURS)]) for n in range(2)]
+        media = [DecodedImage(np.array(picture.image)) for picture in drawn]
         shown = [MediaPart(Modality.IMAGE, "") for _ in drawn]
         asked = Message("user", (*shown, TextPart("Name all pictures.")))
-        plans = [plan_for_sure(family, ImageHeader(*picture.image.size)) for picture in drawn]
+        plans = [family.plan_exactly(ImageHeader(*picture.image.size)) for picture in drawn]
         prompt = prompts.build([asked], [plan.prompt for plan in plans])
         features = [
             {**make_features(family, item), "prompt": plan.tree["prompt"]}
@@ -64,26 +67,20 @@ def _questions() -> list[Question]:
 
 @contextlib.asynccontextmanager
 async def built_in(server: Server) -> AsyncIterator[Subject]:
-    engine = CoreClient(server.address_of("afferent.engine.core"), name="conformance")
-    task = asyncio.create_task(engine.run())
+    link = RemoteLink(address=server.address_of(CORE))
+    caller = Caller(name="conformance", store_address=server.address_of(DAEMON))
 
     async def stop() -> None:
-        (core,) = server.find("afferent.engine.core")
+        (core,) = server.find(CORE)
         core.kill()
 
-    try:
+    async with ReferenceEngine().connect(link, caller) as engine:
         async with asyncio.timeout(60):
             while engine.info is None:
                 await asyncio.sleep(0.01)
         yield Subject(
-            engine=engine,
-            store_address=server.address_of("afferent.store.daemon"),
-            question=question,
-            stop=stop,
+            engine=engine, store_address=caller.store_address, question=question, stop=stop
         )
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 @pytest.mark.parametrize("name", CHECKS)

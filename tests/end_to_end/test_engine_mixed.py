@@ -13,7 +13,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 NUM_THREADS = 8
@@ -22,7 +22,7 @@ NUM_THREADS = 8
 @pytest.fixture(scope="module")
 def tight() -> Iterator[Server]:
     """Prompts are cut to pieces, sequences are preempted, and embeddings come and go."""
-    with Server("--arena-nbytes", "64MiB", "--max-step-tokens", "48", "--max-num-seqs", "8",
+    with Server("--arena-nbytes", "64MiB", "--max-num-batched-tokens", "48", "--max-num-seqs", "8",
                 "--kv-cache-tokens", "400", "--max-model-len", "400",
                 "--encoder-cache-nbytes", "1MiB",
                 "--preprocess-memory-nbytes", "256MiB") as server:  # fmt: skip
@@ -50,7 +50,7 @@ def test_many_at_a_time_answer_as_each_alone(
     """Sums in another order may tip a close call, no more."""
     is_storm = request.config.getoption("--storm")
     num_requests = 500 if is_storm else 40
-    urls = [data_url(draw_picture(rng, max_side=300)) for _ in range(60)]
+    urls = [data_url(draw_image(rng, max_side=300)) for _ in range(60)]
     requests = [make_request(rng, urls) for _ in range(num_requests)]
     leaves = rng.random(num_requests) < 0.2
     patience_s = rng.uniform(0.02, 0.6, num_requests)
@@ -72,15 +72,15 @@ def test_many_at_a_time_answer_as_each_alone(
         if said is not None
     ]
     wrong = [(said, alone) for said, alone in pairs if said != alone]
-    wait_until(lambda: tight.engine_figure("num_running") == 0)
-    figures = {
-        name: tight.engine_figure(name) or 0
-        for name in ("num_steps", "num_prompt_tokens", "num_preempted")
+    wait_until(lambda: tight.metric("afferent_engine_requests_running") == 0)
+    stats = {
+        name: tight.metric(f"afferent_engine_{name}_total") or 0
+        for name in ("steps", "prompt_tokens", "preemptions")
     }
-    print(f"\n{len(pairs)} answers, {len(requests) - len(pairs)} left; {figures}; unlike: {wrong}")
+    print(f"\n{len(pairs)} answers, {len(requests) - len(pairs)} left; {stats}; unlike: {wrong}")
     assert len(pairs) >= num_requests * 0.6
     assert len(wrong) <= max(1, len(pairs) // 100), wrong
-    assert figures["num_preempted"] > 0 or not is_storm
+    assert stats["preemptions"] > 0 or not is_storm
     wait_until(lambda: tight.metrics()["afferent_requests_in_flight"] == 0)
-    wait_until(lambda: tight.store_figure("held_nbytes") == 0)
-    wait_until(lambda: tight.store_figure("granted_nbytes") == 0)
+    wait_until(lambda: tight.metric("afferent_arena_pinned_bytes") == 0)
+    wait_until(lambda: tight.metric("afferent_arena_reserved_bytes") == 0)

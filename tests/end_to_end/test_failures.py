@@ -15,8 +15,8 @@ import openai
 import psutil
 import pytest
 
-from afferent.store.client import DaemonStore
-from afferent.testing.pictures import draw_picture
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
@@ -39,13 +39,13 @@ def is_whole(server: Server) -> bool:
     return (
         server.get("/ready").status_code == 200
         and len(server.processes()) == 7
-        and server.store_figure("num_workers") == 2
-        and server.store_figure("held_nbytes") == 0
+        and server.metric("afferent_store_workers") == 2
+        and server.metric("afferent_arena_pinned_bytes") == 0
     )
 
 
 def new_request(rng: np.random.Generator) -> dict:
-    return ask([data_url(draw_picture(rng))], QUESTION)
+    return ask([data_url(draw_image(rng))], QUESTION)
 
 
 def kill_maker(store: DaemonStore, workers: list[psutil.Process]) -> psutil.Process:
@@ -74,8 +74,8 @@ def test_a_preprocess_worker_is_killed_during_a_request(
         resume(workers)
         assert response.result().status_code == 200
     wait_until(lambda: len(own_server.preprocess_workers()) == 2)
-    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
-    assert own_server.store_figure("num_jobs_running") == 0
+    wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
+    assert own_server.metric("afferent_store_jobs_running") == 0
 
 
 def test_an_item_that_kills_workers_is_refused(
@@ -93,12 +93,17 @@ def test_an_item_that_kills_workers_is_refused(
     assert failed.headers["retry-after"] == "1"
     refused = own_server.post(request)
     assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "maker_refused"
+    assert refused.json()["error"]["code"] == "quarantined"
     assert own_server.post(new_request(rng)).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "module", ["afferent.engine.worker", "afferent.engine.core", "afferent.store.daemon"]
+    "module",
+    [
+        "afferent.engine.reference.worker.main",
+        "afferent.engine.reference.core.main",
+        "afferent.store.daemon.main",
+    ],
 )
 def test_a_process_is_killed_and_comes_back(
     own_server: Server, rng: np.random.Generator, module: str
@@ -118,7 +123,7 @@ def test_a_process_is_killed_and_comes_back(
         response = own_server.post(request)
         assert response.status_code == 503, response.text
     wait_until(is_ready, timeout_s=120)
-    if module == "afferent.store.daemon":
+    if module == "afferent.store.daemon.main":
         assert others < {process.pid for process in own_server.processes()}
     assert own_server.post(request).json()["choices"] == before.json()["choices"]
 
@@ -126,15 +131,15 @@ def test_a_process_is_killed_and_comes_back(
 def test_the_engine_worker_is_killed_during_a_request(
     own_server: Server, rng: np.random.Generator
 ) -> None:
-    (worker,) = own_server.find("afferent.engine.worker")
+    (worker,) = own_server.find("afferent.engine.reference.worker.main")
     with ThreadPoolExecutor(1) as thread, suspended([worker]):
         response = thread.submit(own_server.post, new_request(rng))
-        wait_until(lambda: own_server.engine_figure("num_running") == 1)
+        wait_until(lambda: own_server.metric("afferent_engine_requests_running") == 1)
         worker.kill()
         failed = response.result()
     assert failed.status_code == 503
     assert failed.json()["error"]["code"] in ("worker_died", "engine_unavailable")
-    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -146,19 +151,19 @@ def test_a_client_that_leaves_is_forgotten(
     client = http.client.HTTPConnection(server.url.removeprefix("http://"))
     with suspended(server.idle_preprocess_workers()):
         client.request("POST", "/v1/chat/completions", body)
-        wait_until(lambda: server.store_figure("num_jobs_running") == 1)
+        wait_until(lambda: server.metric("afferent_store_jobs_running") == 1)
         client.close()
         # While the workers still stand: it is the client's leaving that ends the request.
         wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
     assert server.post(new_request(rng)).status_code == 200
     stream = server.client().chat.completions.create(
-        **ask([data_url(draw_picture(rng))] * 3, "Name all pictures."), stream=True
+        **ask([data_url(draw_image(rng))] * 3, "Name all pictures."), stream=True
     )
     next(iter(stream))
     stream.close()
     wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
     assert server.post(new_request(rng)).status_code == 200
 
 
@@ -174,7 +179,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator) -> None:
 def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
     with Server() as server:
         processes = server.processes()
-        engine = server.find("afferent.engine.worker")
+        engine = server.find("afferent.engine.reference.worker.main")
         done: list[str] = []
 
         def ask_slowly() -> None:
@@ -184,7 +189,7 @@ def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
         with suspended(engine):
             thread = threading.Thread(target=ask_slowly)
             thread.start()
-            wait_until(lambda: server.store_figure("num_misses") == 1)
+            wait_until(lambda: server.metric("afferent_store_misses_total") == 1)
             server.popen.send_signal(signal.SIGTERM)
             wait_until(server.refuses)
         thread.join(60)
@@ -229,11 +234,11 @@ def test_retryable_errors_are_retried_by_the_official_client(
     workers = own_server.idle_preprocess_workers()
     # It waits a second each time, as it is told to, and a busy machine takes some to start a store.
     client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=30)
-    picture = draw_picture(rng, colour="yellow", shape="triangle")
+    picture = draw_image(rng, colour="yellow", shape="triangle")
     with ThreadPoolExecutor(1) as thread, suspended(workers):
         request = ask([data_url(picture)], QUESTION)
         answer = thread.submit(lambda: client.chat.completions.create(**request))
-        wait_until(lambda: own_server.store_figure("num_jobs_running") == 1)
-        own_server.find("afferent.store.daemon")[0].kill()
+        wait_until(lambda: own_server.metric("afferent_store_jobs_running") == 1)
+        own_server.find("afferent.store.daemon.main")[0].kill()
         resume(workers)
         assert answer.result().choices[0].message.content == "a yellow triangle"

@@ -1,4 +1,4 @@
-"""Several frontends on one port: one store, one gate, one engine and one set of figures."""
+"""Several frontends on one port: one store, one gate, one engine and one set of metrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from afferent.types import MiB, ObjectKind
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
@@ -81,7 +81,7 @@ class Line:
         text: str = answer["choices"][0]["message"]["content"]
         return text
 
-    def figures(self) -> dict[str, float]:
+    def samples(self) -> dict[str, float]:
         status, text = self.get("/metrics")
         assert status == 200
         lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
@@ -109,13 +109,13 @@ def lines(server: Server, num: int = NUM) -> Iterator[list[Line]]:
             line.close()
 
 
-def figures_of(each: list[Line]) -> list[dict[str, float]]:
+def samples_of(each: list[Line]) -> list[dict[str, float]]:
     """As each of them says them; who is asked adds its own counts, the others' may be older."""
-    return [line.figures() for line in each]
+    return [line.samples() for line in each]
 
 
 def new_request(rng: np.random.Generator, **parameters: int) -> dict:
-    return ask([data_url(draw_picture(rng))], QUESTION, **parameters)
+    return ask([data_url(draw_image(rng))], QUESTION, **parameters)
 
 
 def test_the_same_new_picture_sent_to_all_at_once_is_made_once(
@@ -125,13 +125,13 @@ def test_the_same_new_picture_sent_to_all_at_once_is_made_once(
         assert len({line.pid for line in each}) == NUM
         for _ in range(3):
             request = new_request(rng)
-            misses = server.store_figure("num_misses")
+            misses = server.metric("afferent_store_misses_total")
             for line in each:
                 line.send(request)
             answers = [line.receive() for line in each]
             assert {status for status, _ in answers} == {200}
             assert len({json.dumps(answer["choices"]) for _, answer in answers}) == 1
-            assert server.store_figure("num_misses") == misses + 1
+            assert server.metric("afferent_store_misses_total") == misses + 1
 
 
 def test_connections_spread_over_all(server: Server) -> None:
@@ -143,24 +143,25 @@ def test_connections_spread_over_all(server: Server) -> None:
     assert max(by_pid) <= 2 * 30 / NUM  # evenly, by a hash of the client's port
 
 
-def test_the_same_figures_wherever_they_are_asked_for(
+def test_the_same_metrics_wherever_they_are_asked_for(
     server: Server, rng: np.random.Generator
 ) -> None:
     with lines(server) as each:
-        before = figures_of(each)[-1].get(REQUESTS, 0.0)
+        before = samples_of(each)[-1].get(REQUESTS, 0.0)
         for number, line in enumerate(each):
             for _ in range(number + 1):
                 line.ask(new_request(rng))
         expected = before + sum(range(1, NUM + 1))
 
         def agree() -> bool:
-            first, *others = figures_of(each)
+            first, *others = samples_of(each)
             return first[REQUESTS] == expected and all(other == first for other in others)
 
         wait_until(agree)
-        first = each[0].figures()
+        first = each[0].samples()
         assert first["afferent_requests_in_flight"] == 0
         assert first['afferent_stage_seconds_count{media="image",stage="decode"}'] >= 3
+        assert first['afferent_time_to_first_token_seconds_count{media="image"}'] >= 6
         assert not [name for name in first if '"other"' in name]
 
 
@@ -168,7 +169,7 @@ def test_the_count_gate_counts_over_all(server: Server, rng: np.random.Generator
     def slots() -> tuple[float, float]:
         found = server.metrics()
         taken, queued = [
-            found[f'afferent_slots{{part="{part}",slot="preprocess"}}']
+            found[f'afferent_permits_{part}{{semaphore="preprocess"}}']
             for part in ("taken", "queued")
         ]
         return taken, queued
@@ -179,7 +180,7 @@ def test_the_count_gate_counts_over_all(server: Server, rng: np.random.Generator
         for number, line in enumerate(waiting, start=1):
             line.send(new_request(rng))
             wait_until(lambda: slots() == (min(LIMIT, number), max(0, number - LIMIT)))  # noqa: B023
-        assert server.store_figure("num_jobs_queued") <= LIMIT
+        assert server.metric("afferent_store_jobs_queued") <= LIMIT
         assert server.post(ask([], "hi")).status_code == 200, "text passes"
         leaves = waiting.pop()
         leaves.close()
@@ -189,7 +190,7 @@ def test_the_count_gate_counts_over_all(server: Server, rng: np.random.Generator
         for line in others:
             line.close()
     wait_until(lambda: slots() == (0, 0))
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def test_reservations_of_all_stay_within_the_arena(server: Server) -> None:
@@ -209,7 +210,7 @@ def test_reservations_of_all_stay_within_the_arena(server: Server) -> None:
             """What is held or granted of each kind is checked on the way."""
             in_use = {}
             for kind, its in store.stat().kinds.items():
-                in_use[kind] = its.held_nbytes + its.granted_nbytes
+                in_use[kind] = its.held_nbytes + its.reserved_nbytes
                 assert in_use[kind] <= its.capacity_nbytes
             return in_use[ObjectKind.RAW]
 
@@ -227,10 +228,10 @@ def test_one_is_killed_and_the_others_serve(server: Server, rng: np.random.Gener
     """Its counts stay, and what it held is free."""
     with lines(server) as (victim, *others):
         victim.ask(new_request(rng))
-        seen = [figures_of([*others, victim])[-1]]
+        seen = [samples_of([*others, victim])[-1]]
         with suspended(server.idle_preprocess_workers()):
             victim.send(new_request(rng))
-            wait_until(lambda: server.store_figure("num_jobs_running") == 1)
+            wait_until(lambda: server.metric("afferent_store_jobs_running") == 1)
             psutil.Process(victim.pid).kill()
             wait_until(lambda: "has ended (SIGKILL)" in server.log())
         is_back = False
@@ -238,18 +239,19 @@ def test_one_is_killed_and_the_others_serve(server: Server, rng: np.random.Gener
             is_back = "frontend-" in server.log().rpartition("has ended (SIGKILL)")[2]
             for line in others:
                 assert line.ask(new_request(rng))
-                seen.append(line.figures())
+                seen.append(line.samples())
         for name in filter(re.compile(r"\w+(_total|_count|_sum|_bucket)\b").match, seen[0]):
-            assert all(a <= b for a, b in pairwise([figures[name] for figures in seen])), name
+            assert all(a <= b for a, b in pairwise([samples[name] for samples in seen])), name
         assert seen[-1][REQUESTS] == seen[0][REQUESTS] + len(seen) - 1
-        wait_until(lambda: others[0].figures()['afferent_store{figure="held_nbytes"}'] == 0)
+        pinned = 'afferent_arena_pinned_bytes{kind="features"}'
+        wait_until(lambda: others[0].samples()[pinned] == 0)
     with lines(server) as each:
         assert len(each) == NUM, "it is there again"
 
 
 def test_all_finish_what_they_have_begun(server: Server, rng: np.random.Generator) -> None:
     with lines(server) as each:
-        with suspended(server.find("afferent.engine.worker")):
+        with suspended(server.find("afferent.engine.reference.worker.main")):
             for line in each:
                 line.send(new_request(rng))
             wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == NUM)

@@ -16,11 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from afferent.types import MiB
 from tests.hostile_av import hostile_files
 from tests.hostile_images import hostile_images
-from tests.media_files import make_sound, tone
+from tests.media_files import make_audio, tone
 from tests.models import make_voxtral
 from tests.server import Server, wait_until
 
@@ -75,15 +75,18 @@ class Judge:
             while True:
                 with self._lock:
                     entry = next(numbered, None)
-                    picture, sound = draw_picture(self._rng), make_tone(self._rng)
-                if entry is None:
-                    return
-                number, (name, kind, data) = entry
+                    if entry is None:
+                        return
+                    number, (name, kind, data) = entry
+                    # Drawn where they are asked for: the same ones, however many files there are.
+                    is_ordinary = number % ORDINARY_EVERY == 0
+                    shown = draw_image(self._rng) if is_ordinary else None
+                    sound = make_tone(self._rng) if is_ordinary else b""
                 self._judge(name, self._post(client, kind, data, "", max_tokens=1))
-                if number % ORDINARY_EVERY == 0 and self._model == "shapes":
-                    answer = self._post(client, "image", picture.encode(), QUESTION)
-                    self._judge_ordinary(answer, picture.answer)
-                elif number % ORDINARY_EVERY == 0:
+                if shown is not None and self._model == "shapes":
+                    answer = self._post(client, "image", shown.encode(), QUESTION)
+                    self._judge_ordinary(answer, shown.answer)
+                elif shown is not None:
                     self._judge_ordinary(self._post(client, "audio", sound, "", max_tokens=1))
 
     def _post(
@@ -116,7 +119,7 @@ class Judge:
 
 def make_tone(rng: np.random.Generator) -> bytes:
     """A second of sound that nobody has heard before."""
-    return make_sound(tone(1.0, seed=int(rng.integers(1 << 30))), 16_000)
+    return make_audio(tone(1.0, seed=int(rng.integers(1 << 30))), 16_000)
 
 
 def private_nbytes(server: Server) -> Counter[str]:
@@ -147,8 +150,8 @@ def run_all(server: Server, judge: Judge, files: list[File]) -> None:
     assert judge.codes.total() == len(files)
     assert judge.num_right >= 0.85 * judge.num_ordinary
     assert growth < MAX_GROWTH_NBYTES
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
-    assert server.store_figure("num_jobs_running") == 0
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
+    assert server.metric("afferent_store_jobs_running") == 0
 
 
 @pytest.mark.timeout(600)

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 NUM_CLIENTS = 4
@@ -27,7 +27,7 @@ KILL_EVERY_S = 15.0
 AFTER_A_503_S = 0.1
 FAILURES = {
     "worker_died",
-    "maker_refused",
+    "quarantined",
     "engine_unavailable",
     "store_unavailable",
     "store_restarted",
@@ -38,7 +38,8 @@ FAILURES = {
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    with Server("--engine-workers", "2", "--arena-nbytes", "96MiB", "--embeddings-share", "0.1",
+    with Server("--tensor-parallel-size", "2", "--arena-nbytes", "96MiB",
+                "--embeddings-share", "0.1",
                 "--preprocess-memory-nbytes", "256MiB") as server:  # fmt: skip
         yield server
 
@@ -47,7 +48,7 @@ def make_bodies(rng: np.random.Generator) -> list[bytes]:
     """Requests of one to four pictures."""
     bodies = []
     for number in range(NUM_BODIES):
-        urls = [data_url(draw_picture(rng)) for _ in range(1 + number % 4)]
+        urls = [data_url(draw_image(rng)) for _ in range(1 + number % 4)]
         question = "Name all pictures." if len(urls) > 1 else "What is in the picture?"
         bodies.append(json.dumps(ask(urls, question)).encode())
     return bodies
@@ -117,33 +118,34 @@ def find_victims(server: Server) -> dict[str, Callable[[], list[psutil.Process]]
     """How to find the processes of each kind; those of the engine are apart from each other."""
 
     def worker(rank: int) -> list[psutil.Process]:
-        return sorted(server.find("afferent.engine.worker"), key=lambda p: p.pid)[rank : rank + 1]
+        return sorted(server.find("afferent.engine.reference.worker.main"), key=lambda p: p.pid)[
+            rank : rank + 1
+        ]
 
     def zygote() -> list[psutil.Process]:
         pool = server.find("afferent.preprocess.pool")
         return [process for process in pool if process.parent() not in pool]
 
     return {
-        "core": lambda: server.find("afferent.engine.core"),
+        "core": lambda: server.find("afferent.engine.reference.core.main"),
         "frontend": lambda: server.find("afferent.serve.frontend"),
         "preprocess worker": server.preprocess_workers,
         "engine worker": lambda: worker(0),
         "zygote": zygote,
-        "store": lambda: server.find("afferent.store.daemon"),
+        "store": lambda: server.find("afferent.store.daemon.main"),
         "other engine worker": lambda: worker(1),
     }
 
 
 def assert_nothing_is_held(server: Server) -> None:
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
-    for name in ("granted_nbytes", "num_jobs_running", "num_jobs_queued"):
-        found = [v for k, v in server.metrics().items() if f'"{name}"' in k]
-        assert not any(found), name
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
+    for name in ("arena_reserved_bytes", "store_jobs_running", "store_jobs_queued"):
+        assert server.metric(f"afferent_{name}") == 0, name
     with server.store() as store:
         assert not [each for each in store.list_objects(limit=4096) if each.pins or each.writer]
-        assert not [each for each in store.list_clients() if each.num_held or each.granted_nbytes]
-    assert server.metrics()['afferent_engine{figure="num_running"}'] == 0
-    assert server.metrics()['afferent_engine{figure="num_waiting"}'] == 0
+        assert not [each for each in store.list_clients() if each.num_held or each.reserved_nbytes]
+    assert server.metrics()["afferent_engine_requests_running"] == 0
+    assert server.metrics()["afferent_engine_requests_waiting"] == 0
 
 
 @pytest.mark.storm

@@ -10,8 +10,8 @@ import numpy as np
 import openai
 import pytest
 
-from afferent.testing.pictures import draw_picture
-from tests.media_files import make_av_sound, make_sound, make_video, tone
+from afferent.testing.images import draw_image
+from tests.media_files import make_audio, make_av_audio, make_video, tone
 from tests.models import make_voxtral
 from tests.server import Server, ask, data_url, wait_until
 
@@ -30,7 +30,7 @@ def chat(server: Server, model: str, content: list[dict[str, Any]], **parameters
 
 def test_a_video_and_a_picture(server: Server, rng: np.random.Generator) -> None:
     """The built-in model was never taught what a video shows; it is made once, and read by all."""
-    picture = draw_picture(rng)
+    picture = draw_image(rng)
     video = media_part("video", make_video(num_frames=90, rate=30))
     content = [video, *ask([data_url(picture)], QUESTION)["messages"][0]["content"]]
     before = server.metrics()
@@ -48,18 +48,18 @@ def test_a_video_and_a_picture(server: Server, rng: np.random.Generator) -> None
     }
     assert grown == {"made": 1, "hit": 2}
     assert alone.usage.prompt_tokens - silent.usage.prompt_tokens > 3 * 10
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def test_a_picture_that_is_there_is_no_video(server: Server, rng: np.random.Generator) -> None:
-    data = draw_picture(rng).encode()
+    data = draw_image(rng).encode()
     assert server.post(ask([data_url(data)], QUESTION)).status_code == 200
     with pytest.raises(openai.BadRequestError, match="video"):
         chat(server, "shapes", [media_part("video", data)])
 
 
 def test_what_the_model_does_not_take(server: Server) -> None:
-    sound = make_sound(tone(0.5), 16_000)
+    sound = make_audio(tone(0.5), 16_000)
     with pytest.raises(openai.BadRequestError, match="takes no audio"):
         chat(server, "shapes", [media_part("audio", sound)])
     too_many = [media_part("video", b"x")] * 9
@@ -73,7 +73,7 @@ def test_audio(tmp_path: Path) -> None:
     """As OpenAI spells it, and as a URL; the same sound in two files is two items."""
     make_voxtral(tmp_path / "voxtral")
     samples = tone(1.5)
-    wav, ogg = make_sound(samples, 16_000), make_av_sound(samples, 48_000, "libopus", "ogg")
+    wav, ogg = make_audio(samples, 16_000), make_av_audio(samples, 48_000, "libopus", "ogg")
     with Server(str(tmp_path / "voxtral"), "--preprocess-workers", "1") as server:
         data = base64.b64encode(wav).decode()
         spelled = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
@@ -85,12 +85,12 @@ def test_audio(tmp_path: Path) -> None:
         assert len({answer.usage.prompt_tokens for answer in answers}) == 1
         hit = 'afferent_items_total{modality="audio",outcome="hit"}'
         assert server.metrics()[hit] == 1
-        wait_until(lambda: server.store_figure("held_nbytes") == 0)
+        wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def test_features_of_the_models_own_processor(rng: np.random.Generator) -> None:
     """A larger block for the same answer."""
-    picture = draw_picture(rng)
+    picture = draw_image(rng)
     with Server("--processor", "reference", "--preprocess-workers", "1", "--explain") as server:
         answer = server.post(ask([data_url(picture)], QUESTION)).json()
         assert answer["choices"][0]["message"]["content"] == picture.answer

@@ -18,12 +18,12 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from afferent.bench.gate_memory import private_nbytes
-from afferent.store import messages as m
+from afferent.store.protocol.items import ReserveItem
 from afferent.types import GiB, MiB, ObjectKind
+from benchmarks.gate_memory import private_nbytes
 from tests.callbacks import SLACK, MeterOfServer
 from tests.end_to_end.burst import Outcome, send
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
 
 
@@ -144,9 +144,9 @@ def test_a_burst(own_server: Server, burst: Burst) -> None:
     assert growth_nbytes < 2 * DECODE_NBYTES + ENCODER_CACHE_NBYTES + 64 * MiB
     assert p99(watch.health_ms) <= burst.most_ms
     assert p99(watch.refusal_ms) <= burst.most_ms
-    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
-    for figure in ("granted_nbytes", "num_reservations_queued", "num_jobs_queued"):
-        assert own_server.store_figure(figure) == 0
+    wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
+    for name in ("arena_reserved_bytes", "store_reservations_queued", "store_jobs_queued"):
+        assert own_server.metric(f"afferent_{name}") == 0
 
 
 def test_refusals_come_when_they_are_decided(burst: Burst) -> None:
@@ -167,12 +167,12 @@ def test_refusals_come_when_they_are_decided(burst: Burst) -> None:
 
         with server.store() as store, ThreadPoolExecutor(NUM_REFUSED) as threads:
             room = store.stat().kinds[ObjectKind.RAW].capacity_nbytes
-            store.reserve("all", [m.ReserveItem(ObjectKind.RAW, room)])
+            store.reserve("all", [ReserveItem(ObjectKind.RAW, room)])
             took_s = list(threads.map(refused_s, range(NUM_REFUSED)))
         late_ms = [(took - timeout_s) * 1e3 for took in took_s]
         print(f"late by {statistics.median(late_ms):.0f} ms, at most {max(late_ms):.0f} ms")
         assert max(late_ms) <= burst.most_ms
-        assert server.store_figure("num_reservations_queued") == 0
+        assert server.metric("afferent_store_reservations_queued") == 0
 
 
 def code_of(response: httpx.Response) -> str:

@@ -8,7 +8,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from afferent.types import Handle
 from tests.end_to_end.test_media import media_part
 from tests.media_files import make_video
@@ -24,11 +24,11 @@ def render(server: Server, body: dict[str, Any], query: str = "") -> httpx.Respo
 
 def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
     """The tokens that a real request has; nothing is decoded, and no room is taken."""
-    pictures = [draw_picture(rng) for _ in range(3)]
+    pictures = [draw_image(rng) for _ in range(3)]
     body = ask([data_url(picture) for picture in [*pictures, pictures[0]]], QUESTION)
-    misses = server.store_figure("num_misses")
+    misses = server.metric("afferent_store_misses_total")
     answer = render(server, body).json()
-    assert server.store_figure("num_misses") == misses
+    assert server.metric("afferent_store_misses_total") == misses
     items = answer["items"]
     assert [item["modality"] for item in items] == ["image"] * 4
     assert len({item["key"] for item in items}) == 3
@@ -44,10 +44,10 @@ def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
 
 def test_with_handles_of_features(server: Server, rng: np.random.Generator) -> None:
     video = media_part("video", make_video(num_frames=60, rate=30))
-    body = ask([data_url(draw_picture(rng))], QUESTION)
+    body = ask([data_url(draw_image(rng))], QUESTION)
     body["messages"][0]["content"].insert(0, video)
     answer = render(server, body, "?features=1").json()
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
     assert [item["modality"] for item in answer["items"]] == ["video", "image"]
     names = ("pixel_values_videos", "pixel_values")
     with server.store() as store:
@@ -66,4 +66,4 @@ def test_bad_input(server: Server, query: str) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "unsupported_media"
     assert render(server, {"model": "shapes"}, query).status_code == 400
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)

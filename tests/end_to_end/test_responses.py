@@ -12,12 +12,12 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from afferent.testing.pictures import Picture
+from afferent.testing.images import DrawnImage
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, ask, data_url, wait_until
 
 
-def image(picture: Picture, kind: str = "jpeg") -> dict[str, Any]:
+def image(picture: DrawnImage, kind: str = "jpeg") -> dict[str, Any]:
     return {"type": "input_image", "image_url": data_url(picture, kind), "detail": "auto"}
 
 
@@ -45,7 +45,7 @@ def test_held_out_pictures_are_named(server: Server, rng: np.random.Generator) -
     async def main() -> None:
         async with server.async_client() as client:
 
-            async def ask(picture: Picture, kind: str) -> str:
+            async def ask(picture: DrawnImage, kind: str) -> str:
                 given = turn(image(picture, kind.lower()), QUESTION)
                 response = await client.responses.create(model="shapes", input=given, store=False)
                 return response.output_text
@@ -56,7 +56,7 @@ def test_held_out_pictures_are_named(server: Server, rng: np.random.Generator) -
 
 
 def test_files_and_instructions(
-    server: Server, client: openai.OpenAI, pictures: list[Picture]
+    server: Server, client: openai.OpenAI, pictures: list[DrawnImage]
 ) -> None:
     file = {"type": "input_file", "file_data": data_url(pictures[1], "png"), "filename": "a.png"}
     response = create(client, turn(file, QUESTION), instructions="Answer.", metadata={"a": "b"})
@@ -72,7 +72,7 @@ def test_files_and_instructions(
     ] == (plain.usage.input_tokens)
 
 
-def test_a_picture_that_a_tool_returned(client: openai.OpenAI, pictures: list[Picture]) -> None:
+def test_a_picture_that_a_tool_returned(client: openai.OpenAI, pictures: list[DrawnImage]) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     shown = [image(pictures[0]), {"type": "input_text", "text": QUESTION}]
     told = {"type": "function_call_output", "call_id": "c", "output": shown}
@@ -84,7 +84,7 @@ def test_a_picture_that_a_tool_returned(client: openai.OpenAI, pictures: list[Pi
 
 
 def test_a_conversation_in_turns(
-    server: Server, client: openai.OpenAI, pictures: list[Picture]
+    server: Server, client: openai.OpenAI, pictures: list[DrawnImage]
 ) -> None:
     """The pictures of earlier turns are neither sent nor made again."""
     first = create(client, turn(image(pictures[0]), QUESTION), instructions="Answer.")
@@ -111,7 +111,7 @@ def test_a_conversation_in_turns(
         *turn("What is in picture 1?"),
     ]
     assert create(client, messages, store=False).usage == third.usage
-    wait_until(lambda: server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def test_what_is_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
@@ -131,7 +131,7 @@ def test_what_is_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
 
 
 def test_media_that_had_to_make_room(
-    server: Server, client: openai.OpenAI, pictures: list[Picture]
+    server: Server, client: openai.OpenAI, pictures: list[DrawnImage]
 ) -> None:
     """The conversation is known, and what is gone has to be sent again."""
     first = create(client, turn(image(pictures[0]), QUESTION))
@@ -147,7 +147,7 @@ def test_media_that_had_to_make_room(
     assert again.output_text == "a green star"
 
 
-def test_a_stream(client: openai.OpenAI, pictures: list[Picture]) -> None:
+def test_a_stream(client: openai.OpenAI, pictures: list[DrawnImage]) -> None:
     given = turn(image(pictures[0]), image(pictures[1]), "Name all pictures.")
     whole = create(client, given, store=False)
     with client.responses.stream(model="shapes", input=given) as stream:
@@ -174,7 +174,7 @@ def test_a_stream(client: openai.OpenAI, pictures: list[Picture]) -> None:
     assert resumed.output_text == "a yellow triangle"
 
 
-def test_a_stream_by_the_async_client(server: Server, pictures: list[Picture]) -> None:
+def test_a_stream_by_the_async_client(server: Server, pictures: list[DrawnImage]) -> None:
     async def main() -> list[Any]:
         async with server.async_client() as one:
             stream = await one.responses.create(

@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from afferent.types import KiB, MiB
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
 
 NUM_WRITERS = 50
@@ -108,8 +108,8 @@ def test_slow_writers(own_server: Server, frontend: psutil.Process, is_chunked: 
         assert b'"code":"body_too_slow"' in writer.answer
     assert most_threads == num_threads
     assert most_nbytes - private_nbytes < NUM_WRITERS * PER_WRITER_NBYTES
-    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
-    wait_until(lambda: own_server.store_figure("granted_nbytes") == 0)
+    wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
+    wait_until(lambda: own_server.metric("afferent_arena_reserved_bytes") == 0)
 
 
 def test_slow_headers(own_server: Server, frontend: psutil.Process) -> None:
@@ -135,7 +135,7 @@ def test_readers_that_never_read(
     own_server: Server, frontend: psutil.Process, rng: np.random.Generator
 ) -> None:
     """What an answer may be long is bounded: the request ends, whoever reads it."""
-    urls = [data_url(draw_picture(rng)) for _ in range(20)]
+    urls = [data_url(draw_image(rng)) for _ in range(20)]
     body = json.dumps(ask(urls, "Name all pictures.", stream=True)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
     private_nbytes = frontend.memory_full_info().uss
@@ -148,7 +148,7 @@ def test_readers_that_never_read(
         sock.sendall(head % len(body) + body)
         socks.append(sock)
     wait_until(lambda: own_server.metrics().get(name, 0.0) == ended + 4)
-    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
+    wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
     assert frontend.memory_full_info().uss - private_nbytes < 16 * MiB
     for sock in socks:
         sock.close()

@@ -15,7 +15,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.pictures import draw_picture
+from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 QUESTION = "What is in the picture?"
@@ -42,7 +42,7 @@ class Load:
         with httpx.Client(timeout=60) as client:
             while not self.stop.is_set():
                 with self._lock:
-                    picture = draw_picture(self._rng)
+                    picture = draw_image(self._rng)
                 body = ask([data_url(picture)], QUESTION)
                 response = client.post(f"{self._server.url}/v1/chat/completions", json=body)
                 with self._lock:
@@ -88,10 +88,10 @@ def test_workers_are_killed_under_load(
     assert len(seen) == num_kills + 1
     # An item that loses its worker goes to the next: few requests, if any, lose two in a row.
     assert load.statuses.keys() <= {200, 503}
-    assert load.codes.keys() <= {"worker_died", "maker_refused"}
+    assert load.codes.keys() <= {"worker_died", "quarantined"}
     assert load.num_without_retry == 0
     assert load.num_wrong <= total * 0.15  # what the model itself gets wrong
     wait_until(lambda: len(own_server.preprocess_workers()) == 2)
-    wait_until(lambda: own_server.store_figure("held_nbytes") == 0)
-    assert own_server.store_figure("num_jobs_running") == 0
-    assert own_server.store_figure("granted_nbytes") == 0
+    wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
+    assert own_server.metric("afferent_store_jobs_running") == 0
+    assert own_server.metric("afferent_arena_reserved_bytes") == 0

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from afferent import wire
-from afferent.engine import messages as m
-from afferent.engine.client import CoreClient
-from afferent.engine.core import EngineCore
-from afferent.engine.kv_budget import KvBudget
-from afferent.engine.launch import CoreSettings
 from afferent.engine.protocol import Accepted, Chosen, EngineInfo, EngineRequest, Finished, Tokens
-from afferent.store import codec
-from afferent.store import messages as store_messages
-from afferent.store.async_client import AsyncDaemonStore
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.core.main import EngineCore
+from afferent.engine.reference.kv_budget import KvBudget
+from afferent.engine.reference.launch import CoreSettings
+from afferent.engine.remote.client import RemoteEngine
+from afferent.errors import ConnectionClosed
+from afferent.runtime import wire
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, Find, SealItem
 from afferent.types import (
     Failure,
     Item,
@@ -36,8 +37,8 @@ ROW_NBYTES = 100
 _SETTINGS: dict[str, Any] = {
     "num_workers": 1,
     "max_num_seqs": 4,
-    "max_step_tokens": 64,
-    "max_step_embeds": 64,
+    "max_num_batched_tokens": 64,
+    "max_num_batched_embeds": 64,
     "encoder_cache_nbytes": 1 << 20,
     "kv_budget": KvBudget(),
     "step_timeout_s": 30.0,
@@ -78,8 +79,8 @@ class PretendWorker:
             self._task.cancel()
 
     async def _run(self) -> None:
-        gather = decode(m.to_worker_decoder, await self._frames.get())
-        assert gather == m.Gather(1234)
+        rendezvous = decode(m.to_worker_decoder, await self._frames.get())
+        assert rendezvous == m.Rendezvous(1234)
         ready = m.WorkerReady(self.store.client_number, self.info, self.weights)
         self.channel.send(encode(ready))
         while True:
@@ -90,7 +91,7 @@ class PretendWorker:
                 self.hold.clear()
             await self.hold.wait()
             done = await self._do(work)
-            with contextlib.suppress(wire.ConnectionClosed):
+            with contextlib.suppress(ConnectionClosed):
                 self.channel.send(encode(done))
 
     async def _do(self, work: m.Work) -> m.WorkDone:
@@ -138,7 +139,7 @@ class Bench:
     core: EngineCore
     core_address: str
     store: AsyncDaemonStore
-    client: CoreClient
+    client: RemoteEngine
     info: EngineInfo
     workers: list[PretendWorker] = field(default_factory=list)
 
@@ -157,18 +158,15 @@ class Bench:
         """Features that nobody holds, under these keys."""
         tree: Any = {"image_grid_thw": np.array([[1, 2, 2]]), "prompt": ["x"]}
         nbytes = codec.plan(tree).nbytes
-        items = [
-            store_messages.CreateItem(ObjectKind.FEATURES, nbytes, key_of(key)) for key in keys
-        ]
+        items = [CreateItem(ObjectKind.FEATURES, nbytes, key_of(key)) for key in keys]
         handles = await self.store.create("put", items)
         for handle in handles:
             codec.write_into(tree, self.store.block(handle))
-        await self.store.seal("put", [store_messages.SealItem(h, nbytes) for h in handles])
+        await self.store.seal("put", [SealItem(h, nbytes) for h in handles])
         await self.store.release("put")
 
     async def item(self, key: bytes, offset: int, length: int) -> Item:
-        find = store_messages.AcquireItem(key_of(key), ObjectKind.FEATURES, 1, "find")
-        (outcome,) = await self.store.acquire("find", [find])
+        (outcome,) = await self.store.acquire("find", [Find(key_of(key))])
         assert outcome.handle is not None
         await self.store.release("find")
         placeholder = Placeholder(offset, length)
@@ -225,7 +223,7 @@ async def bench_of(
               for name in ("core", "frontend")]  # fmt: skip
     given = {**_SETTINGS, **settings}
     core = EngineCore(stores[0], CoreSettings(store_address=address, listener_fd=0, **given))
-    client = CoreClient(core_address, name="frontend")
+    client = RemoteEngine(core_address, name="frontend")
     tasks = [asyncio.create_task(core.serve(listener)), asyncio.create_task(client.run())]
     info = info or EngineInfo(4096, [EOS], embed_nbytes=ROW_NBYTES)
     bench = Bench(address, core, core_address, stores[1], client, info)

@@ -50,7 +50,7 @@ class RandomSteps:
         if chosen and start == len(known) - 1:
             return None
         end = start + int(self._rng.integers(1, 41))
-        if not self._model.runner.info.cuts_items:
+        if not self._model.runner.info.can_split_items:
             for item in each.items:
                 offset = item.placeholder.offset
                 if offset < end < offset + item.placeholder.length:

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from afferent.engine.group import Group
+from afferent.engine.reference.model.group import Group
 from afferent.errors import AfferentError
-from afferent.process import die_with_parent
+from afferent.runtime.process import die_with_parent
 from tests.engine.random_steps import RandomSteps
 from tests.engine.runner_model import FOUR_HEADS, MODELS, prepare_all
 

@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import AutoImageProcessor, GenerationMixin, WhisperFeatureExtractor
 
-from afferent.engine.embeddings import Embeddings, PlacedItem
-from afferent.engine.grids import POSITION_FEATURES
-from afferent.engine.group import Group
 from afferent.engine.protocol import Chosen
-from afferent.engine.runner import Runner, load_model
+from afferent.engine.reference.model.embeddings import Embeddings, PlacedItem
+from afferent.engine.reference.model.group import Group
+from afferent.engine.reference.model.runner import Runner, load_model
 from afferent.ingest.probe import VideoHeader
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.measure import measure
-from afferent.preprocess.media import Media, Picture, Sound
-from afferent.preprocess.registry import describe, plan_for_sure
+from afferent.preprocess.media import DecodedAudio, DecodedImage, Media
+from afferent.preprocess.registry import POSITION_FEATURES, describe
 from afferent.schedule.step import Chunk
-from afferent.serve.prompt import Prompt, PromptBuilder
-from afferent.serve.request import MediaPart, Message, TextPart
-from afferent.supervise import BUILT_IN_MODELS
-from afferent.testing.pictures import draw_picture
+from afferent.serve.flow.prompt import Prompt, PromptBuilder
+from afferent.serve.flow.request import MediaPart, Message, TextPart
+from afferent.server.checks import BUILT_IN_MODELS
+from afferent.testing.images import draw_image
 from afferent.types import Modality, Placeholder, Sampling
 from tests.engine import families
 from tests.models import make_features, make_llava, make_voxtral
@@ -88,10 +87,10 @@ class Model:
     def draw(self, rng: np.random.Generator) -> Media:
         match self.kind:
             case Modality.IMAGE:
-                return Picture(np.array(draw_picture(rng, max_side=300).image))
+                return DecodedImage(np.array(draw_image(rng, max_side=300).image))
             case Modality.AUDIO:
                 samples = rng.normal(0, 0.1, int(rng.integers(8_000, 24_000)))
-                return Sound(samples.astype(np.float32), 16_000)
+                return DecodedAudio(samples.astype(np.float32), 16_000)
             case Modality.VIDEO:
                 shape = (int(rng.integers(2, 9)), 90, 120, 3)
                 return Frames(rng.integers(0, 256, shape).astype(np.uint8))
@@ -110,7 +109,7 @@ class Model:
             text = self.prompts.build([Message("user", (before, TextPart(_QUESTION)))], [])
             num_embeds = self.reference.config.max_source_positions
             return Prompt(text.token_ids, [Placeholder(0, num_embeds) for _ in media]), media
-        written = [plan_for_sure(self.family, item.header).prompt for item in media]
+        written = [self.family.plan_exactly(item.header).prompt for item in media]
         return self.prompts.build([message], written), media
 
     def prepare(self, num_items: int, rng: np.random.Generator) -> Prepared:
@@ -175,7 +174,7 @@ class Model:
         types = (input_ids == self.family.tokens[self.kind].embed).int()
         if hasattr(self.reference.model, "get_rope_index"):
             arguments["mm_token_type_ids"] = types * (1 + (self.kind is Modality.VIDEO))
-        if not self.runner.info.cuts_items:
+        if not self.runner.info.can_split_items:
             arguments["token_type_ids"] = types
         return arguments
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -12,29 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from afferent.engine.protocol import Accepted, EngineEvent, EngineRequest, Finished, Tokens
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.server import StoreServer
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.daemon.server import StoreServer
 from afferent.testing.engine_conformance import CHECKS, check
 from afferent.testing.engine_trial import NotConforming, Part, Question, Subject
 from afferent.types import MiB, Modality, ObjectKind, Placeholder
+from examples import tiny_engine as tiny
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_engine.py"
-
-
-def load_example() -> Any:
-    spec = importlib.util.spec_from_file_location("tiny_engine", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny: Any = load_example()
+EXAMPLE = Path(tiny.__file__)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +34,7 @@ def question(number: int) -> Question:
     """Two plain pictures, which are their own mean colour."""
     colours = [(number % 256, 10, 250), (3, (7 * number) % 256, 77)]
     parts = [
-        Part(Modality.IMAGE, {"pixels": np.full((60, 80, 3), colour, np.uint8)}, placeholder)
+        Part(Modality.IMAGE, tiny.plain_image(colour, 24), placeholder)
         for colour, placeholder in zip(colours, (Placeholder(1, 4), Placeholder(6, 4)), strict=True)
     ]
     return Question([1] * 12, parts, [*colours[0], *colours[1]])
@@ -100,7 +87,7 @@ class _OtherStore:
         return getattr(self._store, name)
 
 
-class TakesNoPins(tiny.TinyEngine):  # type: ignore[misc]
+class TakesNoPins(tiny.TinyEngine):
     def __init__(self, store: AsyncDaemonStore) -> None:
         class Store(_OtherStore):
             async def get(self, *_: Any) -> None:
@@ -109,7 +96,7 @@ class TakesNoPins(tiny.TinyEngine):  # type: ignore[misc]
         super().__init__(Store(store))
 
 
-class LetsGoTooEarly(tiny.TinyEngine):  # type: ignore[misc]
+class LetsGoTooEarly(tiny.TinyEngine):
     """Its pins are gone by the time that it reads."""
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
@@ -120,7 +107,7 @@ class LetsGoTooEarly(tiny.TinyEngine):  # type: ignore[misc]
             yield event
 
 
-class AcceptsTwice(tiny.TinyEngine):  # type: ignore[misc]
+class AcceptsTwice(tiny.TinyEngine):
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async for event in super().submit(request):
             yield event
@@ -128,14 +115,14 @@ class AcceptsTwice(tiny.TinyEngine):  # type: ignore[misc]
                 yield event
 
 
-class NeverAccepts(tiny.TinyEngine):  # type: ignore[misc]
+class NeverAccepts(tiny.TinyEngine):
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async for event in super().submit(request):
             if not isinstance(event, Accepted):
                 yield event
 
 
-class AcceptsBeforeItLooks(tiny.TinyEngine):  # type: ignore[misc]
+class AcceptsBeforeItLooks(tiny.TinyEngine):
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         yield Accepted()
         async for event in super().submit(request):
@@ -143,7 +130,7 @@ class AcceptsBeforeItLooks(tiny.TinyEngine):  # type: ignore[misc]
                 yield event
 
 
-class LeaksOnAbort(tiny.TinyEngine):  # type: ignore[misc]
+class LeaksOnAbort(tiny.TinyEngine):
     """It lets go at the end of an answer only."""
 
     def __init__(self, store: AsyncDaemonStore) -> None:
@@ -173,13 +160,13 @@ class LetsGoTooLate(LeaksOnAbort):
                 self._real_store.forget(request.request_id)
 
 
-class ForgetsTheLimit(tiny.TinyEngine):  # type: ignore[misc]
+class ForgetsTheLimit(tiny.TinyEngine):
     def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         sampling = msgspec.structs.replace(request.sampling, max_tokens=100)
-        return super().submit(msgspec.structs.replace(request, sampling=sampling))  # type: ignore[no-any-return]
+        return super().submit(msgspec.structs.replace(request, sampling=sampling))
 
 
-class SaysTheEnd(tiny.TinyEngine):  # type: ignore[misc]
+class SaysTheEnd(tiny.TinyEngine):
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async for event in super().submit(request):
             if isinstance(event, Finished) and event.reason == "stop":
@@ -187,18 +174,18 @@ class SaysTheEnd(tiny.TinyEngine):  # type: ignore[misc]
             yield event
 
 
-class GoesOnWhenClosed(tiny.TinyEngine):  # type: ignore[misc]
+class GoesOnWhenClosed(tiny.TinyEngine):
     def _check_running(self) -> None:
         pass
 
 
-class TrustsPlaceholders(tiny.TinyEngine):  # type: ignore[misc]
+class TrustsPlaceholders(tiny.TinyEngine):
     def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         longer = [*request.token_ids, 1, 1, 1]
-        return super().submit(msgspec.structs.replace(request, token_ids=longer))  # type: ignore[no-any-return]
+        return super().submit(msgspec.structs.replace(request, token_ids=longer))
 
 
-class HasNoLogprobs(tiny.TinyEngine):  # type: ignore[misc]
+class HasNoLogprobs(tiny.TinyEngine):
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async for event in super().submit(request):
             yield Tokens(event.token_ids, []) if isinstance(event, Tokens) else event

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from afferent import keys
-from afferent.engine import messages as m
-from afferent.engine import ranks
-from afferent.engine.kv_budget import KvBudget
-from afferent.engine.pins import Wanted
 from afferent.engine.protocol import Accepted, EngineInfo, Tokens
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.core import ranks
+from afferent.engine.reference.core.pins import Wanted
+from afferent.engine.reference.kv_budget import KvBudget
 from afferent.errors import (
     DeadlineExceeded,
     EncoderCacheFull,
@@ -26,18 +26,11 @@ from afferent.errors import (
     StoreRestarted,
     WorkerDied,
 )
-from afferent.store import codec
-from afferent.store import messages as store_messages
-from afferent.store.server import StoreServer
+from afferent.store.block import codec
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import ContentKey, MiB, ObjectKind, encode
-from tests.engine.pretend import (
-    EOS,
-    bench_of,
-    key_of,
-    request,
-    tokens_of,
-    until,
-)
+from tests.engine.pretend import EOS, bench_of, key_of, request, tokens_of, until
 
 SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
 
@@ -89,7 +82,7 @@ def test_features_are_let_go_of_when_they_are_encoded(address: str) -> None:
 
 def test_an_item_is_encoded_once_for_all(address: str) -> None:
     async def run() -> None:
-        async with bench_of(address, num_workers=2, max_step_tokens=16) as bench:
+        async with bench_of(address, num_workers=2, max_num_batched_tokens=16) as bench:
             for rank in (1, 0):
                 await bench.add_worker(rank)
             await bench.ready()
@@ -99,12 +92,12 @@ def test_an_item_is_encoded_once_for_all(address: str) -> None:
             asked = [request(f"r{n}", 30, [one, two]) for n in range(3)]
             answers = await asyncio.gather(*(tokens_of(bench, each) for each in asked))
             assert answers == [[30, 31, 32]] * 3
-            figures = await bench.client.figures()
-            assert figures is not None
-            assert figures.num_encoded == [1, 1]
-            assert figures.num_prompt_tokens == 90
-            assert figures.num_decode_tokens == 6
-            assert figures.cache_nbytes == 400
+            stats = await bench.client.stats()
+            assert stats is not None
+            assert stats.num_encoded == [1, 1]
+            assert stats.num_prompt_tokens == 90
+            assert stats.num_decode_tokens == 6
+            assert stats.cache_nbytes == 400
             told = [work for work in bench.workers[0].works if work.prefill]
             assert all(sum(c.num_tokens for c in work.prefill) <= 16 for work in told)
             assert sum(len(work.begin) for work in bench.workers[0].works) == 3
@@ -211,10 +204,10 @@ def test_a_preempted_request_begins_again(address: str, forget_dog: bool) -> Non
             assert first.sampling.seed is not None
             assert first.sampling == again.sampling
             assert len(again.token_ids) > len(first.token_ids) == 16
-            figures = await bench.client.figures()
-            assert figures is not None
-            assert figures.num_preempted == 1
-            assert figures.num_encoded == [4]
+            stats = await bench.client.stats()
+            assert stats is not None
+            assert stats.num_preempted == 1
+            assert stats.num_encoded == [4]
             await bench.until_nothing_is_pinned()
 
     asyncio.run(run())
@@ -243,9 +236,9 @@ def test_a_lost_worker_ends_all_and_others_take_over(address: str, killed: list[
             await bench.ready()
             old[0].hold.set()  # whatever it says now, nobody hears it
             assert await tokens_of(bench, request("a", 9, [dog])) == [9, 10, 11]
-            figures = await bench.client.figures()
-            assert figures is not None
-            assert figures.num_restarts == 1
+            stats = await bench.client.stats()
+            assert stats is not None
+            assert stats.num_restarts == 1
             # A worker that was cut off may still read: its pins go when its process does.
             old[0].store.forget(old[0].works[0].lease)
             old[1].store.forget(old[0].works[0].lease)
@@ -405,9 +398,9 @@ def test_a_worker_that_makes_no_sense_ends_nobody_else(address: str) -> None:
             stranger = await bench.add_worker(rank=1)
             await stranger.is_cut.wait()
             assert await tokens_of(bench, request("a", 9)) == [9, 10, 11]
-            figures = await bench.client.figures()
-            assert figures is not None
-            assert figures.num_restarts == 0
+            stats = await bench.client.stats()
+            assert stats is not None
+            assert stats.num_restarts == 0
 
     asyncio.run(run())
 
@@ -432,19 +425,19 @@ def test_embeddings_are_found_in_the_store(address: str) -> None:
             name = keys.embeddings_key(item=ContentKey(key_of(b"h-dog")), weights=b"w")
             tree: Any = {"rows": np.ones((4, 8), np.float32), "layers": []}
             nbytes = codec.plan(tree).nbytes
-            create = store_messages.CreateItem(ObjectKind.EMBEDDINGS, nbytes, name)
+            create = CreateItem(ObjectKind.EMBEDDINGS, nbytes, name)
             (handle,) = await bench.store.create("put", [create])
             codec.write_into(tree, bench.store.block(handle))
-            await bench.store.seal("put", [store_messages.SealItem(handle, nbytes)])
+            await bench.store.seal("put", [SealItem(handle, nbytes)])
             await bench.store.release("put")
             items = [await bench.item(b"h-dog", 0, 4), await bench.item(b"h-cat", 4, 4)]
             await tokens_of(bench, request("a", 9, items))
             (encode,) = [work.encode for work in worker.works if work.lease]
             assert [item.found for item in encode] == [True, False]
             assert [item.handle for item in encode] == [handle, items[1].handle]
-            figures = await bench.client.figures()
-            assert figures is not None
-            assert figures.num_embeddings_found == 1
+            stats = await bench.client.stats()
+            assert stats is not None
+            assert stats.num_embeddings_found == 1
             await bench.until_nothing_is_pinned()
 
     asyncio.run(run())
@@ -452,8 +445,8 @@ def test_embeddings_are_found_in_the_store(address: str) -> None:
 
 def test_what_can_not_be_had_is_refused(address: str) -> None:
     async def run() -> None:
-        info = EngineInfo(4096, [EOS], embed_nbytes=10, cuts_items=False)
-        async with bench_of(address, info=info, max_step_tokens=20) as bench:
+        info = EngineInfo(4096, [EOS], embed_nbytes=10, can_split_items=False)
+        async with bench_of(address, info=info, max_num_batched_tokens=20) as bench:
             await bench.add_worker()
             await bench.ready()
             await bench.put(b"i-dog")

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine import messages as m
-from afferent.engine.embeddings import Embeddings, Features
-from afferent.engine.encoding import ItemEncoder
-from afferent.engine.page_lock import PageLock
-from afferent.engine.runner import Runner
-from afferent.engine.weights import weights_digest, weights_files, weights_nbytes
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.model.embeddings import Embeddings, Features
+from afferent.engine.reference.model.runner import Runner
+from afferent.engine.reference.weights import weights_digest, weights_files, weights_nbytes
+from afferent.engine.reference.worker.encoding import ItemEncoder
+from afferent.engine.reference.worker.page_lock import PageLock
 from afferent.errors import ConfigError
-from afferent.store import codec
-from afferent.store import messages as store_messages
-from afferent.store.cache import ItemCache
-from afferent.store.local import LocalStore
-from afferent.store.verbs import Store
+from afferent.store.block import codec
+from afferent.store.client.item_cache import ItemCache
+from afferent.store.client.local_store import LocalStore
+from afferent.store.client.store import Store
+from afferent.store.protocol.items import Find
 from afferent.types import ContentKey, Handle, MiB, Modality, ObjectKind
 from tests.engine.pretend import key_of
 from tests.store.stores import SHARES
@@ -67,7 +67,7 @@ def pins(store: Store) -> list[list[int]]:
 def find(store: Store, name: bytes, weights: bytes) -> Handle | None:
     """Where the published embeddings are; not pinned any more."""
     wanted = ItemCache(store, weights=weights)._embeddings_key(ContentKey(key_of(name)))
-    item = store_messages.AcquireItem(wanted, ObjectKind.EMBEDDINGS, 1, "find")
+    item = Find(wanted)
     (outcome,) = store.acquire("find", [item])
     store.release("find")
     return outcome.handle

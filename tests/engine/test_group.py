@@ -1,4 +1,4 @@
-"""Models in slices, a process for each rank: the same tokens as of the whole model."""
+"""Models in shards, a process for each rank: the same tokens as of the whole model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.group import Group
-from afferent.engine.runner import load_model
-from afferent.engine.slices import keep_slice
+from afferent.engine.reference.model.group import Group
+from afferent.engine.reference.model.runner import load_model
+from afferent.engine.reference.model.shards import keep_shard
 from afferent.errors import ConfigError, UnsupportedModel
 from tests.engine import families
 from tests.engine.rank import RECIPES
@@ -54,12 +54,12 @@ def test_two_ranks(tmp_path: Path) -> None:
         (MODELS["qwen2"].make, 4, ConfigError, "4 and 2 heads"),
     ],
 )
-def test_models_that_cannot_be_sliced(
+def test_models_that_cannot_be_sharded(
     tmp_path: Path, make: Any, size: int, error: type[Exception], words: str
 ) -> None:
     make(tmp_path)
     with pytest.raises(error, match=words):
-        keep_slice(load_model(tmp_path), Group(None, rank=0, size=size))
+        keep_shard(load_model(tmp_path), Group(None, rank=0, size=size))
 
 
 @pytest.mark.storm

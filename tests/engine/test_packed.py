@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.engine.attention import KvMemory, Packing, Segment
-from afferent.engine.packed import PackedDecoder
-from afferent.engine.runner import load_model
+from afferent.engine.reference.model.attention import Packing, Segment, SequenceKvCache
+from afferent.engine.reference.model.packed import PackedDecoder
+from afferent.engine.reference.model.runner import load_model
 from afferent.errors import UnsupportedModel
 from afferent.preprocess.registry import describe
 from tests.examples import examples
@@ -64,7 +64,7 @@ def test_as_each_sequence_alone(
 
     blocks = [draw_blocks(n, generator) if has_blocks else torch.full((n,), -1) for n in lengths]
     qkv = [(draw(HEADS, n), draw(KV_HEADS, n), draw(KV_HEADS, n)) for n in lengths]
-    memories, starts = [KvMemory(1) for _ in lengths], [0] * len(lengths)
+    caches, starts = [SequenceKvCache(1) for _ in lengths], [0] * len(lengths)
     outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
     while any(start < length for start, length in zip(starts, lengths, strict=True)):
         cuts: list[tuple[int, int]] = []
@@ -78,7 +78,7 @@ def test_as_each_sequence_alone(
         for number in there:
             start, end = cuts[number]
             shown = blocks[number][:end] if has_blocks else None
-            segments.append(Segment(memories[number], start, end - start, shown))
+            segments.append(Segment(caches[number], start, end - start, shown))
         packed = [
             torch.cat([qkv[number][part][:, slice(*cuts[number])] for number in there], dim=1)
             for part in range(3)
@@ -94,11 +94,11 @@ def test_as_each_sequence_alone(
         torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_memory_grows_by_doubling() -> None:
-    memory, places = KvMemory(4), set()
+def test_a_kv_cache_grows_by_doubling() -> None:
+    kv_cache, places = SequenceKvCache(4), set()
     for position in range(1000):
         row = torch.full((1, 1, 2), float(position))
-        kept = memory.put(0, "keys", position, row)
+        kept = kv_cache.put(0, "keys", position, row)
         places.add(kept.data_ptr())
         assert kept.shape == (1, position + 1, 2)
     assert kept[0, :, 0].tolist() == list(range(1000))

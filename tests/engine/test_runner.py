@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine.attention import GROWTH
-from afferent.engine.embeddings import Embeddings, UnusableEmbeddings
-from afferent.errors import FormatError, InternalError, InvalidPlaceholders
+from afferent.engine.reference.model.attention import GROWTH
+from afferent.engine.reference.model.embeddings import Embeddings
+from afferent.errors import FormatError, InternalError, InvalidPlaceholders, UnusableEmbeddings
 from afferent.schedule.step import Chunk
-from afferent.store import codec
+from afferent.store.block import codec
 from tests.engine.random_steps import RandomSteps
 from tests.engine.runner_model import GREEDY, MODELS, NUM_TOKENS, Model, Prepared, prepare_all
 
@@ -145,7 +145,7 @@ def test_a_token_takes_the_memory_that_is_said(model: Model, prepared: list[Prep
     each = prepared[0]
     model.begin("one", each)
     model.whole("one", each)
-    tensors = list(model.runner._sequences["one"].state.memory._layers.values())
+    tensors = list(model.runner._sequences["one"].state.kv_cache._layers.values())
     model.runner.drop("one")
     (capacity,) = {tensor.shape[1] for tensor in tensors}
     held_nbytes = sum(tensor.nbytes for tensor in tensors) // capacity

@@ -10,17 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from afferent import wire
-from afferent.engine import messages as m
-from afferent.engine.embeddings import UnusableEmbeddings
-from afferent.engine.encoding import ItemEncoder
 from afferent.engine.protocol import Chosen
-from afferent.engine.runner import Runner
-from afferent.engine.worker import EngineWorker
-from afferent.errors import InvalidPlaceholders
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.model.runner import Runner
+from afferent.engine.reference.worker.encoding import ItemEncoder
+from afferent.engine.reference.worker.main import EngineWorker
+from afferent.errors import ConnectionClosed, InvalidPlaceholders, UnusableEmbeddings
+from afferent.runtime import wire
 from afferent.schedule.step import Chunk
-from afferent.store.client import DaemonStore
-from afferent.store.local import LocalStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.local_store import LocalStore
 from afferent.types import MiB, Sampling, decode, encode
 
 
@@ -37,7 +36,7 @@ class FragileRunner:
     def run(self, chunks: list[Chunk], decode: list[str], embeddings: Any) -> list[Chosen]:
         names = [chunk.sequence_id for chunk in chunks] + decode
         if "unfilled" in names:
-            raise UnusableEmbeddings("unfilled")
+            raise UnusableEmbeddings(sequence_id="unfilled")
         if "breaks" in names:
             raise RuntimeError
         return [Chosen(name, 5) for name in names]
@@ -105,7 +104,10 @@ def test_one_sequence_fails_alone() -> None:
         core.ask("fine", "misplaced", "unfilled", decode=["goes on"])
         done = core.answer()
         assert [chosen.sequence_id for chosen in done.chosen] == ["fine", "goes on"]
-        assert codes(done) == {"misplaced": "invalid_placeholders", "unfilled": "internal_error"}
+        assert codes(done) == {
+            "misplaced": "invalid_placeholders",
+            "unfilled": "unusable_embeddings",
+        }
         assert core.runner.dropped == ["misplaced", "unfilled"]
         assert [sequence_id for sequence_id, _ in done.spans] == ["fine"]
 
@@ -121,7 +123,7 @@ def test_a_step_that_breaks_fails_all_its_sequences() -> None:
         core.ask("breaks")
         core.answer()
         core.ask("breaks")
-        with pytest.raises(wire.ConnectionClosed):
+        with pytest.raises(ConnectionClosed):
             core.answer()
         assert isinstance(ends[0], RuntimeError), "twice in a row: it is of no use any more"
 
@@ -129,6 +131,6 @@ def test_a_step_that_breaks_fails_all_its_sequences() -> None:
 def test_a_worker_with_partners_ends_when_a_step_breaks() -> None:
     with worker(has_partners=True) as (core, ends):
         core.ask("breaks")
-        with pytest.raises(wire.ConnectionClosed):
+        with pytest.raises(ConnectionClosed):
             core.answer()
         assert isinstance(ends[0], RuntimeError)

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from afferent.ingest.cutter import BodyCutter, CutBody
+from afferent.ingest.cutter import BodyCutter, CutBody, MediaKeys
 
 URL_KEYS = ("url", "image_url", "video_url", "audio_url", "file_data")
+KEYS = MediaKeys(urls=URL_KEYS, base64=("data",))
 NEAR_KEYS = ("data", *URL_KEYS, "Url", "url ", "xurl", 'a"url', "ur", "urls", "", "\\", "text", "ü")
 
 
@@ -41,11 +42,16 @@ class Items:
 
 
 def cut(
-    body: bytes, sizes: list[int] | int = 1 << 30, *, items: Items | None = None, **limits: Any
+    body: bytes,
+    sizes: list[int] | int = 1 << 30,
+    *,
+    items: Items | None = None,
+    keys: MediaKeys = KEYS,
+    **limits: Any,
 ) -> tuple[CutBody, Items]:
     """The body fed in chunks of these sizes, over and over."""
     items = items or Items()
-    cutter = BodyCutter(items, **{"max_json_nbytes": 1 << 20, "max_media": 128, **limits})
+    cutter = BodyCutter(items, keys, **{"max_json_nbytes": 1 << 20, "max_media": 128, **limits})
     pattern = sizes if isinstance(sizes, list) else [sizes]
     start = turn = 0
     while start < len(body):

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import BodyTooLarge, InvalidMedia, InvalidRequest, TooManyItems
-from afferent.ingest.cutter import BodyCutter, CutMedia
+from afferent.ingest.cutter import BodyCutter, CutMedia, MediaKeys
 from tests.examples import examples
-from tests.ingest.json_bodies import NEAR_KEYS, Items, check, cut, media_in, write_json
+from tests.ingest.json_bodies import KEYS, NEAR_KEYS, Items, check, cut, media_in, write_json
 
 PICTURE = bytes(range(0, 256, 5))
 BASE64 = base64.b64encode(PICTURE).decode()
@@ -175,6 +175,20 @@ def test_data_urls_are_cut_under_the_keys_of_media(key: str) -> None:
     assert items.items == [PICTURE]
     assert msgspec.json.decode(done.json) == {key: done.media[0].marker}
     assert done.media[0].media_type == "image/png"
+
+
+@pytest.mark.parametrize("split", [1, 7, 1000])
+def test_nothing_is_cut_under_other_keys_than_these(split: int) -> None:
+    """Whatever the keys are, and in whatever way they are written."""
+    keys = MediaKeys(urls=("page", "the_media"), base64=("blob",))
+    body = f"""{{"url":"{DATA_URL}","data":"{BASE64}","blob":"{DATA_URL}","page":"{BASE64}",
+        "list":[{{"page":"{DATA_URL}","the_\\u006dedia":"{DATA_URL}","blob":"{BASE64}"}}]}}"""
+    done, items = cut(body.encode(), split, keys=keys)
+    assert items.items == [PICTURE] * 3
+    first, second, third = (item.marker for item in done.media)
+    kept = {"url": DATA_URL, "data": BASE64, "blob": DATA_URL, "page": BASE64}
+    found = [{"page": first, "the_media": second, "blob": third}]
+    assert msgspec.json.decode(done.json) == {**kept, "list": found}
 
 
 def test_bare_base64_is_cut_under_the_key_data() -> None:
@@ -397,7 +411,7 @@ def test_little_is_held_in_memory(record_property: pytest.RecordProperty) -> Non
     body = b'{"image_url":{"url":"data:image/png;base64,' + b"Zm9v" * 5_000_000 + b'"}}'
     sink = Nowhere()
     for traced in (False, True):
-        cutter = BodyCutter(sink, max_json_nbytes=1 << 20, max_media=128)
+        cutter = BodyCutter(sink, KEYS, max_json_nbytes=1 << 20, max_media=128)
         if traced:
             tracemalloc.start()
         started = time.perf_counter()

@@ -80,10 +80,10 @@ def test_a_host_of_ones_own_can_be_allowed() -> None:
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         seen.append(dict(request.headers))
-        send(b"picture")(request)
+        send(b"content")(request)
 
     with media_host({"/a?b": answer}) as where:
-        assert get(where, "/a?b#c") == b"picture"
+        assert get(where, "/a?b#c") == b"content"
         with pytest.raises(ForbiddenUrl):
             get(where, "/a?b", allowed=False)
     assert seen == [{"Host": where, "Accept": "image/*", "Accept-Encoding": "identity"}]
@@ -92,8 +92,8 @@ def test_a_host_of_ones_own_can_be_allowed() -> None:
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with media_host({"/a": send(b"picture")}) as where:
-        assert get(where, "/a") == b"picture"
+    with media_host({"/a": send(b"content")}) as where:
+        assert get(where, "/a") == b"content"
 
 
 def test_every_answer_of_the_resolver_is_checked() -> None:
@@ -126,11 +126,11 @@ def test_the_checked_address_is_the_one_that_is_dialled(monkeypatch: pytest.Monk
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         hosts.append(request.headers["Host"])
-        send(b"picture")(request)
+        send(b"content")(request)
 
     with media_host({"/a": answer}) as where:
         port = int(where.rsplit(":", 1)[1])
-        name = f"pictures.example:{port}"
+        name = f"images.example:{port}"
 
         def look_up(host: str, *arguments: Any, **parameters: Any) -> Any:
             assert host == "127.0.0.1", "a name was looked up a second time"
@@ -138,14 +138,14 @@ def test_the_checked_address_is_the_one_that_is_dialled(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
         asked: list[str] = []
-        assert get(name, "/a", resolve=resolve_to("127.0.0.1", asked=asked)) == b"picture"
-        assert asked == ["pictures.example"]
+        assert get(name, "/a", resolve=resolve_to("127.0.0.1", asked=asked)) == b"content"
+        assert asked == ["images.example"]
     assert hosts == [name]
 
 
 def test_tls_sees_the_hosts_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        name = f"pictures.example:{listener.getsockname()[1]}"
+        name = f"images.example:{listener.getsockname()[1]}"
         hello: list[bytes] = []
 
         def answer() -> None:
@@ -162,18 +162,45 @@ def test_tls_sees_the_hosts_name() -> None:
                 resolve=resolve_to("127.0.0.1"),
             )
         thread.join()
-    assert b"pictures.example" in hello[0]
+    assert b"images.example" in hello[0]
 
 
 def test_the_next_address_is_tried_if_one_refuses() -> None:
-    with media_host({"/a": send(b"picture")}) as where:
+    with media_host({"/a": send(b"content")}) as where:
         port = where.rsplit(":", 1)[1]
         resolve = resolve_to("127.0.0.2", "127.0.0.1")
-        assert get(f"two.example:{port}", "/a", resolve=resolve) == b"picture"
+        assert get(f"two.example:{port}", "/a", resolve=resolve) == b"content"
         with pytest.raises(FetchFailed, match="not be reached"):
             get(f"two.example:{port}", "/a", resolve=resolve_to("127.0.0.2"))
         with pytest.raises(FetchFailed, match="not be reached"):
             get(f"two.example:{port}", "/a", resolve=resolve_to())
+
+
+def test_so_many_addresses_are_tried_and_no_more() -> None:
+    with media_host({"/a": send(b"content")}) as where:
+        port = where.rsplit(":", 1)[1]
+        others = [f"127.0.0.{n}" for n in range(2, 6)]
+        resolve = resolve_to(*others[:3], "127.0.0.1")
+        assert get(f"many.example:{port}", "/a", resolve=resolve) == b"content"
+        with pytest.raises(FetchFailed, match="not be reached"):
+            get(f"many.example:{port}", "/a", resolve=resolve_to(*others, "127.0.0.1"))
+
+
+def test_hosts_that_nobody_asks_are_forgotten() -> None:
+    async def main() -> None:
+        fetcher = Fetcher(ServeConfig(fetch_allow=(where,)))
+        session = fetcher.session(max_nbytes=100)
+        url = f"http://{where}/a"
+        fetches = [session.fetch(url, modality="image", max_nbytes=9) for _ in range(6)]
+        assert await asyncio.gather(*fetches) == [b"content"] * 6
+        with pytest.raises(FetchFailed):
+            await session.fetch(f"http://{where}/gone", modality="image", max_nbytes=9)
+        assert fetcher._places._hosts == {}
+        await fetcher.close()
+
+    answers = {"/a": send(b"content"), "/gone": send(b"", 404)}
+    with media_host(answers) as where:
+        asyncio.run(main())
 
 
 def test_look_ups_count_as_connecting() -> None:
@@ -203,7 +230,7 @@ def test_the_systems_resolver() -> None:
 def test_redirects_are_checked_again() -> None:
     with media_host({}) as forbidden:
         answers = {
-            "/ok": send(b"picture"),
+            "/ok": send(b"content"),
             "/3": send(b"", 302, Location="/2"),
             "/2": send(b"", 307, Location="/1"),
             "/1": send(b"", 308, Location="/ok"),
@@ -215,10 +242,10 @@ def test_redirects_are_checked_again() -> None:
             "/other": send(b"", 302, Location=f"http://{forbidden}/"),
             "/private": send(b"", 302, Location="http://127.0.0.1/"),
             "/nowhere": send(b"", 302),
-            "/chosen": send(b"picture", 300, Location="/ok"),
+            "/chosen": send(b"content", 300, Location="/ok"),
         }
         with media_host(answers) as where:
-            assert get(where, "/3") == b"picture"
+            assert get(where, "/3") == b"content"
             for path in ("/metadata", "/file", "/user", "/other", "/private"):
                 with pytest.raises(ForbiddenUrl):
                     get(where, path)

@@ -16,7 +16,7 @@ from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl, MediaTooLarg
 from afferent.ingest.fetch import Fetcher
 
 MAX_NBYTES = 200_000
-PICTURE = bytes(range(256)) * 500
+IMAGE = bytes(range(256)) * 500
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
     """A folder with a file in it, and others beside it."""
     folder = tmp_path / "media"
     (folder / "in" / "deep").mkdir(parents=True)
-    (folder / "a b.png").write_bytes(PICTURE)
+    (folder / "a b.png").write_bytes(IMAGE)
     (folder / "in" / "deep" / "ü").write_bytes(b"deep")
     (folder / "empty").write_bytes(b"")
     (folder / "large").write_bytes(bytes(MAX_NBYTES + 1))
@@ -47,11 +47,20 @@ def get(url: str, *roots: Path, max_nbytes: int = MAX_NBYTES) -> bytes:
 
 
 def test_files_under_a_root(root: Path) -> None:
-    assert get(f"file://{root}/a%20b.png", root) == PICTURE
-    assert get(f"FILE://localhost{root}/a%20b.png", root) == PICTURE
+    assert get(f"file://{root}/a%20b.png", root) == IMAGE
+    assert get(f"FILE://localhost{root}/a%20b.png", root) == IMAGE
     assert get(f"file:{root}/in/deep/%C3%BC", root) == b"deep"
     assert get(f"file://{root}/in/deep/%C3%BC", root / "in", root) == b"deep"
     assert get(f"file://{root}/empty", root) == b""
+
+
+def test_the_innermost_root_counts(root: Path, tmp_path: Path) -> None:
+    """It may be a link, which the outer one would not follow."""
+    (root / "other").symlink_to(tmp_path / "media2")
+    for roots in ((root, root / "other"), (root / "other", root)):
+        assert get(f"file://{root}/other/secret", *roots) == b"secret"
+    with pytest.raises(ForbiddenUrl):
+        get(f"file://{root}/other/secret", root)
 
 
 def test_nothing_is_served_without_roots(root: Path) -> None:
@@ -141,14 +150,14 @@ def test_sizes_are_limited(root: Path) -> None:
 def test_files_count_towards_the_requests_budget(root: Path) -> None:
     async def main() -> None:
         fetcher = Fetcher(ServeConfig(file_roots=(str(root),)))
-        session = fetcher.session(max_nbytes=len(PICTURE) + 3)
+        session = fetcher.session(max_nbytes=len(IMAGE) + 3)
         url = f"file://{root}/a%20b.png"
         pieces: list[bytes] = []
         delivered = await session.fetch_into(
             url, pieces.append, modality="image", max_nbytes=MAX_NBYTES
         )
-        assert delivered == len(PICTURE)
-        assert b"".join(pieces) == PICTURE
+        assert delivered == len(IMAGE)
+        assert b"".join(pieces) == IMAGE
         assert max(map(len, pieces)) <= 64 << 10
         with pytest.raises(MediaTooLarge):
             await session.fetch(f"file://{root}/in/deep/%C3%BC", modality="image", max_nbytes=10)

@@ -129,8 +129,8 @@ def internet() -> Iterator[Internet]:
 
 def test_the_small_internet(internet: Internet) -> None:
     """What is not hostile is fetched, and what is would be seen."""
-    assert internet.fetch("http://media.example/ok") == b"picture"
-    assert internet.fetch(f"http://{PUBLIC}/ok") == b"picture"
+    assert internet.fetch("http://media.example/ok") == b"content"
+    assert internet.fetch(f"http://{PUBLIC}/ok") == b"content"
     assert set(internet.dialled) == {PUBLIC}
 
 
@@ -246,13 +246,13 @@ def test_names_that_lead_inside(internet: Internet, address: str) -> None:
         internet.refuses(f"http://{internet.name(lying)}/ok", ForbiddenUrl)
         assert not internet.dialled
     rebinding = internet.name([PUBLIC], [address])
-    assert internet.fetch(f"http://{rebinding}/closes") == b"picture"
+    assert internet.fetch(f"http://{rebinding}/closes") == b"content"
     internet.refuses(f"http://{rebinding}/ok", ForbiddenUrl)
     # The address that was checked is the one that is dialled: a third answer is never asked for.
     hiding = internet.name([PUBLIC], [address], [PUBLIC])
-    assert internet.fetch(f"http://{hiding}/closes") == b"picture"
+    assert internet.fetch(f"http://{hiding}/closes") == b"content"
     internet.refuses(f"http://{hiding}/ok", ForbiddenUrl)
-    assert internet.fetch(f"http://{hiding}/ok") == b"picture"
+    assert internet.fetch(f"http://{hiding}/ok") == b"content"
     internet.check_nothing_internal()
 
 
@@ -295,7 +295,7 @@ GOOD_REDIRECTS = {"3": "/2", "2": "http://media.example/1", "1": "//media.exampl
 @pytest.mark.parametrize("path", REDIRECTS)
 def test_redirects(internet: Internet, path: str) -> None:
     internet.refuses(f"http://media.example/{path}", REDIRECTS[path][1])
-    assert internet.fetch("http://media.example/3") == b"picture"
+    assert internet.fetch("http://media.example/3") == b"content"
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -321,7 +321,7 @@ def test_https_never_leads_to_http(location: str) -> None:
 # Refused by what comes
 
 OK = b"HTTP/1.1 200 OK\r\n"
-GOOD = b"Content-Length: 7\r\n\r\npicture"
+GOOD = b"Content-Length: 7\r\n\r\ncontent"
 BOMB = zlib.compress(bytes(4 * MiB))
 RAW: dict[str, tuple[bytes, type[InvalidMedia]]] = {
     "longer": (OK + b"Content-Length: 900\r\n\r\nshort", FetchFailed),
@@ -329,9 +329,9 @@ RAW: dict[str, tuple[bytes, type[InvalidMedia]]] = {
     "huge": (OK + b"Content-Length: 99999999999999999999\r\n\r\n", MediaTooLarge),
     "digits": (OK + b"Content-Length: " + b"9" * 4000 + b"\r\n\r\n", FetchFailed),
     "negative": (OK + b"Content-Length: -1\r\n\r\nx", FetchFailed),
-    "hex": (OK + b"Content-Length: 0x7\r\n\r\npicture", FetchFailed),
-    "two": (OK + b"Content-Length: 7\r\nContent-Length: 8\r\n\r\npicture!", FetchFailed),
-    "list": (OK + b"Content-Length: 7, 8\r\n\r\npicture", FetchFailed),
+    "hex": (OK + b"Content-Length: 0x7\r\n\r\ncontent", FetchFailed),
+    "two": (OK + b"Content-Length: 7\r\nContent-Length: 8\r\n\r\ncontent!", FetchFailed),
+    "list": (OK + b"Content-Length: 7, 8\r\n\r\ncontent", FetchFailed),
     "no-length": (OK + b"\r\n" + b"x" * (MAX_NBYTES + 1), MediaTooLarge),
     "chunks": (OK + b"Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000, MediaTooLarge),
     "bad-chunk": (OK + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", FetchFailed),
@@ -357,7 +357,7 @@ RAW: dict[str, tuple[bytes, type[InvalidMedia]]] = {
     "status-line": (b"HTTP/1.1 200 " + b"x" * (4 * MiB) + b"\r\n" + GOOD, FetchFailed),
     "interim": (b"HTTP/1.1 103 Early\r\nX: x\r\n\r\n" * 200_000, FetchFailed),
     "nothing": (b"", FetchFailed),
-    "http0.9": (b"picture", FetchFailed),
+    "http0.9": (b"content", FetchFailed),
     "http2": (b"HTTP/2 200 OK\r\n" + GOOD, FetchFailed),
     "ssh": (b"SSH-2.0-OpenSSH_9.9\r\n", FetchFailed),
     "redis": (b"-ERR unknown command\r\n", FetchFailed),
@@ -402,8 +402,8 @@ def test_answers_that_take_their_time(internet: Internet, path: str) -> None:
 
 
 def test_what_is_behind_the_announced_length_is_not_looked_at(internet: Internet) -> None:
-    assert internet.fetch("http://media.example/shorter") == b"pic"
-    assert internet.fetch("http://media.example/ok") == b"picture"
+    assert internet.fetch("http://media.example/shorter") == b"con"
+    assert internet.fetch("http://media.example/ok") == b"content"
 
 
 def answers(over: threading.Event) -> dict[str, Answer]:
@@ -427,9 +427,9 @@ def answers(over: threading.Event) -> dict[str, Answer]:
     }
     places = {path: place for path, (place, _) in REDIRECTS.items()} | GOOD_REDIRECTS
     return {
-        "/ok": send(b"picture", Content_Type="text/html"),
-        "/closes": send(b"picture", Connection="close"),
-        "/shorter": send_raw(OK + b"Connection: close\r\nContent-Length: 3\r\n\r\npicture"),
+        "/ok": send(b"content", Content_Type="text/html"),
+        "/closes": send(b"content", Connection="close"),
+        "/shorter": send_raw(OK + b"Connection: close\r\nContent-Length: 3\r\n\r\ncontent"),
         **private,
         **{f"/{path}": send(b"", 302, Location=place) for path, place in places.items()},
         "/to-itself": send(b"", 302, Location="/ok", Connection="close"),
@@ -437,7 +437,7 @@ def answers(over: threading.Event) -> dict[str, Answer]:
         **{f"/raw/{path}": send_raw(answer) for path, (answer, _) in RAW.items()},
         "/silent": silent(b""),
         "/silent-header": silent(OK + b"X: x"),
-        "/silent-body": silent(OK + b"Content-Length: 7\r\n\r\npic"),
+        "/silent-body": silent(OK + b"Content-Length: 7\r\n\r\ncon"),
         "/dripping-header": dripping,
         "/trickle": send_slowly(b"x", num=1000, pause_s=SECOND_S / 20, wait=over),
         "/trickle-of-a-length": send_slowly(

@@ -13,7 +13,7 @@ from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.ingest.probe import ImageHeader, probe_image
 from tests.callbacks import collector_as_in_a_frontend
 from tests.hostile_images import hostile_images
-from tests.pictures import encoded, oriented
+from tests.images import encoded, oriented, riff_chunk
 
 LIMITS = ServeConfig()
 
@@ -78,6 +78,52 @@ def test_limits() -> None:
     ):
         with pytest.raises(MediaTooLarge, match=word):
             probe_image(data, limits)
+    exactly = ServeConfig(
+        max_image_nbytes=len(data), max_image_pixels=60_000, max_image_side=300, max_image_aspect=2
+    )
+    assert probe_image(data, exactly) == ImageHeader(300, 200)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1)])
+def test_a_side_of_one_pixel(size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidMedia, match="at least 2"):
+        probe_image(encoded(Image.new("RGB", size), "PNG"), LIMITS)
+
+
+def test_several_orientations_are_none() -> None:
+    exif = bytearray(oriented(6))
+    at = exif.index(struct.pack("<HHI", 0x0112, 3, 1))
+    struct.pack_into("<I", exif, at + 4, 2)
+    data = encoded(four_corners(), "JPEG", exif=bytes(exif))
+    assert probe_image(data, LIMITS) == ImageHeader(60, 40, 1)
+
+
+@pytest.mark.parametrize("nbytes", [6, 7])
+def test_chunks_of_webp_have_even_lengths(nbytes: int) -> None:
+    whole = encoded(four_corners(), "WEBP", exif=oriented(6))
+    assert whole[12:16] == b"VP8X"
+    before = riff_chunk(b"TEST", b"x" * nbytes)
+    assert probe_image(whole[:30] + before + whole[30:], LIMITS) == ImageHeader(40, 60, 6)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_the_longest_header_that_is_read(format: str) -> None:
+    whole = encoded(four_corners(), format)
+    if format == "JPEG":
+        at, step, steps = (
+            2,
+            b"\xff\xe7\x00\x02",
+            2048 - whole[: whole.index(b"\xff\xc0")].count(b"\xff"),
+        )
+    else:
+        at, step, steps = 33, struct.pack(">I4sI", 0, b"teSt", zlib.crc32(b"teSt")), 2047
+    for more in (0, 1):
+        data = whole[:at] + step * (steps + more) + whole[at:]
+        if more:
+            with pytest.raises(InvalidMedia, match="too many"):
+                probe_image(data, LIMITS)
+        else:
+            assert probe_image(data, LIMITS) == ImageHeader(60, 40)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])

@@ -9,8 +9,8 @@ import pytest
 
 from afferent.errors import MediaTooLarge, StoreFull
 from afferent.ingest.raw import SMALL_NBYTES, HeapAllowance, RawBuffer
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.server import StoreServer
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.daemon.server import StoreServer
 from afferent.types import KiB, MiB, ObjectKind
 
 PIECE = bytes(range(256)) * 256
@@ -94,6 +94,19 @@ def test_all_buffers_of_a_request_share_the_heap(run: Callable[..., None]) -> No
         await fill(late, 1)
         assert not buffers[0].is_on_heap
         assert late.is_on_heap
+
+    run(work)
+
+
+def test_an_item_that_did_not_come_leaves_no_block(run: Callable[..., None]) -> None:
+    async def work(store: AsyncDaemonStore) -> None:
+        buffer = RawBuffer(store, "r")
+        await buffer.make_room(2 * SMALL_NBYTES)
+        assert not buffer.is_on_heap
+        assert (await store.stat()).held_nbytes > 0
+        raw = await buffer.finish_sealed(origin="fetch")
+        assert (raw.nbytes, raw.data, raw.handle) == (0, b"", None)
+        assert (await store.stat()).held_nbytes == 0
 
     run(work)
 

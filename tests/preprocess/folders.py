@@ -1,4 +1,4 @@
-"""Model folders with a configuration and a processor, without weights; and pictures to process."""
+"""Model folders with a configuration and a processor, without weights; and images to process."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 
-from afferent.preprocess.media import Picture
-from afferent.testing.pictures import draw_picture
+from afferent.preprocess.media import DecodedImage
+from afferent.testing.images import draw_image
 
 MIN_SIDE, MAX_SIDE, MAX_ASPECT = 2, 1500, 150
 EXTREMES = ((2, 2), (3, 450), (450, 3), (1, 150), (27, 28), (56, 56), (84, 28), (1500, 1100))
 
 
-def pictures(seed: int, count: int) -> Iterator[Picture]:
+def decoded_images(seed: int, count: int) -> Iterator[DecodedImage]:
     """Odd sizes, most of them small; drawn, of noise or of stripes."""
     rng = np.random.default_rng(seed)
     for index in range(count):
         width, height = EXTREMES[index] if index < len(EXTREMES) else draw_size(rng)
-        yield Picture(draw_pixels(rng, width, height, index % 3))
+        yield DecodedImage(draw_pixels(rng, width, height, index % 3))
 
 
 def draw_size(rng: np.random.Generator) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def draw_size(rng: np.random.Generator) -> tuple[int, int]:
 
 def draw_pixels(rng: np.random.Generator, width: int, height: int, kind: int) -> NDArray[np.uint8]:
     if kind == 0 and min(width, height) > 8:
-        drawn = draw_picture(rng, max_side=150).image.resize((width, height))
+        drawn = draw_image(rng, max_side=150).image.resize((width, height))
         return np.array(drawn)
     if kind == 1:
         return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -108,7 +108,7 @@ def make_gemma3(folder: Path, *, image_seq_length: int = 16, **settings: Any) ->
 
 
 def make_idefics3(folder: Path) -> None:
-    """Its pictures are cut up: there are several runs of embeddings, with text between them."""
+    """Its images are cut up: there are several runs of embeddings, with text between them."""
     tokenizer = make_tokenizer(
         image="<image>",
         fake="<fake_token_around_image>",

@@ -11,18 +11,19 @@ from transformers import AutoProcessor
 
 from afferent.errors import ConfigError, InternalError, UnsupportedMedia, UnsupportedModel
 from afferent.ingest.probe import AudioHeader, ImageHeader
+from afferent.preprocess.discover import family_of
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.family import MediaTokens
-from afferent.preprocess.measure import family_of, measure
-from afferent.preprocess.media import Picture, Sound
+from afferent.preprocess.measure import measure
+from afferent.preprocess.media import DecodedAudio, DecodedImage
 from afferent.preprocess.registry import describe
 from tests.preprocess.folders import (
+    decoded_images,
     make_gemma3,
     make_idefics3,
     make_internvl,
     make_qwen,
-    pictures,
     write_config,
 )
 
@@ -30,7 +31,7 @@ SIZES = [(100, 60), (31, 200), (2, 2), (224, 224), (300, 299)]
 
 
 def make_pan_and_scan(folder: Path) -> None:
-    """Its image processor alone would show long pictures again in crops; the whole one does not."""
+    """Its image processor alone would show long images again in crops; the whole one does not."""
     make_gemma3(
         folder,
         size={"height": 56, "width": 56},
@@ -53,11 +54,11 @@ def test_plans_and_features_are_the_processors(make: object, tmp_path: Path) -> 
     text = whole.tokenizer.convert_ids_to_tokens
     marker, embed = text(family.image.marker), text(family.image.embed)
     several = 0
-    for picture in pictures(seed=7, count=20):
-        plan = family.reference().plan(picture.header)
+    for decoded in decoded_images(seed=7, count=20):
+        plan = family.reference().plan(decoded.header)
         out = {n: np.full(s.shape, 77, np.dtype(s.dtype)) for n, s in plan.specs.items()}
-        family.process(picture, out)
-        image = Image.fromarray(picture.pixels)
+        family.process(decoded, out)
+        image = Image.fromarray(decoded.pixels)
         made = whole(text=f"Look: {marker}", images=image, return_tensors="np")
         assert set(out) == set(made) - {"input_ids", "attention_mask", "token_type_ids"}
         for name, array in out.items():
@@ -95,9 +96,9 @@ def test_features_that_were_not_planned(tmp_path: Path) -> None:
     make_qwen(tmp_path)
     family = describe(tmp_path, reference=True)
     assert family is not None
-    picture = Picture(np.zeros((56, 56, 3), np.uint8))
+    decoded = DecodedImage(np.zeros((56, 56, 3), np.uint8))
     with pytest.raises(InternalError, match="planned"):
-        family.process(picture, {"pixel_values": np.zeros((1, 3), np.float32)})
+        family.process(decoded, {"pixel_values": np.zeros((1, 3), np.float32)})
 
 
 def test_models_that_cannot_be_served(tmp_path: Path) -> None:
@@ -119,8 +120,8 @@ def test_other_media_than_images(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedMedia):
         family.plan(header)
     with pytest.raises(UnsupportedMedia):
-        family.reference().plan(header)
+        family.plan_exactly(header)
     with pytest.raises(UnsupportedMedia):
-        family.process(Sound(np.zeros(5, np.float32), 16_000), {})
+        family.process(DecodedAudio(np.zeros(5, np.float32), 16_000), {})
     assert set(family.tokens.values()) == {MediaTokens(5, 5)}
     assert family.sample_rate_hz == 0

@@ -1,4 +1,4 @@
-"""Sound: what is decoded, and the spectra and embeddings that models expect of it."""
+"""Audio: what is decoded, and the spectra and embeddings that models expect of it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from afferent.errors import (
 from afferent.ingest.probe import AudioHeader, ImageHeader
 from afferent.preprocess.decode.audio import decode_audio, probe_audio
 from afferent.preprocess.families.mel import LogMel
-from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily, describe_audio
-from afferent.preprocess.media import Sound
+from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily, describe
+from afferent.preprocess.media import DecodedAudio
 from afferent.types import Modality
-from tests.media_files import make_av_sound, make_sound, make_video, tone
+from tests.media_files import make_audio, make_av_audio, make_video, tone
 
 LIMITS = Limits()
-SOUNDS = {
+CLIPS = {
     "wav": ("WAV", None, 44_100),
     "wav-float": ("WAV", "FLOAT", 22_050),
     "wav-8-bit": ("WAV", "PCM_U8", 8_000),
@@ -42,40 +42,40 @@ SOUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize("channels", [1, 2])
 def test_samples_are_resampled_as_one(name: str, channels: int) -> None:
-    form, subtype, rate_hz = SOUNDS[name]
-    file = make_sound(tone(2.5, rate_hz, channels=channels), rate_hz, form, subtype)
+    form, subtype, rate_hz = CLIPS[name]
+    file = make_audio(tone(2.5, rate_hz, channels=channels), rate_hz, form, subtype)
     samples, _ = soundfile.read(io.BytesIO(file), dtype="float32", always_2d=True)
     header = probe_audio(memoryview(file), LIMITS)
     assert header == AudioHeader(rate_hz, channels, len(samples))
-    sound = decode_audio(memoryview(file), 16_000, LIMITS)
+    audio = decode_audio(memoryview(file), 16_000, LIMITS)
     expected = soxr.resample(samples.mean(axis=1), rate_hz, 16_000)
-    assert sound.header == AudioHeader(16_000, 1, len(expected))
-    np.testing.assert_allclose(sound.samples, expected, atol=1e-6)
+    assert audio.header == AudioHeader(16_000, 1, len(expected))
+    np.testing.assert_allclose(audio.samples, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("encoder", "container", "rate_hz"),
     [("aac", "ipod", 44_100), ("libopus", "webm", 48_000), ("alac", "ipod", 16_000)],
 )
-def test_sound_in_a_container(encoder: str, container: str, rate_hz: int) -> None:
+def test_audio_in_a_container(encoder: str, container: str, rate_hz: int) -> None:
     samples = tone(2.0, rate_hz, channels=2)
-    file = make_av_sound(samples, rate_hz, encoder, container)
+    file = make_av_audio(samples, rate_hz, encoder, container)
     header = probe_audio(file, LIMITS)
     assert header.num_channels == 2
     assert 2.0 <= header.duration_s < 2.1
-    sound = decode_audio(file, 16_000, LIMITS)
+    audio = decode_audio(file, 16_000, LIMITS)
     expected = soxr.resample(samples.mean(axis=1), rate_hz, 16_000)
-    assert 0 <= len(sound.samples) - len(expected) < 1600
-    # What is silent before the sound is left away: it is where it was.
-    assert np.corrcoef(sound.samples[: len(expected)], expected)[0, 1] > 0.995
+    assert 0 <= len(audio.samples) - len(expected) < 1600
+    # What is silent before the audio is left away: it is where it was.
+    assert np.corrcoef(audio.samples[: len(expected)], expected)[0, 1] > 0.995
 
 
 def test_limits() -> None:
     stereo = tone(1.0, 16_000, channels=2)
-    file = make_sound(stereo, 16_000)
+    file = make_audio(stereo, 16_000)
     assert len(decode_audio(file, 16_000, LIMITS).samples) == 16_000
     for limits in (
         Limits(max_audio_s=0.9),
@@ -90,7 +90,7 @@ def test_limits() -> None:
 
 def test_a_flac_that_does_not_say_its_length() -> None:
     """As a recorder writes it that cannot seek: its length is known at its end."""
-    file = bytearray(make_sound(tone(2.0), 16_000, "FLAC"))
+    file = bytearray(make_audio(tone(2.0), 16_000, "FLAC"))
     file[21] &= 0xF0
     file[22:26] = bytes(4)
     assert probe_audio(file, LIMITS).duration_s == LIMITS.max_audio_s
@@ -100,14 +100,14 @@ def test_a_flac_that_does_not_say_its_length() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, 32_000.0])
-def test_samples_that_are_no_sound(bad: float) -> None:
+def test_samples_that_are_no_audio(bad: float) -> None:
     samples = tone(1.0)
     samples[7000] = bad
     with pytest.raises(InvalidMedia):
-        decode_audio(make_sound(samples, 16_000, "WAV", "FLOAT"), 16_000, LIMITS)
+        decode_audio(make_audio(samples, 16_000, "WAV", "FLOAT"), 16_000, LIMITS)
 
 
-def test_what_is_no_sound() -> None:
+def test_what_is_no_audio() -> None:
     for file in (b"", b"RIFF", b"#EXTM3U\n/etc/passwd", b"FORM\0\0\0\x0eAIFFCOMM", bytes(100)):
         with pytest.raises(UnsupportedMedia):
             probe_audio(file, LIMITS)
@@ -115,7 +115,7 @@ def test_what_is_no_sound() -> None:
         with pytest.raises(InvalidMedia):
             decode_audio(file, 16_000, LIMITS)
     for form in ("AIFF", "AU", "CAF"):  # libsndfile would read them, behind a tag too
-        other = make_sound(tone(0.1), 16_000, form)
+        other = make_audio(tone(0.1), 16_000, form)
         for file in (other, b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + other):
             with pytest.raises((UnsupportedMedia, InvalidMedia)):
                 decode_audio(file, 16_000, LIMITS)
@@ -161,7 +161,7 @@ def folder_of(folder: Path, config: dict[str, object], num_mels: int = 80) -> di
 
 
 def test_whisper(tmp_path: Path) -> None:
-    family = describe_audio(tmp_path, folder_of(tmp_path, {"model_type": "whisper"}))
+    family = describe(tmp_path, folder_of(tmp_path, {"model_type": "whisper"}))
     assert isinstance(family, WhisperFamily)
     assert family.sample_rate_hz == 16_000
     assert family.tokens.keys() == {Modality.AUDIO}
@@ -169,14 +169,14 @@ def test_whisper(tmp_path: Path) -> None:
         planned = family.plan(AudioHeader(44_100, 2, num_frames))
         assert planned.prompt == ()
         assert planned.specs["input_features"].shape == (1, 80, 3000)
-    sound = Sound(tone(1.0)[:, 0], 16_000)
+    audio = DecodedAudio(tone(1.0)[:, 0], 16_000)
     out = {"input_features": np.empty((1, 80, 3000), np.float32)}
-    family.process(sound, out)
+    family.process(audio, out)
     assert family.model_inputs(out).keys() == out.keys()
     with pytest.raises(InvalidMedia):
         family.plan(ImageHeader(10, 10))
     with pytest.raises(InternalError):
-        family.process(Sound(sound.samples, 8000), out)
+        family.process(DecodedAudio(audio.samples, 8000), out)
 
 
 def test_voxtral(tmp_path: Path) -> None:
@@ -190,17 +190,17 @@ def test_voxtral(tmp_path: Path) -> None:
     )
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
-    family = describe_audio(tmp_path, folder_of(tmp_path, saved, num_mels=128))
+    family = describe(tmp_path, folder_of(tmp_path, saved, num_mels=128))
     assert isinstance(family, VoxtralFamily)
     assert family.tokens[Modality.AUDIO].embed == 24
-    sound = Sound(tone(61.7)[:, 0], 16_000)
-    planned = family.plan(sound.header)
+    audio = DecodedAudio(tone(61.7)[:, 0], 16_000)
+    planned = family.plan(audio.header)
     assert planned.prompt == (3 * 375,)
     out = {"input_features": np.empty(planned.specs["input_features"].shape, np.float32)}
-    family.process(sound, out)
+    family.process(audio, out)
     extractor = WhisperFeatureExtractor(feature_size=128)
     expected = extractor(
-        sound.samples,
+        audio.samples,
         sampling_rate=16_000,
         padding=True,
         truncation=False,
@@ -235,13 +235,10 @@ def test_chunks(header: AudioHeader, num_chunks: int) -> None:
 
 
 def test_models_that_are_none_of_these(tmp_path: Path) -> None:
-    assert describe_audio(tmp_path, {"model_type": "llava"}) is None
     with pytest.raises(ConfigError):
-        describe_audio(tmp_path, {"model_type": "whisper"})
+        describe(tmp_path, {"model_type": "whisper"})
     folder_of(tmp_path, {})
     with pytest.raises(ConfigError, match="no audio token"):
-        describe_audio(tmp_path, {"model_type": "voxtral"})
+        describe(tmp_path, {"model_type": "voxtral"})
     with pytest.raises(ConfigError, match="whole number"):
-        describe_audio(
-            tmp_path, {"model_type": "voxtral", "audio_config": {"intermediate_size": 7000}}
-        )
+        describe(tmp_path, {"model_type": "voxtral", "audio_config": {"intermediate_size": 7000}})

@@ -20,17 +20,17 @@ from afferent.ingest.probe import probe_image
 from afferent.preprocess.decode.audio import decode_audio
 from afferent.preprocess.decode.image import decode_image
 from afferent.preprocess.decode.video import open_video
+from afferent.preprocess.discover import family_of
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.measure import family_of
 from afferent.preprocess.media import Media
 from afferent.preprocess.patches import write_patches
-from afferent.preprocess.registry import AnyFamily, plan_for_sure
+from afferent.preprocess.registry import AnyFamily
 from afferent.preprocess.resize import resize
-from afferent.store import codec
-from afferent.supervise import BUILT_IN_MODELS
-from tests.media_files import make_sound, make_video, tone
+from afferent.server.checks import BUILT_IN_MODELS
+from afferent.store.block import codec
+from tests.images import encoded, oriented, photo
+from tests.media_files import make_audio, make_video, tone
 from tests.models import make_voxtral
-from tests.pictures import encoded, oriented, photo
 from tests.preprocess.folders import make_qwen
 
 LIMITS = Limits()
@@ -73,7 +73,7 @@ def in_arena(data: bytes) -> memoryview:
 
 def write(family: AnyFamily, media: Media) -> tuple[Callable[[], None], int]:
     """What a worker does with decoded media, and how many bytes of features it writes."""
-    plan = codec.plan(plan_for_sure(family, media.header).tree)
+    plan = codec.plan(family.plan_exactly(media.header).tree)
     block = memoryview(bytearray(plan.nbytes))
     return lambda: family.process(media, codec.lay_out(plan, block)), plan.nbytes
 
@@ -99,15 +99,15 @@ def qwen(tmp_path: Path) -> QwenVlFamily:
 def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     format: str, mode: str, orientation: int, copies: int
 ) -> None:
-    picture = photo(WIDTH, HEIGHT).convert(mode)
+    image = photo(WIDTH, HEIGHT).convert(mode)
     exif = {"exif": oriented(orientation)} if orientation > 1 else {}
-    data = in_arena(encoded(picture, format, **exif))
+    data = in_arena(encoded(image, format, **exif))
     header = probe_image(bytes(data), LIMITS)
     nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
 
 
-def test_a_picture_is_resized_once_and_patched_in_place(qwen: QwenVlFamily) -> None:
+def test_an_image_is_resized_once_and_patched_in_place(qwen: QwenVlFamily) -> None:
     pixels = np.asarray(photo(WIDTH, HEIGHT).convert("RGB"))
     width, height = qwen.resized(WIDTH, HEIGHT)
     assert (width, height) != (WIDTH, HEIGHT)
@@ -128,7 +128,7 @@ def test_a_picture_is_resized_once_and_patched_in_place(qwen: QwenVlFamily) -> N
     assert num_copies(patched, resized_nbytes) == 0
 
 
-def test_a_whole_picture(qwen: QwenVlFamily) -> None:
+def test_a_whole_image(qwen: QwenVlFamily) -> None:
     """Beside the arena: the pixels. What is resized is torch's, and counted above."""
     data = in_arena(encoded(photo(WIDTH, HEIGHT), "JPEG"))
     header = probe_image(bytes(data), LIMITS)
@@ -152,14 +152,14 @@ def test_of_a_video_only_a_few_frames_are_held(tmp_path: Path) -> None:
     assert num_copies(nbytes, frame_nbytes) <= 3
 
 
-def test_sound_is_held_once(tmp_path: Path) -> None:
+def test_audio_is_held_once(tmp_path: Path) -> None:
     make_voxtral(tmp_path)
     family = family_of(tmp_path)
-    data = in_arena(make_sound(tone(60.0, 44_100), 44_100, "FLAC"))
+    data = in_arena(make_audio(tone(60.0, 44_100), 44_100, "FLAC"))
     most_nbytes = int(LIMITS.max_audio_s * 16_000 * 4)
     nbytes = python_nbytes(lambda: decode_audio(data, 16_000, LIMITS))
     # Room for the longest that is accepted; pages that nothing is written to are not taken.
     assert num_copies(nbytes, most_nbytes) == 1
-    sound = decode_audio(data, 16_000, LIMITS)
-    work, _ = write(family, sound)
-    assert num_copies(python_nbytes(work), sound.samples.nbytes) <= 1
+    audio = decode_audio(data, 16_000, LIMITS)
+    work, _ = write(family, audio)
+    assert num_copies(python_nbytes(work), audio.samples.nbytes) <= 1

@@ -20,7 +20,7 @@ from afferent.preprocess.decode import png as png_format
 from afferent.preprocess.decode.image import decode_image
 from afferent.preprocess.media import Pixels
 from tests.hostile_images import bombs, damaged, hostile_images
-from tests.pictures import chunk, encoded, in_mode, oriented, photo, png, segment
+from tests.images import chunk, encoded, in_mode, oriented, photo, png, segment
 
 LIMITS = Limits()
 WHITE = (255, 255, 255, 255)
@@ -49,18 +49,18 @@ def by_pillow(data: bytes) -> Pixels:
 
 
 def files_of_all_modes(size: tuple[int, int], exif: bytes) -> dict[str, bytes]:
-    picture = photo(*size)
+    source = photo(*size)
     files = {}
     for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16"):
-        files[f"png {mode}"] = encoded(in_mode(picture, mode), "PNG", exif=exif)
+        files[f"png {mode}"] = encoded(in_mode(source, mode), "PNG", exif=exif)
     for mode in ("RGB", "L", "CMYK"):
         for number, options in enumerate(JPEG_OPTIONS):
-            image = in_mode(picture, mode)
+            image = in_mode(source, mode)
             files[f"jpeg {mode} {number}"] = encoded(image, "JPEG", exif=exif, **options)
         files[f"jpeg {mode} progressive"] = encoded(image, "JPEG", exif=exif, progressive=True)
-    files["jpeg in RGB"] = encoded(picture, "JPEG", exif=exif, keep_rgb=True)
+    files["jpeg in RGB"] = encoded(source, "JPEG", exif=exif, keep_rgb=True)
     for mode, lossless in itertools.product(("RGB", "RGBA"), (False, True)):
-        image = in_mode(picture, mode)
+        image = in_mode(source, mode)
         files[f"webp {mode} {lossless}"] = encoded(image, "WEBP", lossless=lossless, exif=exif)
     return files
 
@@ -212,9 +212,9 @@ def test_number_of_scans(num_scans: int) -> None:
 
 
 def test_damaged_files_are_judged_by_pillow() -> None:
-    """What we make a picture of, Pillow makes the same picture of, metadata left out."""
+    """What we make an image of, Pillow makes the same image of, metadata left out."""
     lean = {"jpeg": jpeg.without_metadata, "png": png_format.without_metadata}
-    num_pictures = 0
+    num_images = 0
     for name, data in itertools.islice(damaged(seed=3), 1200):
         try:
             header = probe_image(data, LIMITS)
@@ -223,31 +223,31 @@ def test_damaged_files_are_judged_by_pillow() -> None:
             continue
         if header.orientation > 1:
             continue
-        num_pictures += 1
+        num_images += 1
         kind = name.split()[0]
         expected = np.empty((header.height, header.width, 3), np.uint8)
         judged = lean[kind](memoryview(data)) if kind in lean else data
         pillow.decode_into(judged, ImageFormat(kind), expected)
         np.testing.assert_array_equal(seen, expected, err_msg=name)
-    assert num_pictures > 100
+    assert num_images > 100
 
 
 HOSTILE_LIMITS = Limits(max_image_pixels=4_000_000)
 
 
 def test_hostile_images(caplog: pytest.LogCaptureFixture) -> None:
-    """A picture of the size that was planned, or a typed error; nothing else, and in silence."""
-    num_pictures = num_refused = 0
+    """An image of the size that was planned, or a typed error; nothing else, and in silence."""
+    num_images = num_refused = 0
     for name, data in hostile_images(seed=1, count=3500):
         try:
             header = probe_image(data, HOSTILE_LIMITS)
-            picture = decode_image(memoryview(data), header, HOSTILE_LIMITS)
+            image = decode_image(memoryview(data), header, HOSTILE_LIMITS)
         except InvalidMedia:
             num_refused += 1
             continue
-        num_pictures += 1
-        assert picture.pixels.shape == (header.height, header.width, 3), name
-    assert num_pictures > 300
+        num_images += 1
+        assert image.pixels.shape == (header.height, header.width, 3), name
+    assert num_images > 300
     assert num_refused > 2000
     assert not caplog.records
 
@@ -316,7 +316,7 @@ PEAKS = {
 @pytest.mark.parametrize("name", PEAKS)
 def test_memory_for_a_pixel(name: str) -> None:
     mode, format, options, max_nbytes = PEAKS[name]
-    picture = in_mode(photo(1600, 1200), mode)
+    image = in_mode(photo(1600, 1200), mode)
     if "save_all" in options:
         options = {**options, "append_images": [photo(1600, 1200, seed=1)]}
-    assert peak_nbytes(encoded(picture, format, **options)) < max_nbytes * 1600 * 1200
+    assert peak_nbytes(encoded(image, format, **options)) < max_nbytes * 1600 * 1200

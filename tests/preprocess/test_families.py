@@ -1,10 +1,11 @@
-"""The native families against the image processors of `transformers`, picture by picture."""
+"""The native families against the image processors of `transformers`, image by image."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,24 +28,32 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 import afferent
 from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
 from afferent.ingest.probe import AudioHeader, ImageHeader, VideoHeader
+from afferent.preprocess.entry import EngineFacts
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.native import ENTRIES
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.jobs import PLAN_NBYTES, Planned
-from afferent.preprocess.media import Array, Picture, Sound
+from afferent.preprocess.media import Array, DecodedAudio, DecodedImage
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
-from afferent.preprocess.registry import AnyFamily, describe, fingerprint, preload
-from afferent.testing.pictures import draw_picture
+from afferent.preprocess.registry import (
+    POSITION_FEATURES,
+    AnyFamily,
+    describe,
+    engine_facts,
+    fingerprint,
+)
+from afferent.testing.images import draw_image
 from afferent.types import Modality, encode
 from tests.examples import examples
 from tests.preprocess.folders import (
+    decoded_images,
     draw_pixels,
     make_gemma3,
     make_llava,
     make_qwen,
     make_tokenizer,
-    pictures,
     write_config,
 )
 
@@ -99,12 +108,12 @@ def native(folder: Path) -> Native:
     return family
 
 
-def process(family: AnyFamily, picture: Picture) -> dict[str, Array]:
-    """The features, in memory that the plan of the picture's header asks for."""
-    plan = family.plan(picture.header)
+def process(family: AnyFamily, image: DecodedImage) -> dict[str, Array]:
+    """The features, in memory that the plan of the image's header asks for."""
+    plan = family.plan(image.header)
     assert plan is not None
     out = {name: np.full(s.shape, 77, np.dtype(s.dtype)) for name, s in plan.specs.items()}
-    family.process(picture, out)
+    family.process(image, out)
     return out
 
 
@@ -127,15 +136,15 @@ def in_bytes(values: Array, normalization: Normalization) -> Array:
     return (values * np.array(n.std) + np.array(n.mean)) / n.rescale_factor
 
 
-def test_two_hundred_pictures(folder: Path) -> None:
+def test_two_hundred_images(folder: Path) -> None:
     family, reference = native(folder), describe(folder, reference=True)
     assert isinstance(reference, AdapterFamily)
     processor = AutoImageProcessor.from_pretrained(folder)
     num_far = num_values = 0
-    for picture in pictures(seed=1, count=200):
-        expected = processor(images=Image.fromarray(picture.pixels), return_tensors="np")
-        assert_equal(process(reference, picture), expected)
-        features = process(family, picture)
+    for image in decoded_images(seed=1, count=200):
+        expected = processor(images=Image.fromarray(image.pixels), return_tensors="np")
+        assert_equal(process(reference, image), expected)
+        features = process(family, image)
         normalization = (
             family.normalization
             if isinstance(family, QwenVlFamily)
@@ -155,9 +164,9 @@ def test_two_hundred_pictures(folder: Path) -> None:
         assert error <= 2.01 * normalization.rescale_factor / min(normalization.std)
         if isinstance(family, QwenVlFamily):
             assert (ready["image_grid_thw"] == expected["image_grid_thw"]).all()
-            num_patches = processor.get_number_of_image_patches(*picture.pixels.shape[:2])
+            num_patches = processor.get_number_of_image_patches(*image.pixels.shape[:2])
             num_embeds = num_patches // processor.merge_size**2
-            assert family.plan(picture.header).prompt == (num_embeds,)
+            assert family.plan(image.header).prompt == (num_embeds,)
     assert num_far <= 1e-4 * num_values
 
 
@@ -167,7 +176,7 @@ def assert_equal(features: dict[str, Array], expected: Any) -> None:
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_a_picture_that_needs_no_resizing(folder: Path) -> None:
+def test_an_image_that_needs_no_resizing(folder: Path) -> None:
     """Then nothing but the rounding of floats may differ."""
     family = native(folder)
     size = (64, 64) if isinstance(family, FixedFamily) else (224, 56)
@@ -175,10 +184,10 @@ def test_a_picture_that_needs_no_resizing(folder: Path) -> None:
         size = (192, 64)
     if isinstance(family, FixedFamily) and family.framing.shortest_edge:
         size = (60, 83)
-    picture = Picture(draw_pixels(np.random.default_rng(3), *size, kind=1))
+    image = DecodedImage(draw_pixels(np.random.default_rng(3), *size, kind=1))
     processor = AutoImageProcessor.from_pretrained(folder)
-    expected = processor(images=Image.fromarray(picture.pixels), return_tensors="np")
-    ready = inputs(family, process(family, picture))
+    expected = processor(images=Image.fromarray(image.pixels), return_tensors="np")
+    ready = inputs(family, process(family, image))
     np.testing.assert_allclose(
         ready["pixel_values"], expected["pixel_values"], rtol=1e-6, atol=1e-6
     )
@@ -196,10 +205,10 @@ def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
     assert family.bounded(10**9) is family
     edges = {"shortest_edge": family.min_pixels, "longest_edge": most}
     processor = AutoImageProcessor.from_pretrained(folder, size=edges)
-    for picture in pictures(seed=5, count=20):
-        expected = processor(images=Image.fromarray(picture.pixels), return_tensors="np")
-        assert_equal(process(bounded_reference, picture), expected)
-        ready = inputs(bounded, process(bounded, picture))
+    for image in decoded_images(seed=5, count=20):
+        expected = processor(images=Image.fromarray(image.pixels), return_tensors="np")
+        assert_equal(process(bounded_reference, image), expected)
+        ready = inputs(bounded, process(bounded, image))
         assert (ready["image_grid_thw"] == expected["image_grid_thw"]).all()
         _, rows, columns = expected["image_grid_thw"][0]
         if min(rows, columns) > family.merge_size:  # a sliver has no fewer
@@ -214,14 +223,14 @@ def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3_vl", "clip", "gemma3"])
 def test_plans_are_exact(name: str, width: int, height: int) -> None:
     family = FAMILIES[name]
-    picture = Picture(np.full((height, width, 3), 200, np.uint8))
+    image = DecodedImage(np.full((height, width, 3), 200, np.uint8))
     try:
-        planned = family.plan(picture.header)
+        planned = family.plan(image.header)
     except InvalidMedia:
         assert isinstance(family, QwenVlFamily)
         assert max(width, height) > 200 * min(width, height)
         return
-    features = process(family, picture)
+    features = process(family, image)
     if "image_grid_thw" in features:
         _, rows, columns = features["image_grid_thw"][0].tolist()
         assert rows * columns == len(features["pixel_values"])
@@ -284,15 +293,15 @@ def test_the_same_greedy_tokens() -> None:
     rng = np.random.default_rng(5)
     num_right = 0
     for _ in range(20):
-        drawn = draw_picture(rng)
-        picture = Picture(np.asarray(drawn.image))
-        planned = family.plan(picture.header)
+        drawn = draw_image(rng)
+        image = DecodedImage(np.asarray(drawn.image))
+        planned = family.plan(image.header)
         ids: list[int] = []
         for token in tokenizer(text)["input_ids"]:
             ids += [token] * (planned.num_embeds if token == family.image.marker else 1)
         answers = [
             generate(
-                model, each, family.image.embed, inputs(each_family, process(each_family, picture))
+                model, each, family.image.embed, inputs(each_family, process(each_family, image))
             )
             for each, each_family in ((ids, family), (ids, reference))
         ]
@@ -380,7 +389,7 @@ def test_old_names_and_forms_of_settings(tmp_path: Path) -> None:
 
 
 def test_videos_of_qwen(tmp_path: Path) -> None:
-    """Their settings are read, from their own file or, as transformers does, from the pictures'."""
+    """Their settings are read, from their own file or, as transformers does, from the images'."""
     make_qwen(tmp_path, "qwen3_vl", size=EDGES, patch_size=16)
     own = {"size": {"shortest_edge": 4096, "longest_edge": 9_000_000}, "fps": 4, "max_frames": 64}
     (tmp_path / "video_preprocessor_config.json").write_bytes(msgspec.json.encode(own))
@@ -399,6 +408,21 @@ def test_videos_of_qwen(tmp_path: Path) -> None:
     assert family.video.settings.max_pixels == EDGES["longest_edge"]
 
 
+def test_the_servers_own_limit_of_frames(tmp_path: Path) -> None:
+    """It may be closer than the folder's, and never is wider."""
+    make_qwen(tmp_path, "qwen3_vl", size=EDGES, patch_size=16)
+    own = {"size": {"shortest_edge": 4096, "longest_edge": 9_000_000}, "max_frames": 64}
+    (tmp_path / "video_preprocessor_config.json").write_bytes(msgspec.json.encode(own))
+    for asked, taken in [(16, 16), (64, 64), (65, 64), (768, 64)]:
+        family = describe(tmp_path, max_sampled_frames=asked)
+        assert isinstance(family, QwenVlFamily)
+        assert family.video is not None
+        assert family.video.settings.max_frames == taken
+        over = describe(tmp_path, reference=True, max_sampled_frames=asked)
+        assert isinstance(over, AdapterFamily)
+        assert over.native == family
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_the_longest_video_has_a_plan_that_fits(model_type: str, tmp_path: Path) -> None:
     make_qwen(tmp_path, model_type)
@@ -410,11 +434,11 @@ def test_the_longest_video_has_a_plan_that_fits(model_type: str, tmp_path: Path)
 
 def test_media_that_a_family_does_not_take(folder: Path) -> None:
     family = native(folder)
-    sound = Sound(np.zeros(5, np.float32), 16_000)
+    audio = DecodedAudio(np.zeros(5, np.float32), 16_000)
     with pytest.raises(UnsupportedMedia):
         family.plan(AudioHeader(16_000, 1, 5))
     with pytest.raises(UnsupportedMedia):
-        family.process(sound, {})
+        family.process(audio, {})
     if isinstance(family, FixedFamily):
         with pytest.raises(UnsupportedMedia):
             family.plan(VideoHeader(64, 64, 10, 2.0))
@@ -442,7 +466,7 @@ def test_families_travel(folder: Path) -> None:
         encoded = msgspec.msgpack.encode(family)
         assert msgspec.msgpack.decode(encoded, type=AnyFamily) == family
         assert isinstance(family, AnyFamily)
-        preload(family)
+        family.load()
 
 
 def test_the_fingerprint_follows_family_and_settings(tmp_path: Path) -> None:
@@ -465,12 +489,30 @@ def test_the_fingerprint_follows_family_and_settings(tmp_path: Path) -> None:
     assert len(prints) == 5
 
 
+def test_what_engines_are_told() -> None:
+    assert {"image_grid_thw", "video_grid_thw", "second_per_grid_ts"} == POSITION_FEATURES
+    seeing_themselves = {
+        model_type
+        for entry in ENTRIES
+        for model_type in entry.model_types
+        if engine_facts(model_type).items_see_themselves
+    }
+    assert seeing_themselves == {"gemma3"}
+    assert engine_facts("qwen3_vl").sharded_like == {"qwen3_vl_text": "qwen3"}
+    assert engine_facts("nobody has heard of it") == EngineFacts()
+
+
+def test_each_type_of_models_has_one_family() -> None:
+    named = Counter(model_type for entry in ENTRIES for model_type in entry.model_types)
+    assert set(named.values()) == {1}
+
+
 def test_frontends_need_no_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from afferent.preprocess import registry, measure;"
+        "import sys; from pathlib import Path; from afferent.preprocess import discover, registry;"
         "from afferent.ingest.probe import ImageHeader;"
         "folder = Path(sys.argv[1]);"
-        "family = measure.family_of(folder, reference=sys.argv[2] == 'True');"
+        "family = discover.family_of(folder, reference=sys.argv[2] == 'True');"
         "family.plan(ImageHeader(30, 40)); registry.fingerprint(folder, family);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
@@ -491,10 +533,15 @@ def test_the_example_of_the_guide(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "square"}
     exec(code, names)  # noqa: S102
     make_gemma3(tmp_path, size=SMALL)
+    image = DecodedImage(draw_pixels(np.random.default_rng(0), 90, 50, kind=1))
+    theirs = process(native(tmp_path), image)
+    path = tmp_path / "processor_config.json"
+    path.write_text(
+        re.sub(r'"Gemma3ImageProcessor\w*"', '"SquareImageProcessor"', path.read_text())
+    )
     config = {"image_token_id": 5, "image_seq_length": 16}
-    family = names["describe"](tmp_path, config)
-    picture = Picture(draw_pixels(np.random.default_rng(0), 90, 50, kind=1))
-    assert family.plan(picture.header).prompt == ("<img>", 16, "</img>")
-    ours, theirs = process(family, picture), process(native(tmp_path), picture)
+    family = names["ENTRY"].describe(tmp_path, config)
+    assert family.plan(image.header).prompt == ("<img>", 16, "</img>")
+    ours = process(family, image)
     assert (ours["pixel_values"] == theirs["pixel_values"]).all()
     assert inputs(family, ours)["pixel_values"].dtype == np.float32

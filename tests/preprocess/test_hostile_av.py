@@ -1,4 +1,4 @@
-"""No video or sound, whatever is in it, does more to a worker than fail with a typed error."""
+"""No video or audio, whatever is in it, does more to a worker than fail with a typed error."""
 
 from __future__ import annotations
 

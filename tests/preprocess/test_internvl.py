@@ -1,4 +1,4 @@
-"""Tiles of pictures against the image processor of `transformers`."""
+"""Tiles of images against the image processor of `transformers`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transformers import AutoImageProcessor
 from afferent.errors import UnsupportedMedia
 from afferent.ingest.probe import AudioHeader
 from afferent.preprocess.families.internvl import TiledFamily
-from afferent.preprocess.media import Sound
+from afferent.preprocess.media import DecodedAudio
 from afferent.preprocess.registry import describe
 from afferent.types import Modality
-from tests.preprocess.folders import make_internvl, pictures
+from tests.preprocess.folders import decoded_images, make_internvl
 
 
 @pytest.fixture(params=[{}, {"min_patches": 2, "max_patches": 6}], ids=["usual", "other limits"])
@@ -35,12 +35,12 @@ def test_as_the_processor_cuts_them(folder: Path) -> None:
     family, processor = known(folder), AutoImageProcessor.from_pretrained(folder)
     grids = set()
     num_far = num_values = 0
-    for picture in pictures(seed=2, count=100):
-        plan = family.plan(picture.header)
+    for image in decoded_images(seed=2, count=100):
+        plan = family.plan(image.header)
         out = {n: np.full(s.shape, 77, np.dtype(s.dtype)) for n, s in plan.specs.items()}
-        family.process(picture, out)
+        family.process(image, out)
         expected = processor(
-            images=Image.fromarray(picture.pixels), crop_to_patches=True, return_tensors="np"
+            images=Image.fromarray(image.pixels), crop_to_patches=True, return_tensors="np"
         )
         assert plan.prompt == ("<img>", 4 * int(expected["num_patches"][0]), "</img>")
         tensors = {name: torch.from_numpy(array) for name, array in out.items()}
@@ -50,7 +50,7 @@ def test_as_the_processor_cuts_them(folder: Path) -> None:
         apart = np.abs(ready - expected["pixel_values"]) * std / family.normalization.rescale_factor
         assert apart.max() < 2.01
         num_values, num_far = num_values + apart.size, num_far + int((apart > 1.01).sum())
-        grids.add(family.grid(picture.header.width, picture.header.height))
+        grids.add(family.grid(image.header.width, image.header.height))
     assert num_far <= 1e-4 * num_values
     assert len(grids) > 5
 
@@ -69,4 +69,4 @@ def test_images_only(folder: Path) -> None:
     with pytest.raises(UnsupportedMedia):
         family.plan(AudioHeader(16_000, 1, 5))
     with pytest.raises(UnsupportedMedia):
-        family.process(Sound(np.zeros(5, np.float32), 16_000), {})
+        family.process(DecodedAudio(np.zeros(5, np.float32), 16_000), {})

@@ -31,7 +31,7 @@ from afferent.preprocess.families.qwen_video import (
     video_settings,
 )
 from afferent.preprocess.media import Pixels
-from tests.media_files import ENCODERS, drawn_frame, make_av_sound, make_video, tone, turned
+from tests.media_files import ENCODERS, drawn_frame, make_av_audio, make_video, tone, turned
 
 LIMITS = Limits()
 GENERATIONS: tuple[Generation, ...] = ("qwen2", "qwen2_5", "qwen3")
@@ -138,7 +138,7 @@ def test_nothing_holds_on_to_the_bytes() -> None:
 
 
 def test_pcm_beside_a_video_is_not_counted_sample_by_sample() -> None:
-    check_tables(make_av_sound(tone(30.0, 48_000), 48_000, "pcm_s16le", "mov"))
+    check_tables(make_av_audio(tone(30.0, 48_000), 48_000, "pcm_s16le", "mov"))
 
 
 def test_what_is_no_video() -> None:
@@ -154,7 +154,7 @@ def test_what_is_no_video() -> None:
             pass
     with (
         pytest.raises(InvalidMedia),
-        open_video(make_av_sound(tone(1.0), 16_000, "aac", "ipod"), LIMITS),
+        open_video(make_av_audio(tone(1.0), 16_000, "aac", "ipod"), LIMITS),
     ):
         pass
 
@@ -247,7 +247,7 @@ def ask() -> Iterator[Ask]:
 
 
 def default_settings(generation: Generation, **given: Any) -> VideoSettings:
-    return video_settings(given, generation, max_sampled_frames=768)
+    return video_settings(given, generation)
 
 
 def as_dict(settings: VideoSettings) -> dict[str, Any]:

@@ -89,14 +89,14 @@ class NaiveWorker:
             assert self.sequences[encode.sequence_id].items[encode.item][2] == encode.key
             rows += self.sizes[encode.key]
             self.embeddings.add(encode.key)
-        assert rows <= self.limits.max_step_embeds
+        assert rows <= self.limits.max_num_batched_embeds
         assert sum(self.sizes[k] for k in self.embeddings) <= self.limits.cache_num_embeds
         assert sum(self.nbytes[k] for k in self.embeddings) <= self.limits.cache_nbytes
         sampled = self._prefill(step) + self._decode(step)
         ids = [chunk.sequence_id for chunk in step.prefill] + step.decode
         assert len(set(ids)) == len(ids)
         tokens = sum(chunk.num_tokens for chunk in step.prefill) + len(step.decode)
-        assert tokens <= self.limits.max_step_tokens
+        assert tokens <= self.limits.max_num_batched_tokens
         assert len(step.prefill) <= self.limits.max_step_prefills
         self._check_kv()
         return sampled
@@ -112,7 +112,7 @@ class NaiveWorker:
             assert end <= known.given
             assert (chunk.start == 0) == (chunk.sequence_id not in self.started)
             assert known.needs(chunk.start, end) <= self.embeddings, "computed without embeddings"
-            if not (self.limits.cuts_items or known.request.cross_attention):
+            if not (self.limits.can_split_items or known.request.cross_attention):
                 assert not any(offset < end < stop for offset, stop, _ in known.items), "cut in two"
             assert chunk.samples == (end == known.known and known.left > 0)
             self.started.add(chunk.sequence_id)

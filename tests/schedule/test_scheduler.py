@@ -19,15 +19,15 @@ MOST_STEPS_FOR_THE_FIRST = 40
 limits = st.builds(
     Limits,
     max_num_seqs=st.sampled_from([1, 2, 3, 4, 4, 4]),
-    max_step_tokens=st.integers(4, 12),
+    max_num_batched_tokens=st.integers(4, 12),
     max_step_prefills=st.sampled_from([1, 2, 9]),
-    max_step_embeds=st.sampled_from([6, 6, 8, 14]),
+    max_num_batched_embeds=st.sampled_from([6, 6, 8, 14]),
     cache_num_embeds=st.sampled_from([12, 12, 13, 16, 24]),
     cache_nbytes=st.sampled_from([108, 120, 999]),
     kv_num_blocks=st.sampled_from([14, 20, 30, 45, 120]),
     kv_block_tokens=st.integers(1, 2),
     lookahead_tokens=st.sampled_from([0, 0, 3, 9]),
-    cuts_items=st.booleans(),
+    can_split_items=st.booleans(),
 )
 parts = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(sorted(SIZES))), max_size=4)
 kinds = st.sampled_from(["prompt", "prompt", "prompt", "cross", "cross", "session"])
@@ -120,8 +120,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def too_long_at_once(self, items: list[EncoderInput]) -> bool:
         """One of the items may not be cut, and does not fit beside the others' decoding."""
-        most = self.limits.max_step_tokens - self.limits.max_num_seqs + 1
-        return not self.limits.cuts_items and any(i.placeholder.length > most for i in items)
+        most = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1
+        return not self.limits.can_split_items and any(i.placeholder.length > most for i in items)
 
     @rule()
     def step(self) -> None:

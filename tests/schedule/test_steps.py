@@ -76,7 +76,7 @@ def test_a_request_from_prompt_to_end() -> None:
 
 def test_chunks_end_where_embeddings_are_missing() -> None:
     """Five tokens a step, eight rows of embeddings a step: the second dog waits a step."""
-    scheduler = scheduler_with(max_step_tokens=5, max_step_embeds=8)
+    scheduler = scheduler_with(max_num_batched_tokens=5, max_num_batched_embeds=8)
     add(scheduler, "a", 20, item(b"dog", 1, 3), item(b"cat", 4, 6))
     assert scheduler.next_step() == step(
         encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 0, 4, False)]
@@ -88,7 +88,7 @@ def test_chunks_end_where_embeddings_are_missing() -> None:
 
 
 def test_lookahead_encodes_before_the_chunk_that_needs_it() -> None:
-    scheduler = scheduler_with(max_step_tokens=4, lookahead_tokens=2)
+    scheduler = scheduler_with(max_num_batched_tokens=4, lookahead_tokens=2)
     add(scheduler, "a", 9, item(b"dog", 5, 3))
     assert scheduler.next_step() == step(
         encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 0, 4, False)]
@@ -96,7 +96,7 @@ def test_lookahead_encodes_before_the_chunk_that_needs_it() -> None:
 
 
 def test_a_chunk_ends_before_an_item_that_may_not_be_cut() -> None:
-    scheduler = scheduler_with(max_step_tokens=8, cuts_items=False)
+    scheduler = scheduler_with(max_num_batched_tokens=8, can_split_items=False)
     add(scheduler, "a", 20, item(b"dog", 3, 5), item(b"cat", 8, 4), item(b"hen", 14, 5))
     ends = []
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_chunk_ends_before_an_item_that_may_not_be_cut() -> None:
 
 def test_an_item_that_may_not_be_cut_waits_for_tokens_and_memory() -> None:
     scheduler = scheduler_with(
-        max_num_seqs=2, max_step_tokens=6, cuts_items=False, kv_num_blocks=12
+        max_num_seqs=2, max_num_batched_tokens=6, can_split_items=False, kv_num_blocks=12
     )
     add(scheduler, "a", 3)
     add(scheduler, "b", 7, item(b"dog", 0, 4))
@@ -121,7 +121,7 @@ def test_an_item_that_may_not_be_cut_waits_for_tokens_and_memory() -> None:
 def test_memory_for_a_whole_item_is_made() -> None:
     """Four blocks are free, and the dog wants five at once."""
     scheduler = scheduler_with(
-        max_num_seqs=3, max_step_tokens=7, cuts_items=False, kv_num_blocks=11
+        max_num_seqs=3, max_num_batched_tokens=7, can_split_items=False, kv_num_blocks=11
     )
     add(scheduler, "a", 8, item(b"dog", 3, 5), max_tokens=1)
     add(scheduler, "b", 4, max_tokens=5)
@@ -133,7 +133,7 @@ def test_memory_for_a_whole_item_is_made() -> None:
 
 
 def test_what_is_computed_at_once_must_fit_beside_what_decodes() -> None:
-    scheduler = scheduler_with(max_num_seqs=3, max_step_tokens=7, cuts_items=False)
+    scheduler = scheduler_with(max_num_seqs=3, max_num_batched_tokens=7, can_split_items=False)
     add(scheduler, "a", 9, item(b"dog", 0, 5))
     with pytest.raises(EncoderCacheFull, match=r"6 positions .* 5"):
         add(scheduler, "b", 9, item(b"cat", 0, 6))
@@ -141,7 +141,7 @@ def test_what_is_computed_at_once_must_fit_beside_what_decodes() -> None:
 
 
 def test_all_items_are_there() -> None:
-    scheduler = scheduler_with(max_step_tokens=4)
+    scheduler = scheduler_with(max_num_batched_tokens=4)
     add(scheduler, "a", 9, item(b"dog", 0, 3), item(b"cat", 5, 3))
     has = []
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_all_items_are_there() -> None:
 
 
 def test_decoding_is_not_held_up_by_prompts() -> None:
-    scheduler = scheduler_with(max_step_tokens=4)
+    scheduler = scheduler_with(max_num_batched_tokens=4)
     add(scheduler, "a", 2)
     assert scheduler.next_step().prefill == [Chunk("a", 0, 2, True)]
     scheduler.record("a", is_eos=False)
@@ -190,7 +190,7 @@ def add_cross(scheduler: Scheduler, id: str, *items: EncoderInput) -> None:
 
 def test_embeddings_make_way_after_a_step_of_grace() -> None:
     """Of 12 rows the elder holds 8 and wants 4 more; the younger holds 4, and wants more."""
-    scheduler = scheduler_with(cache_num_embeds=12, max_step_embeds=4)
+    scheduler = scheduler_with(cache_num_embeds=12, max_num_batched_embeds=4)
     add(scheduler, "w", 4, item(b"dog", 0, 4), max_tokens=1)
     scheduler.next_step()
     scheduler.record("w", is_eos=True)
@@ -208,7 +208,7 @@ def test_embeddings_make_way_after_a_step_of_grace() -> None:
 
 def test_embeddings_make_way_at_once_when_nothing_else_runs() -> None:
     """A session's input wants all 12 rows; a younger sequence holds 4, and has not got the rest."""
-    scheduler = scheduler_with(cache_num_embeds=12, max_step_embeds=12)
+    scheduler = scheduler_with(cache_num_embeds=12, max_num_batched_embeds=12)
     add(scheduler, "w", 4, item(b"dog", 0, 4), max_tokens=1)
     scheduler.next_step()
     scheduler.record("w", is_eos=True)
@@ -226,7 +226,7 @@ def test_embeddings_make_way_at_once_when_nothing_else_runs() -> None:
 
 
 def test_abort_at_any_time() -> None:
-    scheduler = scheduler_with(max_num_seqs=1, max_step_tokens=3)
+    scheduler = scheduler_with(max_num_seqs=1, max_num_batched_tokens=3)
     for id in ("a", "b"):
         add(scheduler, id, 5, item(b"dog", 0, 5))
     scheduler.abort("b")
@@ -241,7 +241,7 @@ def test_abort_at_any_time() -> None:
 
 
 def test_a_bad_item_fails_all_who_hold_it() -> None:
-    scheduler = scheduler_with(max_step_tokens=9)
+    scheduler = scheduler_with(max_num_batched_tokens=9)
     for id in ("a", "b"):
         add(scheduler, id, 6, item(b"bad", 0, 6))
     add(scheduler, "c", 6, item(b"good", 0, 6))
@@ -268,7 +268,7 @@ def test_the_workers_are_gone() -> None:
 
 
 def test_a_session_takes_items_while_it_is_served() -> None:
-    scheduler = scheduler_with(max_step_tokens=8)
+    scheduler = scheduler_with(max_num_batched_tokens=8)
     add(scheduler, "s", 3, max_tokens=1, session_tokens=100)
     assert scheduler.next_step() == step(prefill=[Chunk("s", 0, 3, True)])
     # Appended while a token is being chosen: it comes after that token.
@@ -289,7 +289,7 @@ def test_a_session_takes_items_while_it_is_served() -> None:
 
 
 def test_a_session_that_never_stops_does_not_starve_others() -> None:
-    scheduler = scheduler_with(max_step_tokens=4)
+    scheduler = scheduler_with(max_num_batched_tokens=4)
     add(scheduler, "s", 1, max_tokens=0, session_tokens=10_000)
     for _ in range(50):
         scheduler.append("s", num_tokens=8, max_tokens=0)
@@ -344,7 +344,7 @@ def test_what_could_never_be_served_is_refused(
     request_parts: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     scheduler = scheduler_with(
-        max_step_embeds=8, cache_num_embeds=7, cache_nbytes=50, kv_num_blocks=20
+        max_num_batched_embeds=8, cache_num_embeds=7, cache_nbytes=50, kv_num_blocks=20
     )
     with pytest.raises(error, match=message):
         add(scheduler, "a", **{"num_tokens": 10, **request_parts})
@@ -376,7 +376,7 @@ def test_an_id_is_used_once_at_a_time() -> None:
         add(scheduler, "a", 3)
 
 
-@pytest.mark.parametrize("limits", [{"max_num_seqs": 0}, {"max_step_tokens": 3},
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 0}, {"max_num_batched_tokens": 3},
                                     {"lookahead_tokens": -1}])  # fmt: skip
 def test_limits_that_can_not_work(limits: dict[str, int]) -> None:
     with pytest.raises(ConfigError):

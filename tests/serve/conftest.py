@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from afferent.store.client import DaemonStore
+from afferent.store.client.daemon_store import DaemonStore
 from tests.serve.frontends import ARENA_NBYTES, SHARES, preprocess_worker
 from tests.store.stores import SharedDaemon
 

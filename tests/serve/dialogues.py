@@ -10,18 +10,19 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from afferent.ingest.cutter import MediaKeys
 from afferent.ingest.raw import RawMedia
-from afferent.serve.api import Reply
-from afferent.serve.body import ReceivedBody
-from afferent.serve.openai_logprobs import scored_token
-from afferent.serve.request import (
+from afferent.serve.apis.openai import scored_token
+from afferent.serve.flow.call import Answer, ReceivedBody, Reply
+from afferent.serve.flow.collector import AnswerCollector
+from afferent.serve.flow.request import (
     End,
     MediaPart,
     Message,
     Output,
     Part,
+    PromptInfo,
     Role,
-    Seen,
     TextDelta,
     TextPart,
     Usage,
@@ -30,10 +31,13 @@ from afferent.types import Modality
 from tests.ingest.json_bodies import cut
 
 REQUEST_ID = "id_1"
+LONG = bytes(range(256))
+"""Media that are long enough to be cut out of a body, as `BASE64` too."""
+BASE64 = base64.b64encode(LONG).decode()
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Image:
     """One that is sent along, or one behind a URL."""
 
     source: bytes | str
@@ -53,14 +57,12 @@ class Picture:
 @dataclass(frozen=True, slots=True)
 class Turn:
     role: Role
-    parts: tuple[str | Picture, ...]
+    parts: tuple[str | Image, ...]
 
 
 _texts = st.text(max_size=20)
-_pictures = (st.binary(min_size=1, max_size=120) | st.just("https://example.com/a.png")).map(
-    Picture
-)
-_user = st.lists(_texts | _pictures, min_size=1, max_size=4)
+_images = (st.binary(min_size=1, max_size=120) | st.just("https://example.com/a.png")).map(Image)
+_user = st.lists(_texts | _images, min_size=1, max_size=4)
 _turns = st.one_of(
     st.tuples(st.just("user"), _user),
     st.tuples(st.sampled_from(["system", "assistant"]), st.lists(_texts, min_size=1, max_size=2)),
@@ -68,10 +70,10 @@ _turns = st.one_of(
 dialogues = st.lists(_turns.map(lambda turn: Turn(turn[0], tuple(turn[1]))), min_size=1, max_size=5)
 
 
-def received(body: Any, *, chunk_nbytes: int = 1 << 20) -> ReceivedBody:
-    """A body as it is after its media have been cut out."""
+def received(body: Any, keys: MediaKeys, *, chunk_nbytes: int = 1 << 20) -> ReceivedBody:
+    """A body as it is after what stands under these keys has been cut out."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    done, items = cut(data, chunk_nbytes)
+    done, items = cut(data, chunk_nbytes, keys=keys)
     media = {
         item.marker: RawMedia("data", len(found), data=found)
         for item, found in zip(done.media, items.items, strict=True)
@@ -84,7 +86,7 @@ def meant(turns: list[Turn]) -> list[Message]:
     return [Message(turn.role, tuple(_part(part) for part in turn.parts)) for turn in turns]
 
 
-def _part(part: str | Picture) -> Part:
+def _part(part: str | Image) -> Part:
     return TextPart(part) if isinstance(part, str) else MediaPart(Modality.IMAGE, part.url)
 
 
@@ -96,24 +98,31 @@ def spelled_out(messages: tuple[Message, ...]) -> list[Message]:
 def _spelled_out(part: Part) -> Part:
     match part:
         case MediaPart(Modality.IMAGE, RawMedia(data=bytes(data))):
-            return MediaPart(Modality.IMAGE, Picture(data).url, part.detail)
+            return MediaPart(Modality.IMAGE, Image(data).url, part.detail)
         case _:
             return part
 
 
-SEEN = Seen((), 12)
+PROMPT_INFO = PromptInfo((), 12)
 SCORED = scored_token("a", -0.5, [("a", -0.5), ("\ufffd", -1.5)])
 
 
 def outputs(*pieces: str, end: End | None = None, scored: bool = False) -> list[Output]:
     """Of one answer, in one token a piece."""
     deltas = [TextDelta(piece, 0, (SCORED,) if scored else ()) for piece in pieces]
-    return [SEEN, *deltas, end or End("stop", Usage(12, len(pieces)))]
+    return [PROMPT_INFO, *deltas, end or End("stop", Usage(12, len(pieces)))]
 
 
-def stream(reply: Reply, told: list[Output]) -> list[dict[str, Any]]:
+def complete(said: list[Output]) -> list[Answer]:
+    collector = AnswerCollector()
+    for output in said:
+        collector.add(output)
+    return collector.complete()
+
+
+def stream(reply: Reply, said: list[Output]) -> list[dict[str, Any]]:
     """The events of a whole stream; the name of each stands in its data, too."""
-    frames = [*reply.begin(), *(frame for output in told for frame in reply.output(output))]
+    frames = [*reply.begin(), *(frame for output in said for frame in reply.output(output))]
     return events([*frames, *reply.finish()])
 
 

@@ -23,21 +23,22 @@ from afferent.engine.protocol import (
     Tokens,
 )
 from afferent.errors import AfferentError, StoreUnavailable
-from afferent.ingest.digest import Digester
-from afferent.metrics import Metrics
-from afferent.preprocess.measure import family_of
+from afferent.preprocess.discover import family_of
 from afferent.preprocess.registry import AnyFamily, fingerprint
 from afferent.preprocess.worker import Worker
-from afferent.serve.access import Access
-from afferent.serve.app import Frontend
-from afferent.serve.endpoint import AppSettings
-from afferent.serve.items import ItemStage
-from afferent.serve.pipeline import Pipeline
-from afferent.serve.prompt import PromptBuilder, sampling_defaults
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.client import DaemonStore
-from afferent.store.region import DEFAULT_SHARES
-from afferent.supervise import BUILT_IN_MODELS
+from afferent.serve.apis.api import Api
+from afferent.serve.apis.registry import APIS
+from afferent.serve.flow.item_state import Processor
+from afferent.serve.flow.items import ItemSettings, ItemStage
+from afferent.serve.flow.pipeline import Pipeline
+from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
+from afferent.serve.http.app import Frontend
+from afferent.serve.http.auth import Access
+from afferent.serve.http.endpoint import AppSettings
+from afferent.server.checks import BUILT_IN_MODELS
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB, TokenLogprobs
 
 SHAPES = BUILT_IN_MODELS / "shapes"
@@ -55,7 +56,7 @@ class WordEngine:
         yield Tokens([10], [])
         yield Finished("stop", [])
 
-    async def figures(self) -> None:
+    async def stats(self) -> None:
         return None
 
 
@@ -91,7 +92,7 @@ class ScriptedEngine:
         finally:
             self.num_running -= 1
 
-    async def figures(self) -> None:
+    async def stats(self) -> None:
         return None
 
 
@@ -130,11 +131,13 @@ async def frontend(
     family: AnyFamily | None = None,
     tenants: Sequence[Tenant] = (),
     max_concurrency: int = 0,
+    apis: Sequence[Api] = APIS,
+    request_timeout_s: float = 60.0,
     **limits: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """``wrap`` may put something between the frontend and its store."""
     real = await AsyncDaemonStore.connect(address, name="frontend", writable=True)
-    store, family, metrics = wrap(real), family or family_of(SHAPES), Metrics()
+    store, family = wrap(real), family or family_of(SHAPES)
     request_limits = RequestLimits(**limits)
     gate = Gate(
         store, timeout_s=request_limits.admission_timeout_s, max_concurrency=max_concurrency
@@ -142,13 +145,8 @@ async def frontend(
     items = ItemStage(
         store,
         gate,
-        family,
-        fingerprint(SHAPES, family),
-        limits=request_limits,
-        shares=SHARES,
-        timeout_s=30.0,
-        metrics=metrics,
-        digester=Digester(1),
+        Processor(family, fingerprint(SHAPES, family)),
+        ItemSettings(limits=request_limits, shares=SHARES, timeout_s=30.0, num_digest_threads=1),
     )
     pipeline = Pipeline(
         store=store,
@@ -156,13 +154,15 @@ async def frontend(
         prompts=PromptBuilder(SHAPES, family),
         items=items,
         sampling=sampling_defaults(SHAPES),
-        metrics=metrics,
     )
     settings = AppSettings(
-        model_name="shapes", limits=request_limits, request_timeout_s=60.0, explain=False
+        model_name="shapes",
+        limits=request_limits,
+        request_timeout_s=request_timeout_s,
+        explain=False,
     )
     access = Access(store, tenants=tenants)
-    app = Frontend(pipeline, gate, metrics, settings, access=access).app()
+    app = Frontend(pipeline, gate, settings, apis=apis, access=access).app()
     transport = httpx.ASGITransport(app=app)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://frontend") as client:

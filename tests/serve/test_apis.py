@@ -12,23 +12,23 @@ import pytest
 from afferent.config import Tenant
 from afferent.engine.protocol import EngineRequest
 from afferent.errors import WorkerDied
-from afferent.store.client import DaemonStore
-from tests.pictures import encoded, photo
+from afferent.store.client.daemon_store import DaemonStore
+from tests.images import encoded, photo
 from tests.serve.dialogues import events
 from tests.serve.frontends import ScriptedEngine, frontend
 from tests.serve.test_holding import Saboteur, holds_nothing
 from tests.server import data_url, wait_until
 
 TOKENS = [[20, 21], [22]]
-PICTURE = {
+IMAGE = {
     "type": "input_image",
     "image_url": data_url(encoded(photo(60, 50), "JPEG")),
     "detail": "auto",
 }
 
 
-def with_picture(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [PICTURE, {"type": "input_text", "text": text}]}]
+def with_image(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [IMAGE, {"type": "input_text", "text": text}]}]
 
 
 ACME = Tenant(name="acme", api_keys=("acme-key-0123456789",))
@@ -83,16 +83,16 @@ def test_the_engine_gets_the_whole_conversation(address: str) -> None:
     engine = ScriptedEngine(*TOKENS)
 
     async def work(http: httpx.AsyncClient) -> None:
-        first = (await respond(http, with_picture("One?"), instructions="A.")).json()
+        first = (await respond(http, with_image("One?"), instructions="A.")).json()
         said = first["output"][0]["content"][0]["text"]
         second = await respond(
-            http, with_picture("Two?"), previous_response_id=first["id"], instructions="B."
+            http, with_image("Two?"), previous_response_id=first["id"], instructions="B."
         )
         assert second.status_code == 200
         sent = [
-            *with_picture("One?"),
+            *with_image("One?"),
             {"role": "assistant", "content": said},
-            *with_picture("Two?"),
+            *with_image("Two?"),
         ]
         assert (await respond(http, sent, instructions="B.", store=False)).status_code == 200
 
@@ -110,7 +110,7 @@ def _items(request: EngineRequest) -> list[Any]:
 def test_tenants_have_conversations_of_their_own(address: str) -> None:
     async def work(http: httpx.AsyncClient) -> None:
         (ours,), (theirs,) = ACME.api_keys, OTHER.api_keys
-        first = (await respond(http, with_picture("One?"), key=ours)).json()
+        first = (await respond(http, with_image("One?"), key=ours)).json()
         path = f"/v1/responses/{first['id']}"
         for key, status in (("none", 401), (theirs, 404), (ours, 200)):
             found = await http.get(path, headers=_as_openai(key))

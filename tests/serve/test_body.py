@@ -10,10 +10,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.items import ReserveItem
 from afferent.types import MiB, ObjectKind
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.serve.frontends import SHARES, frontend, post, post_in_chunks
 from tests.serve.test_holding import holds_nothing, request
 from tests.server import ask, data_url, wait_until
@@ -55,18 +55,18 @@ def test_however_a_body_arrives(address: str, other: DaemonStore, chunk_nbytes: 
     wait_until(lambda: holds_nothing(other))
 
 
-def test_small_pictures_that_are_there_touch_nothing_of_the_arena(
+def test_small_images_that_are_there_touch_nothing_of_the_arena(
     address: str, other: DaemonStore
 ) -> None:
     body = ask([data_url(encoded(photo(60, 50), "JPEG"))], "What?")
     assert send(address, body).status_code == 200
-    other.reserve("all", [m.ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
+    other.reserve("all", [ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
     assert send(address, body, admission_timeout_s=2.0).status_code == 200
 
 
 def test_text_needs_no_room(address: str, other: DaemonStore) -> None:
     for kind in (RAW, FEATURES):
-        other.reserve("all", [m.ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
+        other.reserve("all", [ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
     text = "word " * 70_000
     body = {"model": "shapes", "messages": [{"role": "user", "content": text}]}
     response = send(address, body, admission_timeout_s=2.0)
@@ -76,7 +76,7 @@ def test_text_needs_no_room(address: str, other: DaemonStore) -> None:
 @pytest.mark.parametrize("kind", [RAW, FEATURES])
 def test_a_busy_arena(address: str, other: DaemonStore, kind: ObjectKind) -> None:
     """A request waits, is told when to come again, and is served when there is room."""
-    other.reserve("all", [m.ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
+    other.reserve("all", [ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
     refused = send(address, request(2), admission_timeout_s=0.1)
     assert refused.status_code == 503, refused.text
     assert refused.json()["error"]["code"] == "deadline_exceeded"
@@ -95,7 +95,7 @@ def test_a_busy_arena(address: str, other: DaemonStore, kind: ObjectKind) -> Non
 
 
 def test_a_body_of_unknown_length_does_not_wait(address: str, other: DaemonStore) -> None:
-    other.reserve("all", [m.ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
+    other.reserve("all", [ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
     refused = send(address, request(3), chunk_nbytes=50_000)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "store_full"
@@ -122,6 +122,19 @@ def test_limits_on_the_body(address: str) -> None:
         assert (json_only.status_code, json_only.json()["error"]["code"]) == (413, "body_too_large")
         item = send(address, body, chunk_nbytes=chunk_nbytes, max_image_nbytes=100_000)
         assert (item.status_code, item.json()["error"]["code"]) == (400, "media_too_large")
+
+
+def test_each_item_has_a_limit_of_its_own(address: str) -> None:
+    """All together are bounded by that of the body."""
+    images = [encoded(photo(200, 150, seed=seed), "PNG") for seed in (1, 2)]
+    most = max(map(len, images))
+    limits = dict.fromkeys(("max_image_nbytes", "max_audio_nbytes", "max_video_nbytes"), most)
+    body = ask([data_url(data, "png") for data in images], "What?")
+    for chunk_nbytes in (0, 10_000):
+        assert send(address, body, chunk_nbytes=chunk_nbytes, **limits).status_code == 200
+        less = {**limits, "max_image_nbytes": most - 1}
+        refused = send(address, body, chunk_nbytes=chunk_nbytes, **less)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "media_too_large")
 
 
 def test_a_body_that_comes_too_slowly(address: str, other: DaemonStore) -> None:

@@ -17,10 +17,10 @@ import httpx2 as httpx
 import uvicorn
 
 from afferent.engine.protocol import Engine
-from afferent.serve.connection import ConnectionLimits, connection_class
-from afferent.serve.hang_ups import HangUps
+from afferent.serve.http.connection import ConnectionLimits, connection_class
+from afferent.serve.http.disconnects import HangUps
 from tests.callbacks import Meter, collector_as_in_a_frontend
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.serve.frontends import ScriptedEngine, frontend
 from tests.server import ask, data_url
 
@@ -88,7 +88,7 @@ def png_of_chunks(number: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"tEXt", b"") * number + chunk(b"IDAT", b"")
 
 
-def pictures(make: Callable[[int], bytes], number: int) -> bytes:
+def images(make: Callable[[int], bytes], number: int) -> bytes:
     """128 that differ behind their end."""
     files = [make(number) + index.to_bytes(2, "big") for index in range(128)]
     return json.dumps(ask([data_url(file) for file in files], "What?")).encode()
@@ -113,10 +113,10 @@ def named(unit: Callable[[int], str], prefix: str, suffix: str) -> bytes:
 
 
 BODIES: dict[str, Callable[[], bytes]] = {
-    "128 JPEGs of segments": lambda: pictures(jpeg_of_segments, 2046),
-    "128 JPEGs of EXIF": lambda: pictures(jpeg_of_exif, 512),
-    "128 PNGs of chunks": lambda: pictures(png_of_chunks, 2047),
-    "128 pictures": lambda: pictures(lambda n: encoded(photo(n, n), "PNG"), 64),
+    "128 JPEGs of segments": lambda: images(jpeg_of_segments, 2046),
+    "128 JPEGs of EXIF": lambda: images(jpeg_of_exif, 512),
+    "128 PNGs of chunks": lambda: images(png_of_chunks, 2047),
+    "128 images": lambda: images(lambda n: encoded(photo(n, n), "PNG"), 64),
     "parts": lambda: filled('{"type":"text","text":"a"}', IN_CONTENT, "]}]}"),
     "media parts": lambda: filled(
         '{"type":"image_url","image_url":{"url":"a"}}', IN_CONTENT, "]}]}"
@@ -152,7 +152,7 @@ def test_bodies(address: str) -> None:
 
     answers = asyncio.run(watched(address, {name: sender(make) for name, make in BODIES.items()}))
     assert {status for status, _ in answers.values()} <= {200, 400, 413}
-    assert answers["128 pictures"][0] == 200
+    assert answers["128 images"][0] == 200
 
 
 def test_many_at_once(address: str) -> None:

@@ -18,12 +18,12 @@ import pytest
 import uvicorn
 import uvloop
 
-from afferent.serve.body import ReceivedBody
-from afferent.serve.connection import ConnectionLimits, connection_class, guard
-from afferent.serve.hang_ups import HangUps
-from afferent.serve.openai_chat import OpenAIChat
-from afferent.serve.request import Output, TextDelta
-from afferent.serve.streaming import EventStream
+from afferent.serve.apis.chat.api import OpenAIChat
+from afferent.serve.flow.call import ReceivedBody
+from afferent.serve.flow.request import Output, TextDelta
+from afferent.serve.http.connection import ConnectionLimits, connection_class, guard
+from afferent.serve.http.disconnects import HangUps
+from afferent.serve.http.sse import EventStream
 from afferent.types import KiB, MiB
 from tests.server import wait_until
 
@@ -302,6 +302,14 @@ def test_endless_headers(host: Host, endless: bytes) -> None:
     assert not host.app.began
 
 
+def test_each_request_of_a_connection_may_have_a_header(host: Host) -> None:
+    header = b"X: " + b"x" * 8 * KiB
+    with host.connect() as sock:
+        for _ in range(20):
+            sock.sendall(b"GET /read HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n\r\n")
+            answer_to(sock, b"\r\n\r\n0")
+
+
 def test_an_endless_url(host: Host) -> None:
     with host.connect(b"GET /") as sock, contextlib.suppress(ConnectionError):
         sock.sendall(b"x" * MiB)
@@ -399,7 +407,8 @@ def test_an_answer_that_is_taken_slowly_and_steadily(hasty_host: Host) -> None:
             data = sock.recv(64 * KiB)
             assert data, nbytes
             nbytes += len(data)
-            time.sleep(len(data) / (2 * MiB))
+            # By the clock: what each small sleep takes too long must not add up.
+            time.sleep(max(0.0, start + nbytes / (2 * MiB) - time.monotonic()))
         assert time.monotonic() - start > 2 * HASTY.untaken_timeout_s
 
 

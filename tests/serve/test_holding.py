@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Literal
 
@@ -13,11 +12,11 @@ import pytest
 
 from afferent.engine.protocol import EngineEvent, EngineRequest
 from afferent.errors import StoreUnavailable
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.client import DaemonStore
-from afferent.store.messages import SlotStatistics
+from afferent.quota.permits import PermitStatistics
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Failure, ObjectKind
-from tests.pictures import encoded, photo
+from tests.images import encoded, photo
 from tests.serve.frontends import WordEngine, frontend, post
 from tests.server import ask, data_url, wait_until
 
@@ -38,8 +37,8 @@ def watcher_of_jobs(store_address: str) -> Iterator[DaemonStore]:
 
 def places(store: DaemonStore) -> tuple[int, int]:
     """Of the count gate: taken, and waited for."""
-    slots = store.stat().slots.get("preprocess", SlotStatistics(0, 0))
-    return slots.num_taken, slots.num_queued
+    slots = store.stat().permits.get("preprocess", PermitStatistics(0, 0))
+    return slots.num_held, slots.num_queued
 
 
 class Saboteur:
@@ -51,7 +50,7 @@ class Saboteur:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(real):
+        if not callable(real) or name in ("block", "forget", "discard", "release_permit"):
             return real
 
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +70,7 @@ class Saboteur:
 
 
 def request(number: int) -> dict[str, Any]:
-    """A large picture, a small one with a name, and one of them twice: in the arena and on the
+    """A large image, a small one with a name, and one of them twice: in the arena and on the
     heap.
     """
     large = encoded(photo(500, 400, seed=2 * number), "PNG")
@@ -86,10 +85,10 @@ def holds_nothing(watcher: DaemonStore) -> bool:
     figures = watcher.stat()
     return (
         figures.held_nbytes == 0
-        and figures.granted_nbytes == 0
+        and figures.reserved_nbytes == 0
         and figures.num_reservations_queued == 0
         and figures.num_jobs_queued == 0
-        and figures.slots == {}
+        and figures.permits == {}
     )
 
 
@@ -129,14 +128,47 @@ def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: H
     while asyncio.run(attempt(at)):
         at += 1
     assert at >= 8
-    assert {"reserve", "enter", "create", "seal", "acquire", "wait", "release"} <= seen
+    assert {"reserve", "acquire_permit", "create", "seal", "acquire", "wait", "release"} <= seen
+
+
+def test_how_often_the_store_is_asked(address: str) -> None:
+    """However many items there are."""
+    saboteurs: list[Saboteur] = []
+
+    def wrap(store: AsyncDaemonStore) -> Saboteur:
+        saboteurs.append(Saboteur(store, -1, "fails"))
+        return saboteurs[-1]
+
+    async def main() -> list[list[str]]:
+        asked = []
+        async with frontend(address, wrap=wrap) as client:
+            known = request(5000)
+            some = ask([part["image_url"]["url"] for part in _images(known)], "What?")
+            some["messages"][0]["content"] += _images(request(5001))[:1]
+            for body in (known, known, some):
+                saboteurs[-1].calls.clear()
+                assert (await post(client, body)).status_code == 200
+                asked.append(list(saboteurs[-1].calls))
+        return asked
+
+    miss, hit, mixed = asyncio.run(main())
+    received, names = ["create", "acquire"], ["acquire", "seal", "release"]
+    made = ["seal", "reserve", "acquire", "wait", "release"]
+    assert miss == [*received, "acquire", *made, *names]
+    assert hit == [*received, "release", "acquire"]
+    some_made = ["seal", "release", "reserve", "acquire", "unreserve", "wait", "release"]
+    assert mixed == ["create", "acquire", *some_made]
+
+
+def _images(body: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part for part in body["messages"][0]["content"] if part["type"] == "image_url"]
 
 
 @pytest.mark.parametrize("max_concurrency", [0, 2])
 def test_requests_side_by_side_through_a_small_arena(
     address: str, watcher: DaemonStore, max_concurrency: int
 ) -> None:
-    """More than it holds at a time, some of them of the same pictures: all are served in turn."""
+    """More than it holds at a time, some of them of the same images: all are served in turn."""
     rng, before = np.random.default_rng(0), watcher.stat().num_misses
     numbers = rng.integers(0, 12, 40).tolist()
 
@@ -149,7 +181,7 @@ def test_requests_side_by_side_through_a_small_arena(
 
     responses = asyncio.run(main())
     assert [response.status_code for response in responses] == [200] * 40
-    assert watcher.stat().num_misses - before <= 3 * 12  # two pictures and a name
+    assert watcher.stat().num_misses - before <= 3 * 12  # two images and a name
     wait_until(lambda: holds_nothing(watcher))
 
 
@@ -220,14 +252,14 @@ def test_hits_and_text_pass_the_count_gate(address: str, watcher: DaemonStore) -
     async def main() -> None:
         async with frontend(address, max_concurrency=1, admission_timeout_s=2.0) as client:
             assert (await post(client, request(3000))).status_code == 200
-            watcher.enter("somebody", "preprocess", limit=1)
+            watcher.acquire_permit("somebody", "preprocess", limit=1)
             for body in (request(3000), ask([], "What?")):
                 assert (await post(client, body)).status_code == 200
             late = await post(client, request(3001))
             assert late.status_code == 503
             assert late.json()["error"]["code"] == "deadline_exceeded"
             assert int(late.headers["retry-after"]) >= 1
-            watcher.leave("somebody", "preprocess")
+            watcher.release_permit("somebody", "preprocess")
             assert (await post(client, request(3001))).status_code == 200
 
     asyncio.run(main())

@@ -11,11 +11,11 @@ import pytest
 
 from afferent.config import Tenant
 from afferent.engine.protocol import EngineRequest
-from afferent.store.client import DaemonStore
-from afferent.store.messages import AcquireItem, ReserveItem
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.items import ReserveItem
 from afferent.types import ObjectKind
+from tests.images import encoded, photo
 from tests.media_files import make_video
-from tests.pictures import encoded, photo
 from tests.serve.frontends import ScriptedEngine, frontend, post
 from tests.server import data_url, wait_until
 
@@ -26,7 +26,7 @@ def watcher(address: str) -> Iterator[DaemonStore]:
         yield store
 
 
-def picture(seed: int) -> str:
+def image(seed: int) -> str:
     return data_url(encoded(photo(60, 50, seed=seed), "JPEG"))
 
 
@@ -62,9 +62,9 @@ def test_an_item_is_sent_once(address: str, watcher: DaemonStore) -> None:
     empty = {"type": "image_url", "image_url": None, "uuid": "cat"}
     answers, (sent, *named) = send(
         address,
-        body(part("cat", picture(1)), part(None, picture(2))),
+        body(part("cat", image(1)), part(None, image(2))),
         body(part("cat")),
-        body(part(None, picture(3)), empty, part("cat")),
+        body(part(None, image(3)), empty, part("cat")),
     )
     assert [answer.status_code for answer in answers] == [200] * 3
     first, second = named
@@ -76,20 +76,20 @@ def test_an_item_is_sent_once(address: str, watcher: DaemonStore) -> None:
 
 
 def test_other_frontends_know_the_name(address: str) -> None:
-    _, (sent,) = send(address, body(part("cat", picture(1))))
+    _, (sent,) = send(address, body(part("cat", image(1))))
     _, (named,) = send(address, body(part("cat")))
     assert named.items[0].key == sent.items[0].key
 
 
 def test_a_name_within_the_request_that_sends_it(address: str) -> None:
-    (answer,), (asked,) = send(address, body(part("cat"), part("cat", picture(1)), part("cat")))
+    (answer,), (asked,) = send(address, body(part("cat"), part("cat", image(1)), part("cat")))
     assert answer.status_code == 200
     assert len({item.key for item in asked.items}) == 1
 
 
 @pytest.mark.parametrize("is_one_request", [True, False])
 def test_another_content_under_the_same_name(address: str, is_one_request: bool) -> None:
-    one, other = part("cat", picture(1)), part("cat", picture(2))
+    one, other = part("cat", image(1)), part("cat", image(2))
     bodies = [body(one, other)] if is_one_request else [body(one), body(other), body(one)]
     answers, _ = send(address, *bodies)
     refused = answers[0 if is_one_request else 1]
@@ -102,7 +102,7 @@ def test_another_content_under_the_same_name(address: str, is_one_request: bool)
 def test_another_modality_under_the_same_name(address: str) -> None:
     answers, _ = send(
         address,
-        body(part("cat", picture(1))),
+        body(part("cat", image(1))),
         body(part("cat", kind="video_url")),
         body(part("cat", data_url(make_video(num_frames=4)), kind="video_url")),
     )
@@ -111,12 +111,12 @@ def test_another_modality_under_the_same_name(address: str) -> None:
 
 def test_what_can_not_be_used_is_bound_to_no_name(address: str) -> None:
     broken = data_url(encoded(photo(60, 50), "JPEG")[:300])
-    answers, _ = send(address, body(part("cat", broken)), body(part("cat", picture(1))))
+    answers, _ = send(address, body(part("cat", broken)), body(part("cat", image(1))))
     assert [answer.status_code for answer in answers] == [400, 200]
 
 
 def test_everything_that_is_missing_is_named(address: str) -> None:
-    known = body(part("cat", picture(1)))
+    known = body(part("cat", image(1)))
     missing = [f"dog-{index}" for index in range(40)]
     asked = body(part("cat"), *map(part, missing), part(missing[0]))
     (_, refused), _ = send(address, known, asked)
@@ -130,14 +130,15 @@ def test_everything_that_is_missing_is_named(address: str) -> None:
     assert "cat" not in error["message"]
 
 
+@pytest.mark.parametrize("kind", [ObjectKind.FEATURES, ObjectKind.RECORDS])
 def test_what_is_here_is_not_called_gone_while_others_have_the_room(
-    address: str, watcher: DaemonStore
+    address: str, watcher: DaemonStore, kind: ObjectKind
 ) -> None:
-    sent, named = body(part("cat", picture(1))), body(part("cat"))
+    sent, named = body(part("cat", image(1))), body(part("cat"))
     send(address, sent)
     wait_until(lambda: watcher.stat().held_nbytes == 0)
-    share = watcher.stat().kinds[ObjectKind.FEATURES].capacity_nbytes
-    watcher.reserve("all of it", [ReserveItem(ObjectKind.FEATURES, share)], queue=False)
+    share = watcher.stat().kinds[kind].capacity_nbytes
+    watcher.reserve("all of it", [ReserveItem(kind, share)], queue=False)
     (full,), _ = send(address, named)
     assert (full.status_code, full.json()["error"]["code"]) == (503, "store_full")
     assert "retry-after" in full.headers
@@ -148,18 +149,14 @@ def test_what_is_here_is_not_called_gone_while_others_have_the_room(
 
 def test_without_room_a_name_is_not_bound(address: str, watcher: DaemonStore) -> None:
     """Which is no failure: the item itself is used."""
-    _, (made,) = send(address, body(part(None, picture(1))))
-    wait_until(lambda: watcher.stat().held_nbytes == 0)
-    watcher.acquire("it", [AcquireItem(made.items[0].key, ObjectKind.FEATURES, 1, "find")])
-    figures = watcher.stat().kinds[ObjectKind.FEATURES]
-    room = ReserveItem(ObjectKind.FEATURES, figures.capacity_nbytes - figures.held_nbytes)
-    watcher.reserve("the rest", [room], queue=False)
-    answers, _ = send(address, body(part("cat", picture(1))), body(part("cat")))
+    share = watcher.stat().kinds[ObjectKind.RECORDS].capacity_nbytes
+    watcher.reserve("all of it", [ReserveItem(ObjectKind.RECORDS, share)], queue=False)
+    answers, _ = send(address, body(part("cat", image(1))), body(part("cat")))
     assert [answer.status_code for answer in answers] == [200, 409]
 
 
 def test_the_data_again_after_an_eviction(address: str, watcher: DaemonStore) -> None:
-    sent = body(part("cat", picture(1)))
+    sent = body(part("cat", image(1)))
     _, (first,) = send(address, sent)
     watcher.delete([first.items[0].key])
     (gone,), _ = send(address, body(part("cat")))
@@ -168,8 +165,8 @@ def test_the_data_again_after_an_eviction(address: str, watcher: DaemonStore) ->
     (again,), _ = send(address, body(part("cat")))
     assert again.status_code == 200
     wait_until(lambda: watcher.stat().held_nbytes == 0)
-    watcher.evict(ObjectKind.FEATURES)
-    (gone, other), _ = send(address, body(part("cat")), body(part("cat", picture(2))))
+    watcher.evict(ObjectKind.RECORDS)
+    (gone, other), _ = send(address, body(part("cat")), body(part("cat", image(2))))
     assert gone.status_code == 409
     assert other.status_code == 200, "a name that nobody knows any more is free"
 
@@ -178,12 +175,12 @@ def test_tenants_share_nothing(address: str) -> None:
     """Neither names nor features: a hit would tell one what another has sent."""
     answers, asked = send(
         address,
-        body(part("cat", picture(1))),
+        body(part("cat", image(1))),
         body(part("cat")),
-        body(part("cat", picture(2))),
-        body(part("cat", picture(1))),
+        body(part("cat", image(2))),
+        body(part("cat", image(1))),
         body(part("cat")),
-        body(part(None, picture(1))),
+        body(part(None, image(1))),
         tenants="abbaab",
     )
     assert [answer.status_code for answer in answers] == [200, 409, 200, 200, 200, 200]
@@ -205,7 +202,7 @@ def test_two_at_once_agree_on_one(address: str, watcher: DaemonStore) -> None:
 
     async def main() -> list[httpx.Response]:
         async with frontend(address) as one, frontend(address) as other:
-            bodies = [body(part("cat", picture(seed))) for seed in (1, 2)]
+            bodies = [body(part("cat", image(seed))) for seed in (1, 2)]
             return await asyncio.gather(post(one, bodies[0]), post(other, bodies[1]))
 
     statuses = [answer.status_code for answer in asyncio.run(main())]

@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from afferent.serve.apis import APIS, TOKEN_COUNTS
+from afferent.serve.apis.api import TokenCount
+from afferent.serve.apis.registry import APIS
 from tests.serve.frontends import frontend
+
+COUNTS = [each.api for api in APIS for each in api.besides if isinstance(each, TokenCount)]
 
 
 def document(address: str) -> Any:
@@ -33,9 +36,10 @@ def test_all_that_is_served(address: str) -> None:
     assert described["openapi"].startswith("3.1")
     paths = described["paths"]
     status = {"/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics", "/openapi.json"}
-    rendered, kept = {f"{path}/render" for path in APIS}, "/v1/responses/{id}"
-    assert set(paths) == {*APIS, *rendered, *TOKEN_COUNTS, kept, *status}
-    for path in (*APIS, *TOKEN_COUNTS):
+    rendered, kept = {f"{api.path}/render" for api in APIS}, "/v1/responses/{id}"
+    posted = {api.path for api in (*APIS, *COUNTS)}
+    assert set(paths) == {*posted, *rendered, kept, *status}
+    for path in posted:
         operation = paths[path]["post"]
         assert operation["requestBody"]["required"]
         assert {"200", "400", "404", "409", "413", "500", "503"} <= set(operation["responses"])
@@ -52,8 +56,8 @@ def test_schemas_are_those_that_check_requests(address: str) -> None:
     schemas = described["components"]["schemas"]
     names = {reference.removeprefix("#/components/schemas/") for reference in references(described)}
     assert names == set(schemas), "what is referred to, and nothing else"
-    for path, api in {**APIS, **TOKEN_COUNTS}.items():
-        (body,) = described["paths"][path]["post"]["requestBody"]["content"].values()
+    for api in (*APIS, *COUNTS):
+        (body,) = described["paths"][api.path]["post"]["requestBody"]["content"].values()
         assert body["schema"]["$ref"].endswith(f"/{api.request_type.__name__}")
     chat = schemas["ChatRequest"]
     assert chat["required"] == ["model", "messages"]

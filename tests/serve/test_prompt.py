@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 from afferent.errors import ConfigError, InvalidRequest
 from afferent.preprocess.plan import Prompt
 from afferent.preprocess.registry import describe
-from afferent.serve.prompt import PromptBuilder, sampling_defaults
-from afferent.serve.request import MediaPart, Message, SamplingDefaults, TextPart
-from afferent.supervise import BUILT_IN_MODELS
+from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
+from afferent.serve.flow.request import MediaPart, Message, SamplingDefaults, TextPart
+from afferent.server.checks import BUILT_IN_MODELS
 from afferent.types import Modality, Placeholder
 
 SHAPES = BUILT_IN_MODELS / "shapes"

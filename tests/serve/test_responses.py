@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import msgspec
@@ -16,21 +15,26 @@ from afferent.errors import (
     InternalError,
     InvalidRequest,
     ModelNotFound,
+    Param,
     PromptTooLong,
+    ResponseNotFound,
     StoreFull,
     UnsupportedMedia,
     UnsupportedParameter,
 )
 from afferent.ingest.raw import RawMedia
-from afferent.serve.answers import AnswerCollector
-from afferent.serve.api import Call
-from afferent.serve.openai_responses import OpenAIResponses
-from afferent.serve.request import End, MediaPart, Message, TextPart, Usage
+from afferent.serve.apis.openai import scored_token
+from afferent.serve.apis.responses.api import OpenAIResponses
+from afferent.serve.flow.call import Call
+from afferent.serve.flow.request import End, Logprobs, MediaPart, Message, TextPart, Usage
 from afferent.types import Modality
 from tests.serve.dialogues import (
+    BASE64,
+    LONG,
+    PROMPT_INFO,
     REQUEST_ID,
-    SEEN,
     Turn,
+    complete,
     dialogues,
     events,
     meant,
@@ -41,15 +45,13 @@ from tests.serve.dialogues import (
 )
 
 API = OpenAIResponses()
-LONG = bytes(range(256))
-BASE64 = base64.b64encode(LONG).decode()
 
 _event = TypeAdapter(ResponseStreamEvent)
 
 
 def parse(given: Any = "hi", **parameters: Any) -> Call:
     body = {"model": "shapes", "input": given, **parameters}
-    return API.parse(received(body), request_id=REQUEST_ID, model="shapes")
+    return API.parse(received(body, API.media_keys), request_id=REQUEST_ID, model="shapes")
 
 
 def only_part(*parts: Any) -> Any:
@@ -86,7 +88,9 @@ def write(turns: list[Turn]) -> list[dict[str, Any]]:
 def test_what_is_written_is_what_was_meant(turns: list[Turn], chunk_nbytes: int) -> None:
     body = {"model": "shapes", "input": write(turns)}
     call = API.parse(
-        received(body, chunk_nbytes=chunk_nbytes), request_id=REQUEST_ID, model="shapes"
+        received(body, API.media_keys, chunk_nbytes=chunk_nbytes),
+        request_id=REQUEST_ID,
+        model="shapes",
     )
     assert spelled_out(call.generate.messages) == meant(turns)
 
@@ -95,7 +99,7 @@ def test_a_plain_request() -> None:
     call = parse("What?")
     assert call.generate.messages == (Message("user", (TextPart("What?"),)),)
     assert call.generate.request_id == REQUEST_ID
-    assert call.generate.num_logprobs is None
+    assert call.generate.logprobs is None
     assert (call.is_stream, call.is_kept) == (False, True)
     assert (call.instructions, call.previous_id) == (None, None)
 
@@ -114,10 +118,11 @@ def test_parameters() -> None:
     )
     generate = call.generate
     assert (generate.max_tokens, generate.temperature, generate.top_p) == (7, 0.5, 0.25)
-    assert generate.num_logprobs == 3
+    assert generate.logprobs == Logprobs(3, scored_token)
     assert call.instructions == Message("system", (TextPart("Be brief."),))
     assert (call.is_stream, call.is_kept, call.previous_id) == (True, False, "resp_0")
-    assert parse(include=["message.output_text.logprobs"]).generate.num_logprobs == 0
+    by_name = parse(include=["message.output_text.logprobs"]).generate
+    assert by_name.logprobs == Logprobs(0, scored_token)
 
 
 def test_what_changes_nothing_is_accepted() -> None:
@@ -210,11 +215,11 @@ def test_tools_that_were_used() -> None:
         )
     )
     said = (TextPart("I look."), TextPart("\n" + opened), TextPart("\n" + ran))
-    picture = MediaPart(Modality.IMAGE, RawMedia("data", len(LONG), data=LONG))
+    image = MediaPart(Modality.IMAGE, RawMedia("data", len(LONG), data=LONG))
     assert parse(given).generate.messages == (
         Message("user", (TextPart("What is on the page?"),)),
         Message("assistant", said),
-        Message("tool", (TextPart("here"), picture)),
+        Message("tool", (TextPart("here"), image)),
         Message("tool", (TextPart("nothing"),)),
         Message("assistant", (TextPart(broken), TextPart("\n" + now))),
     )
@@ -350,7 +355,7 @@ def test_parameters_out_of_range(parameters: dict[str, Any]) -> None:
 def test_what_is_not_json() -> None:
     for body in (b"", b"{", b'{"model": "\xff"}', b"[" * 60):
         with pytest.raises(InvalidRequest):
-            API.parse(received(body), request_id=REQUEST_ID, model="shapes")
+            API.parse(received(body, API.media_keys), request_id=REQUEST_ID, model="shapes")
 
 
 # Answers
@@ -358,11 +363,8 @@ def test_what_is_not_json() -> None:
 CUT_OFF = End("length", Usage(12, 3))
 
 
-def whole(call: Call, told: list[Any]) -> dict[str, Any]:
-    collector = AnswerCollector()
-    for output in told:
-        collector.add(output)
-    answer = call.reply.whole(collector.complete())
+def whole(call: Call, said: list[Any]) -> dict[str, Any]:
+    answer = call.reply.whole(complete(said))
     told_as: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
     return told_as
 
@@ -395,8 +397,8 @@ def test_an_answer_that_was_cut_off() -> None:
 
 def test_the_events_of_a_stream() -> None:
     call = parse(stream=True, include=["message.output_text.logprobs"])
-    told = outputs("a red", " circle", scored=True)
-    seen = stream(call.reply, told)
+    said = outputs("a red", " circle", scored=True)
+    seen = stream(call.reply, said)
     assert [event["type"] for event in seen] == [
         "response.created",
         "response.in_progress",
@@ -429,7 +431,7 @@ def test_the_events_of_a_stream() -> None:
     assert seen[6]["text"] == "a red circle"
     assert len(seen[6]["logprobs"]) == 2
     assert seen[8]["item"] == seen[9]["response"]["output"][0]
-    assert seen[9]["response"] == whole(call, told)
+    assert seen[9]["response"] == whole(call, said)
     ids = {event["item_id"] for event in seen if "item_id" in event}
     assert ids == {seen[9]["response"]["output"][0]["id"]}
 
@@ -445,7 +447,7 @@ def test_every_event_is_of_the_clients_types() -> None:
 
 def test_a_stream_that_fails() -> None:
     reply = parse(stream=True).reply
-    before = [*reply.begin(), *reply.output(SEEN)]
+    before = [*reply.begin(), *reply.output(PROMPT_INFO)]
     seen = events([*before, *reply.fail(StoreFull("no room now"))])
     assert [event["type"] for event in seen[4:]] == ["error", "response.failed"]
     assert [event["sequence_number"] for event in seen] == list(range(6))
@@ -459,6 +461,10 @@ def test_a_stream_that_fails() -> None:
 
 
 def test_errors_name_the_parameters_of_the_api() -> None:
-    body = API.error_body(PromptTooLong("too long", param="messages"), "r")
+    body = API.error_body(PromptTooLong("too long", param=Param.MESSAGES), "r")
     assert body["error"]["param"] == "input"
     assert body["error"]["code"] == "context_length_exceeded"
+    missing = ResponseNotFound("not kept", param=Param.PREVIOUS_ANSWER)
+    assert API.error_body(missing, "r")["error"]["param"] == "previous_response_id"
+    (error, _) = events(parse(stream=True).reply.fail(PromptTooLong("long", param=Param.MESSAGES)))
+    assert error["param"] == "input"

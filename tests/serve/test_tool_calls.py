@@ -1,4 +1,4 @@
-"""Calls of tools in a chat's past; of the other APIs see `test_anthropic` and `test_responses`."""
+"""Calls of tools in a chat's past; of the other APIs see `test_messages` and `test_responses`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from afferent.errors import InvalidRequest
-from afferent.serve.body import ReceivedBody
-from afferent.serve.openai_chat import OpenAIChat
-from afferent.serve.request import Message, TextPart
+from afferent.serve.apis.chat.api import OpenAIChat
+from afferent.serve.flow.call import ReceivedBody
+from afferent.serve.flow.request import Message, TextPart
 
 
 def parse(message: dict[str, Any]) -> Message:

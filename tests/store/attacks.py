@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.msgpack import Ext, encode
 
 from afferent.errors import FormatError
-from afferent.store import codec, layout
+from afferent.store.block import codec, layout
 from tests.store.trees import address, tensors
 
 _HUGE = (2**15, 2**16, 2**31 - 1, 2**32 - 1, 2**62, 2**62 + 1, 2**63 - 1, 2**64 - 1)

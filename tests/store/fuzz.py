@@ -13,21 +13,22 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 from msgspec import inspect
 
-from afferent import wire
 from afferent.errors import FormatError
-from afferent.store import messages
+from afferent.runtime import wire
+from afferent.store.protocol.replies import request_decoder
+from afferent.store.protocol.requests import VERBS
 from afferent.types import decode, encode
 from tests.store import attacks
 
 _BATCH = 500
 _SLOW_S = 2.0
 _MAX_FRAME_NBYTES = 1 << 12
-_REQUEST = inspect.type_info(messages.Request)
+_REQUEST = inspect.type_info(Union[VERBS])  # noqa: UP007
 
 
 def fuzz_blocks(rng: random.Random) -> bool:
@@ -42,10 +43,10 @@ def fuzz_messages(rng: random.Random) -> bool:
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
         _damage(data, rng)
     try:
-        message = decode(messages.request_decoder, bytes(data))
+        message = decode(request_decoder, bytes(data))
     except FormatError:
         return False
-    assert decode(messages.request_decoder, encode(message)) == message
+    assert decode(request_decoder, encode(message)) == message
     return True
 
 

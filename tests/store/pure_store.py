@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 
-from afferent.store import messages as m
-from afferent.store.state import Replies, StoreState
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import Claim, CreateItem, Queue, ReserveItem, SealItem
+from afferent.store.protocol.replies import Reply
+from afferent.store.protocol.results import Order, Outcome
+from afferent.store.state.machine import Replies, StoreState
 from afferent.types import Failure, Handle, ObjectKind
 
 FRONTEND, OTHER, WORKER, SECOND = 1, 2, 3, 4
@@ -24,7 +27,7 @@ class Store:
         self.state = StoreState(capacity_nbytes, segment=1, shares=HALVES)
         self.seq = 0
         self.now_s = 0.0
-        self.inbox: dict[int, list[m.Reply]] = {client: [] for client in (1, 2, 3, 4)}
+        self.inbox: dict[int, list[Reply]] = {client: [] for client in (1, 2, 3, 4)}
         for client in self.inbox:
             self.state.connect(client, name=f"client {client}", pid=1000 + client)
 
@@ -53,7 +56,7 @@ class Store:
         assert reply.failure is None, reply.failure
         return msgspec.msgpack.decode(reply.result, type=returns or Any)
 
-    def answer(self, client: int, seq: int) -> m.Reply | None:
+    def answer(self, client: int, seq: int) -> Reply | None:
         found = [reply for reply in self.inbox[client] if reply.seq == seq]
         assert len(found) <= 1
         return found[0] if found else None
@@ -74,70 +77,72 @@ class Store:
     def create(
         self, client: int, request: str, *sizes: int, kind: ObjectKind = RAW
     ) -> list[Handle]:
-        items = [m.CreateItem(kind, nbytes) for nbytes in sizes]
-        created: list[Handle] = self.call(client, m.Create, request, items, returns=list[Handle])
+        items = [CreateItem(kind, nbytes) for nbytes in sizes]
+        created: list[Handle] = self.call(
+            client, requests.Create, request, items, returns=list[Handle]
+        )
         return created
 
     def seal(self, client: int, request: str, *handles: Handle | None) -> None:
-        items = [m.SealItem(handle, handle.nbytes) for handle in handles if handle is not None]
+        items = [SealItem(handle, handle.nbytes) for handle in handles if handle is not None]
         assert len(items) == len(handles)
-        self.call(client, m.Seal, request, items)
+        self.call(client, requests.Seal, request, items)
 
     def raw(self, client: int, request: str) -> Handle:
         (handle,) = self.create(client, request, 100)
         self.seal(client, request, handle)
         return handle
 
-    def acquire(self, client: int, request: str, key: bytes = KEY) -> m.Outcome:
+    def acquire(self, client: int, request: str, key: bytes = KEY) -> Outcome:
         """What a job is to make."""
         handle = self.raw(client, request)
-        item = m.AcquireItem(key, FEATURES, 1000, m.JobSpec([handle], b"how"))
-        (outcome,) = self.call(client, m.Acquire, request, [item], returns=list[m.Outcome])
-        self.call(client, m.Release, request, [handle])
-        assert isinstance(outcome, m.Outcome)
+        item = Queue(key, FEATURES, 1000, [handle], b"how")
+        (outcome,) = self.call(client, requests.Acquire, request, [item], returns=list[Outcome])
+        self.call(client, requests.Release, request, [handle])
+        assert isinstance(outcome, Outcome)
         return outcome
 
-    def claim(self, client: int, request: str, *keys: bytes, nbytes: int = 1000) -> list[m.Outcome]:
+    def claim(self, client: int, request: str, *keys: bytes, nbytes: int = 1000) -> list[Outcome]:
         """What the request would make itself."""
-        items = [m.AcquireItem(key, FEATURES, nbytes, "self") for key in keys or (KEY,)]
-        outcomes: list[m.Outcome] = self.call(
-            client, m.Acquire, request, items, returns=list[m.Outcome]
+        items = [Claim(key, FEATURES, nbytes) for key in keys or (KEY,)]
+        outcomes: list[Outcome] = self.call(
+            client, requests.Acquire, request, items, returns=list[Outcome]
         )
         return outcomes
 
     def wait(self, client: int, request: str, *keys: bytes) -> int:
-        return self.send(client, m.Wait, request, list(keys or (KEY,)))
+        return self.send(client, requests.Wait, request, list(keys or (KEY,)))
 
-    def outcomes(self, client: int, seq: int) -> list[m.Outcome]:
-        found: list[m.Outcome] = self.result(client, seq, list[m.Outcome])
+    def outcomes(self, client: int, seq: int) -> list[Outcome]:
+        found: list[Outcome] = self.result(client, seq, list[Outcome])
         return found
 
-    def outcome(self, client: int, seq: int) -> m.Outcome:
+    def outcome(self, client: int, seq: int) -> Outcome:
         (found,) = self.outcomes(client, seq)
         return found
 
     def reserve(
         self, client: int, request: str, nbytes: int, *, kind: ObjectKind = RAW, queue: bool = True
     ) -> int:
-        return self.send(client, m.Reserve, request, [m.ReserveItem(kind, nbytes)], queue)
+        return self.send(client, requests.Reserve, request, [ReserveItem(kind, nbytes)], queue)
 
     def release(self, client: int, request: str) -> None:
-        self.call(client, m.Release, request, None)
+        self.call(client, requests.Release, request, None)
 
-    def take(self, worker: int) -> m.Order:
-        order = self.call(worker, m.Take, returns=m.Order)
-        assert isinstance(order, m.Order)
+    def take(self, worker: int) -> Order:
+        order = self.call(worker, requests.Take, returns=Order)
+        assert isinstance(order, Order)
         return order
 
-    def finish(self, worker: int, order: m.Order, failure: Failure | None = None) -> None:
-        self.call(worker, m.Finish, order.job, 0 if failure else 900, failure, [])
+    def finish(self, worker: int, order: Order, failure: Failure | None = None) -> None:
+        self.call(worker, requests.Finish, order.job, 0 if failure else 900, failure, [])
 
 
-def states(outcomes: list[m.Outcome]) -> list[str]:
+def states(outcomes: list[Outcome]) -> list[str]:
     return [outcome.state for outcome in outcomes]
 
 
-def code(outcome: m.Outcome) -> str:
+def code(outcome: Outcome) -> str:
     assert outcome.state == "failed"
     assert outcome.failure is not None
     return outcome.failure.code

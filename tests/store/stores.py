@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from afferent.errors import StoreUnavailable
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.client import DaemonStore
-from afferent.store.local import LocalStore
-from afferent.store.region import DEFAULT_SHARES
-from afferent.store.server import StoreServer
-from afferent.store.verbs import Store
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.local_store import LocalStore
+from afferent.store.client.store import Store
+from afferent.store.daemon.server import StoreServer
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB, ObjectKind
 from tests.server import wait_until
 
@@ -37,9 +37,14 @@ class LoopStore:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._store, name)
-        if not asyncio.iscoroutinefunction(value):
+        if not callable(value):
             return value
-        return lambda *args, **kwargs: self._run(value(*args, **kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = value(*args, **kwargs)
+            return self._run(result) if asyncio.iscoroutine(result) else result
+
+        return call
 
     def close(self) -> None:
         self._run(self._store.close())

@@ -20,10 +20,11 @@ from typing import Self
 
 import psutil
 
-from afferent.store import messages as m
-from afferent.store.allocator import round_up
-from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import MAX_ITEMS
+from afferent.store.protocol.results import ObjectInfo
+from afferent.store.state.allocator import round_up
 from tests.server import wait_until
 
 
@@ -166,8 +167,8 @@ def check_adds_up(watcher: DaemonStore) -> None:
 
 def _adds_up(watcher: DaemonStore) -> bool:
     before = watcher.stat()
-    objects = watcher.list_objects(limit=m.MAX_ITEMS)
-    granted = sum(client.granted_nbytes for client in watcher.list_clients())
+    objects = watcher.list_objects(limit=MAX_ITEMS)
+    reserved = sum(client.reserved_nbytes for client in watcher.list_clients())
     if watcher.stat() != before:  # what was on its way when they stopped has come only now
         return False
     for kind, figures in before.kinds.items():
@@ -176,13 +177,13 @@ def _adds_up(watcher: DaemonStore) -> bool:
         assert figures.num_objects == len(of_kind)
         assert figures.used_nbytes == _blocks_nbytes(of_kind)
         assert figures.held_nbytes == _blocks_nbytes(held)
-        assert figures.held_nbytes + figures.granted_nbytes <= figures.capacity_nbytes
-    # A grant may have been handed on to a job that waits for room, which is the store's own.
-    assert granted <= before.granted_nbytes
+        assert figures.held_nbytes + figures.reserved_nbytes <= figures.capacity_nbytes
+    # A reservation may have been handed on to a job that waits for room, which is the store's own.
+    assert reserved <= before.reserved_nbytes
     return True
 
 
-def _blocks_nbytes(items: Sequence[m.ObjectInfo]) -> int:
+def _blocks_nbytes(items: Sequence[ObjectInfo]) -> int:
     return sum(round_up(item.handle.nbytes) for item in items)
 
 
@@ -190,14 +191,14 @@ def check_nothing_held(watcher: DaemonStore) -> None:
     """When all clients are dead: nothing is held, and all of the arena can be had again."""
     wait_until(lambda: len(watcher.list_clients()) == 1)
     found = watcher.stat()
-    assert (found.held_nbytes, found.granted_nbytes, found.num_reservations_queued) == (0, 0, 0)
+    assert (found.held_nbytes, found.reserved_nbytes, found.num_reservations_queued) == (0, 0, 0)
     assert (found.num_jobs_queued, found.num_jobs_running, found.num_workers) == (0, 0, 0)
     check_adds_up(watcher)
     for kind in found.kinds:
         watcher.evict(kind)
     for figures in watcher.stat().kinds.values():
         assert (figures.used_nbytes, figures.num_objects) == (0, 0)
-        assert figures.largest_free_nbytes == figures.capacity_nbytes, "it is not one run again"
+        assert figures.largest_free_nbytes == figures.capacity_nbytes, "it is not one extent again"
 
 
 class Remains:

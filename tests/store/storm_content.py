@@ -7,13 +7,12 @@ import os
 import random
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afferent.errors import DeadlineExceeded, StoreRestarted, StoreUnavailable
-from afferent.store import messages as m
+from afferent.store.protocol.items import Claim, Join, Queue, Wanted
 from afferent.types import ContentKey, Handle, ObjectKind
 
 NUM_KEYS = 400
@@ -76,10 +75,15 @@ def some_keys(rng: random.Random, count: int) -> list[ContentKey]:
 
 def acquire_items(
     keys: Sequence[ContentKey], kind: ObjectKind, make: str | None, inputs: Sequence[Handle] = ()
-) -> list[m.AcquireItem]:
+) -> list[Wanted]:
     """``make`` is ``"job"``, ``"self"`` or ``None``."""
-    items = []
+    items: list[Wanted] = []
     for key in keys:
-        how: Any = m.JobSpec(list(inputs), key) if make == "job" else make
-        items.append(m.AcquireItem(key, kind, nbytes_of(key), how))
+        match make:
+            case "job":
+                items.append(Queue(key, kind, nbytes_of(key), list(inputs), key))
+            case "self":
+                items.append(Claim(key, kind, nbytes_of(key)))
+            case _:
+                items.append(Join(key))
     return items

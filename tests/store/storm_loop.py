@@ -10,8 +10,8 @@ import traceback
 import numpy as np
 
 from afferent.errors import StoreFull
-from afferent.store import messages as m
-from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
 from afferent.types import ContentKey, Handle, ObjectKind
 from tests.store.storm_content import (
     RETRYABLE,
@@ -67,8 +67,8 @@ class _LoopClient:
     async def _step(self, request: str) -> None:
         """Reserve and write an object, acquire some, and look at them for a while."""
         (key,) = some_keys(self._rng, 1)
-        await self._store.reserve(request, [m.ReserveItem(ObjectKind.RAW, 1 << 19)])
-        news = [m.CreateItem(ObjectKind.RAW, nbytes_of(key))]
+        await self._store.reserve(request, [ReserveItem(ObjectKind.RAW, 1 << 19)])
+        news = [CreateItem(ObjectKind.RAW, nbytes_of(key))]
         (handle,) = await self._store.create(request, news)
         await self._fill(request, handle, key)
         keys = some_keys(self._rng, 3)
@@ -77,13 +77,13 @@ class _LoopClient:
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                if outcome.state == "yours" and outcome.handle is not None:
+                if outcome.state == "owner" and outcome.handle is not None:
                     await self._fill(request, outcome.handle, key)
                 elif outcome.handle is not None:
                     await self._look(outcome.handle, key)
                 elif outcome.failure is not None:
                     self._log("refused", outcome.failure.code)
-            keys = [key for key, outcome in found if outcome.state in ("busy", "miss")]
+            keys = [key for key, outcome in found if outcome.state in ("in_flight", "scheduled")]
             outcomes = await self._store.wait(request, keys) if keys else []
 
     async def _fill(self, request: str, handle: Handle, key: ContentKey) -> None:
@@ -91,7 +91,7 @@ class _LoopClient:
         target[:1000] = content[:1000]
         await asyncio.sleep(0.0)
         target[1000 : len(content)] = content[1000:]
-        (sealed,) = await self._store.seal(request, [m.SealItem(handle, len(content))])
+        (sealed,) = await self._store.seal(request, [SealItem(handle, len(content))])
         await self._look(sealed, key)
 
     async def _look(self, handle: Handle, key: ContentKey) -> None:

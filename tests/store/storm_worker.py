@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afferent.errors import StaleHandle, StoreFull, StoreUnavailable
-from afferent.process import die_with_parent
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
+from afferent.runtime.process import die_with_parent
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
+from afferent.store.protocol.results import Outcome
 from afferent.types import ContentKey, Failure, Handle, ObjectKind
 from tests.store import storm_loop
 from tests.store.storm_content import (
@@ -117,7 +118,7 @@ class Client:
         """Hold a pin and half of an object, with a child that outlives us."""
         handle = self._write_raw()
         key = some_keys(self.rng, 1)[0]
-        news = [m.CreateItem(ObjectKind.RAW, nbytes_of(key))]
+        news = [CreateItem(ObjectKind.RAW, nbytes_of(key))]
         (half,) = self.store.create(self._request, news)
         self.store.block(half)[:32] = key
         if os.fork() == 0:
@@ -165,24 +166,24 @@ class Client:
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                self.log("claimed" if outcome.state == "yours" else "told", key.hex())
+                self.log("claimed" if outcome.state == "owner" else "told", key.hex())
             for key, outcome in found:
                 self._receive(key, outcome)
-            keys = [key for key, outcome in found if outcome.state in ("busy", "miss")]
+            keys = [key for key, outcome in found if outcome.state in ("in_flight", "scheduled")]
             for key in keys:
                 self.log("asks", key.hex())
             outcomes = self.store.wait("all", keys, timeout_s=60.0) if keys else []
 
-    def _receive(self, key: ContentKey, outcome: m.Outcome) -> None:
+    def _receive(self, key: ContentKey, outcome: Outcome) -> None:
         """Make it if it is ours to make, and look at it."""
         if outcome.failure is not None:
             self.log("lost", f"{key.hex()} {outcome.failure.code}")
         elif outcome.handle is not None:
             handle = outcome.handle
-            if outcome.state == "yours":
+            if outcome.state == "owner":
                 self.log("begun", key.hex())
                 used = self._fill(handle, key)
-                (handle,) = self.store.seal("all", [m.SealItem(handle, used)])
+                (handle,) = self.store.seal("all", [SealItem(handle, used)])
                 self.log("made", key.hex())
             self._verify(handle, key)
             self.log("got", key.hex())
@@ -201,14 +202,14 @@ class Client:
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                if outcome.state == "yours" and outcome.handle is not None:
+                if outcome.state == "owner" and outcome.handle is not None:
                     self._make(outcome.handle, key)
             ready = [it.handle for _, it in found if it.state in ("hit", "made") and it.handle]
             self._look(ready)
             for _, outcome in found:
                 if outcome.failure is not None:
                     self.log("refused", outcome.failure.code)
-            keys = [key for key, outcome in found if outcome.state in ("busy", "miss")]
+            keys = [key for key, outcome in found if outcome.state in ("in_flight", "scheduled")]
             outcomes = self.store.wait(self._request, keys, timeout_s=_WAIT_S) if keys else []
 
     def _make(self, handle: Handle, key: ContentKey) -> None:
@@ -216,22 +217,22 @@ class Client:
         if self.rng.random() < 0.1:
             self.store.abort(self._request, [handle])
             return
-        (sealed,) = self.store.seal(self._request, [m.SealItem(handle, used)])
+        (sealed,) = self.store.seal(self._request, [SealItem(handle, used)])
         self._verify(sealed, key)
 
     def _write_without_key(self) -> None:
-        """Some of it under a grant, of which not all is used."""
+        """Some of it with a reservation, of which not all is used."""
         if self.rng.random() < 0.5:
-            room = [m.ReserveItem(ObjectKind.RAW, 1 << 20)]
+            room = [ReserveItem(ObjectKind.RAW, 1 << 20)]
             self.store.reserve(self._request, room, timeout_s=_WAIT_S)
         self._look([self._write_raw()])
 
     def _write_raw(self) -> Handle:
         key = some_keys(self.rng, 1)[0]
         nbytes = nbytes_of(key) + self.rng.randrange(5000)  # sealing trims it
-        (handle,) = self.store.create(self._request, [m.CreateItem(ObjectKind.RAW, nbytes)])
+        (handle,) = self.store.create(self._request, [CreateItem(ObjectKind.RAW, nbytes)])
         used = self._fill(handle, key)
-        (sealed,) = self.store.seal(self._request, [m.SealItem(handle, used)])
+        (sealed,) = self.store.seal(self._request, [SealItem(handle, used)])
         return sealed
 
     def _fill(self, handle: Handle, key: bytes) -> int:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from afferent.errors import StoreError
-from afferent.store.allocator import ALIGNMENT, Allocator, round_up
+from afferent.store.state.allocator import ALIGNMENT, Allocator, round_up
 from tests.examples import examples
 
 
@@ -44,7 +44,7 @@ def test_the_shortest_run_that_holds_it() -> None:
         assert block is not None
         allocator.free(block)
     assert allocator.allocate(128) == blocks[2]
-    assert allocator.num_free_runs == 2
+    assert allocator.num_free_extents == 2
 
 
 def test_neighbours_are_merged() -> None:
@@ -95,11 +95,11 @@ def test_what_is_given_back_together_is_merged() -> None:
     assert blocks == list(range(640, 640 + 8 * 64, 64))
     allocator.free_all(640 + 64 * line for line in (0, 1, 3, 6, 7))
     allocator.validate()
-    assert (allocator.num_free_runs, allocator.free_nbytes) == (3, 5 * 64)
+    assert (allocator.num_free_extents, allocator.free_nbytes) == (3, 5 * 64)
     allocator.free_all([])
     allocator.free_all([640 + 2 * 64, 640 + 5 * 64])
     allocator.validate()
-    assert (allocator.num_free_runs, allocator.num_blocks) == (2, 1)
+    assert (allocator.num_free_extents, allocator.num_blocks) == (2, 1)
 
 
 LINES = 40
@@ -116,7 +116,7 @@ class Allocating(RuleBasedStateMachine):
         self.next = 1
 
     def runs(self) -> list[tuple[int, int]]:
-        """Free runs: length and first line."""
+        """Free extents: length and first line."""
         found, begin = [], None
         for line, owner in enumerate([*self.map, 0]):
             if owner is None and begin is None:
@@ -172,7 +172,7 @@ class Allocating(RuleBasedStateMachine):
         self.allocator.validate()
         runs = self.runs()
         assert self.allocator.free_nbytes == self.map.count(None) * ALIGNMENT
-        assert self.allocator.num_free_runs == len(runs)
+        assert self.allocator.num_free_extents == len(runs)
         assert self.allocator.largest_free_nbytes == max(runs, default=(0, 0))[0] * ALIGNMENT
         for length, line in runs:
             start, end = 640 + line * ALIGNMENT, 640 + (line + length) * ALIGNMENT

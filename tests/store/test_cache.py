@@ -12,12 +12,12 @@ import pytest
 
 from afferent import keys
 from afferent.errors import FormatError, StaleHandle, StoreFull
-from afferent.store import messages as m
-from afferent.store.cache import ItemCache
-from afferent.store.client import DaemonStore
-from afferent.store.local import LocalStore
-from afferent.store.server import StoreServer
-from afferent.store.verbs import Store
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.store.client.local_store import LocalStore
+from afferent.store.client.store import Store
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.results import ObjectInfo
 from afferent.types import ContentKey, MiB, ObjectKind
 from tests.server import wait_until
 from tests.store.stores import STORES, SharedDaemon
@@ -66,13 +66,13 @@ def test_each_operation_is_one_round_trip_or_two(
     store: Store, cache: ItemCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    real = store._call
+    real = store._exchange
 
     def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(type(request).__name__)
         return real(request, *args, **kwargs)
 
-    monkeypatch.setattr(store, "_call", counted)
+    monkeypatch.setattr(store, "_exchange", counted)
     arrays = {key_of(number): np.full((4, 8), number, np.float32) for number in range(50)}
     cache.set_data("r", {key: {"pixel_values": array} for key, array in arrays.items()})
     assert calls == ["Acquire", "Seal"]
@@ -169,8 +169,8 @@ def test_who_waits_for_another_writer_writes_when_that_one_gives_up() -> None:
         key = key_of(1)
         code = f"""
 import sys, numpy as np
-from afferent.store.cache import ItemCache
-from afferent.store.client import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.store.client.daemon_store import DaemonStore
 store = DaemonStore(chr(0) + sys.argv[1], name="setter", writable=True)
 cache = ItemCache(store)
 print("ready", flush=True)
@@ -193,8 +193,8 @@ print(sum(info.state == "sealed" for info in store.list_objects()), flush=True)
 
 ENCODER = """
 import sys, numpy as np
-from afferent.store.cache import ItemCache
-from afferent.store.client import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ContentKey
 with DaemonStore(chr(0) + sys.argv[1], name="encoder", writable=True) as store:
     cache = ItemCache(store, weights=bytes.fromhex(sys.argv[2]))
@@ -252,4 +252,4 @@ def test_a_local_cache() -> None:
 
         assert [features_of(number) for number in (1, 2, 1, 2)] == [8, 16, 8, 16]
         assert calls == 2
-        assert isinstance(store.list_objects()[0], m.ObjectInfo)
+        assert isinstance(store.list_objects()[0], ObjectInfo)

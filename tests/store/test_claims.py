@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.store import messages as m
-from tests.store.pure_store import (
-    BAD,
-    FRONTEND,
-    KEY,
-    KEY_2,
-    OTHER,
-    SECOND,
-    Store,
-    code,
-    states,
-)
+from afferent.store.protocol import requests
+from tests.store.pure_store import BAD, FRONTEND, KEY, KEY_2, OTHER, SECOND, Store, code, states
 
 
 def test_one_makes_and_the_others_wait() -> None:
     store = Store()
     (mine,) = store.claim(FRONTEND, "r")
-    assert mine.state == "yours"
-    assert states(store.claim(OTHER, "r")) == ["busy"]
-    assert store.acquire(OTHER, "job").state == "busy"
+    assert mine.state == "owner"
+    assert states(store.claim(OTHER, "r")) == ["in_flight"]
+    assert store.acquire(OTHER, "job").state == "in_flight"
     waits = [store.wait(OTHER, "r"), store.wait(OTHER, "job")]
     store.seal(FRONTEND, "r", mine.handle)
     for wait in waits:
@@ -36,10 +26,10 @@ def test_many_are_claimed_in_one_call() -> None:
     store = Store()
     keys = [bytes([n]) * 32 for n in range(100)]
     first = store.claim(FRONTEND, "r", *keys[:40])
-    assert states(first) == ["yours"] * 40
+    assert states(first) == ["owner"] * 40
     store.seal(FRONTEND, "r", *(outcome.handle for outcome in first[:20]))
     again = store.claim(OTHER, "r", *keys)
-    assert states(again) == ["hit"] * 20 + ["busy"] * 20 + ["yours"] * 60
+    assert states(again) == ["hit"] * 20 + ["in_flight"] * 20 + ["owner"] * 60
     offsets = [outcome.handle.offset for outcome in again[40:] if outcome.handle]
     assert offsets == list(range(offsets[0], offsets[0] + 60 * 1024, 1024))
     statistics = store.state.statistics()
@@ -50,16 +40,16 @@ def test_as_many_are_claimed_as_there_is_room_for() -> None:
     store = Store(capacity_nbytes=8192)
     keys = [bytes([n]) * 32 for n in range(6)]
     outcomes = store.claim(FRONTEND, "r", *keys)
-    assert states(outcomes) == ["yours"] * 4 + ["failed"] * 2
+    assert states(outcomes) == ["owner"] * 4 + ["failed"] * 2
     assert code(outcomes[5]) == "store_full"
-    assert store.claim(OTHER, "r", keys[0], nbytes=5000)[0].state == "busy"
+    assert store.claim(OTHER, "r", keys[0], nbytes=5000)[0].state == "in_flight"
     assert code(store.claim(FRONTEND, "r", KEY, nbytes=5000)[0]) == "arena_too_small"
 
 
 def test_a_key_named_twice_is_claimed_once() -> None:
     store = Store()
     first, second = store.claim(FRONTEND, "r", KEY, KEY)
-    assert states([first, second]) == ["yours"] * 2
+    assert states([first, second]) == ["owner"] * 2
     assert first.handle == second.handle
     assert store.claim(FRONTEND, "r", KEY) == [first], "nor does it wait for itself"
     assert store.state.statistics().num_objects == 1
@@ -75,11 +65,11 @@ def test_the_next_who_waits_makes_it_when_the_maker_gives_up(how: str) -> None:
     (mine,) = store.claim(FRONTEND, "r")
     asked = [(OTHER, "r"), (OTHER, "s"), (SECOND, "r")]
     for client, request in asked:
-        assert states(store.claim(client, request)) == ["busy"]
+        assert states(store.claim(client, request)) == ["in_flight"]
     waits = [store.wait(client, request) for client, request in asked]
     match how:
         case "abort":
-            store.call(FRONTEND, m.Abort, "r", [mine.handle])
+            store.call(FRONTEND, requests.Abort, "r", [mine.handle])
         case "release":
             store.release(FRONTEND, "r")
         case "disconnect":
@@ -87,7 +77,7 @@ def test_the_next_who_waits_makes_it_when_the_maker_gives_up(how: str) -> None:
         case "die":
             store.die(FRONTEND)
     yours = store.outcome(OTHER, waits[0])
-    assert yours.state == "yours"
+    assert yours.state == "owner"
     assert yours.handle is not None
     # One who is only lost may still write: its block is nobody else's.
     assert (yours.handle.offset != mine.handle.offset) == (how == "disconnect")  # type: ignore[union-attr]
@@ -116,12 +106,12 @@ def test_a_wait_is_answered_early_when_something_is_to_be_done() -> None:
     store.claim(OTHER, "r", KEY, KEY_2, third)
     wait = store.wait(OTHER, "r", KEY, KEY_2, third)
     store.seal(SECOND, "r", second.handle)
-    store.call(FRONTEND, m.Abort, "r", [first.handle])
-    assert states(store.outcomes(OTHER, wait)) == ["yours", "made", "busy"]
+    store.call(FRONTEND, requests.Abort, "r", [first.handle])
+    assert states(store.outcomes(OTHER, wait)) == ["owner", "made", "in_flight"]
     assert store.failure(OTHER, store.wait(OTHER, "r", KEY)) == "not_permitted"
     wait = store.wait(OTHER, "r", third)
     store.die(SECOND)
-    assert store.outcome(OTHER, wait).state == "yours"
+    assert store.outcome(OTHER, wait).state == "owner"
 
 
 def test_who_became_the_maker_before_it_waits_is_told_when_it_does() -> None:
@@ -132,10 +122,10 @@ def test_who_became_the_maker_before_it_waits_is_told_when_it_does() -> None:
     ):
         (mine,) = store.claim(FRONTEND, "r")
         store.claim(OTHER, "r")
-        store.call(FRONTEND, m.Abort, "r", [mine.handle])
+        store.call(FRONTEND, requests.Abort, "r", [mine.handle])
         yours = ask()
-        assert yours.state == "yours"
-        store.call(OTHER, m.Abort, "r", [yours.handle])
+        assert yours.state == "owner"
+        store.call(OTHER, requests.Abort, "r", [yours.handle])
         assert store.state.statistics().num_objects == 0
 
 
@@ -143,9 +133,9 @@ def test_who_became_the_maker_is_told_at_once_though_others_still_make_the_rest(
     store = Store()
     (mine, _) = store.claim(FRONTEND, "r", KEY, KEY_2)
     store.claim(OTHER, "r", KEY, KEY_2)
-    store.call(FRONTEND, m.Abort, "r", [mine.handle])
+    store.call(FRONTEND, requests.Abort, "r", [mine.handle])
     wait = store.wait(OTHER, "r", KEY_2, KEY)
-    assert states(store.outcomes(OTHER, wait)) == ["busy", "yours"]
+    assert states(store.outcomes(OTHER, wait)) == ["in_flight", "owner"]
 
 
 def test_who_becomes_the_maker_and_goes_hands_it_on() -> None:
@@ -156,7 +146,7 @@ def test_who_becomes_the_maker_and_goes_hands_it_on() -> None:
     wait = store.wait(SECOND, "r")
     store.release(FRONTEND, "r")
     store.release(OTHER, "r")  # it was its turn, and it has not been told
-    assert store.outcome(SECOND, wait).state == "yours"
+    assert store.outcome(SECOND, wait).state == "owner"
 
 
 def test_an_abort_with_a_failure_fails_all_who_wait() -> None:
@@ -164,11 +154,11 @@ def test_an_abort_with_a_failure_fails_all_who_wait() -> None:
     mine, other = store.claim(FRONTEND, "r", KEY, KEY_2)
     store.claim(OTHER, "r", KEY, KEY_2)
     wait = store.wait(OTHER, "r", KEY)
-    store.call(FRONTEND, m.Abort, "r", [mine.handle], BAD)
+    store.call(FRONTEND, requests.Abort, "r", [mine.handle], BAD)
     assert store.outcome(OTHER, wait).failure == BAD
     assert store.state.statistics().num_objects == 1
-    assert states(store.claim(SECOND, "r", KEY)) == ["yours"]
-    assert store.refusal(OTHER, m.Abort, "r", [other.handle]) == "not_permitted"
+    assert states(store.claim(SECOND, "r", KEY)) == ["owner"]
+    assert store.refusal(OTHER, requests.Abort, "r", [other.handle]) == "not_permitted"
 
 
 def test_who_can_not_make_it_fails_when_the_maker_goes() -> None:
@@ -188,7 +178,7 @@ def test_who_has_no_room_to_make_it_is_passed_over() -> None:
     waits = (OTHER, store.wait(OTHER, "r")), (SECOND, store.wait(SECOND, "r"))
     store.die(FRONTEND)
     assert code(store.outcome(*waits[0])) == "arena_too_small"
-    assert store.outcome(*waits[1]).state == "yours"
+    assert store.outcome(*waits[1]).state == "owner"
 
 
 def test_a_key_that_killed_two_who_made_it_themselves_is_refused() -> None:
@@ -200,13 +190,13 @@ def test_a_key_that_killed_two_who_made_it_themselves_is_refused() -> None:
     store.die(FRONTEND)
     assert store.answer(SECOND, wait) is None
     store.die(OTHER)
-    assert code(store.outcome(SECOND, wait)) == "maker_refused"
-    assert code(store.claim(SECOND, "r")[0]) == "maker_refused"
+    assert code(store.outcome(SECOND, wait)) == "quarantined"
+    assert code(store.claim(SECOND, "r")[0]) == "quarantined"
 
 
-def test_giving_up_is_no_strike() -> None:
+def test_giving_up_is_no_crashes() -> None:
     store = Store()
     for _ in range(3):
         (mine,) = store.claim(FRONTEND, "r")
-        store.call(FRONTEND, m.Abort, "r", [mine.handle])
-    assert states(store.claim(FRONTEND, "r")) == ["yours"]
+        store.call(FRONTEND, requests.Abort, "r", [mine.handle])
+    assert states(store.claim(FRONTEND, "r")) == ["owner"]

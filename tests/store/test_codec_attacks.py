@@ -9,7 +9,7 @@ import pytest
 from msgspec.msgpack import Ext, encode
 
 from afferent.errors import FormatError
-from afferent.store import codec, layout
+from afferent.store.block import codec, layout
 from tests.store import attacks
 from tests.store.attacks import forged, tensor
 

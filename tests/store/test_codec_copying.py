@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from afferent.store import codec, copying
+from afferent.store.block import codec, copying
 from tests.store.trees import same, store
 
 _SIDE = 1800  # a float32 square of this side is 13 MB

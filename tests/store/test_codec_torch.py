@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 
 from afferent.errors import FormatError
-from afferent.store import codec, layout
+from afferent.store.block import codec, layout
 from tests.examples import examples
 from tests.store import attacks
 from tests.store.trees import DTYPES, address, random_array, same, store, tensors, trees
@@ -152,7 +152,7 @@ def test_an_unknown_library() -> None:
 def test_torch_is_not_imported_until_it_is_asked_for() -> None:
     program = """
 import sys, numpy as np
-from afferent.store import codec
+from afferent.store.block import codec
 block = memoryview(bytearray(4096))
 codec.write_into({"a": np.ones(3), "b": [1, "x"]}, block)
 codec.view(block)

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from afferent import wire
 from afferent.errors import (
     ClientGone,
     ConfigError,
@@ -25,18 +24,17 @@ from afferent.errors import (
     StoreRestarted,
     StoreUnavailable,
 )
-from afferent.store import messages as m
-from afferent.store.arena import (
-    ArenaMap,
-    allocate,
-    create_segment,
-    open_segment,
-    reopen_read_only,
-)
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.client import DaemonStore
-from afferent.store.roster import Entry, Roster, create_roster
-from afferent.store.server import StoreServer
+from afferent.runtime import wire
+from afferent.store.arena import ArenaMap, allocate, create_segment, open_segment, reopen_read_only
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.verbs import Call
+from afferent.store.daemon.client_table import ClientTable, Entry, create_client_table
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol import requests
+from afferent.store.protocol.hello import VERSION, Hello
+from afferent.store.protocol.items import Claim, CreateItem, ReserveItem, SealItem
+from afferent.store.protocol.replies import reply_decoder
 from afferent.types import ObjectKind, decode, encode
 from tests.server import wait_until
 from tests.store.stores import SharedDaemon
@@ -72,13 +70,13 @@ def lender(daemon: SharedDaemon) -> Iterator[DaemonStore]:
 CLIENT = """
 import asyncio, os, sys
 import numpy as np
-from afferent.store import messages as m
-from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
 from afferent.types import ObjectKind
 
 async def main():
     store = await AsyncDaemonStore.connect(chr(0) + sys.argv[1], name="victim", writable=True)
-    item = m.CreateItem(ObjectKind.FEATURES, 1 << 20, b"k" * 32)
+    item = CreateItem(ObjectKind.FEATURES, 1 << 20, b"k" * 32)
     (handle,) = await store.create("r", [item])
     np.frombuffer(store.block(handle), np.uint8)[:] = 7
 {body}
@@ -106,7 +104,7 @@ def kill(child: subprocess.Popen[str]) -> None:
     child.stdout.close()
 
 
-@pytest.mark.parametrize("body", ["", "await store.seal('r', [m.SealItem(handle, 1 << 20)])"])
+@pytest.mark.parametrize("body", ["", "await store.seal('r', [SealItem(handle, 1 << 20)])"])
 def test_a_dead_client_leaves_nothing_held(address: str, watcher: DaemonStore, body: str) -> None:
     """Killed in the middle of writing, and killed while it holds a pin."""
     child = start_client(address, body)
@@ -119,8 +117,8 @@ def test_a_dead_client_leaves_nothing_held(address: str, watcher: DaemonStore, b
 
 READER = """
 import sys
-from afferent.store import codec
-from afferent.store.client import DaemonStore
+from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Handle
 import msgspec
 
@@ -205,8 +203,8 @@ def test_a_reader_cannot_write(address: str) -> None:
         DaemonStore(address, name="writer", writable=True) as writer,
         DaemonStore(address, name="reader") as reader,
     ):
-        (handle,) = writer.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
-        writer.seal("r", [m.SealItem(handle, 100)])
+        (handle,) = writer.create("r", [CreateItem(ObjectKind.RAW, 100)])
+        writer.seal("r", [SealItem(handle, 100)])
         reader.get("r", [handle])
         block = reader.block(handle)
         assert block.readonly
@@ -254,7 +252,7 @@ def _allocated_nbytes(fd: int) -> int:
         wire.pack_frame(encode(["hello", 1, True, "x" * 1000])),
         wire.pack_frame(encode(["hello", 99, True, "from the future"])),
         wire.pack_frame(encode(["stat", 1])),
-        wire.pack_frame(encode(m.Hello(1, True, "two at once", 1))) * 2,
+        wire.pack_frame(encode(Hello(1, True, "two at once", 1))) * 2,
         os.urandom(4000),
     ],
 )
@@ -273,7 +271,7 @@ def test_strangers_are_turned_away(lender: DaemonStore, garbage: bytes) -> None:
 def bad_client(address: str, message: bytes) -> socket.socket:
     """A connection that has been let in, and has said something wrong."""
     sock = wire.connect(address, timeout_s=10)
-    sock.sendall(wire.pack_frame(encode(m.Hello(m.VERSION, False, "bad", 1))))
+    sock.sendall(wire.pack_frame(encode(Hello(VERSION, False, "bad", 1))))
     _, fds, _, _ = socket.recv_fds(sock, 4096, 1)
     os.close(fds[0])
     sock.sendall(wire.pack_frame(message))
@@ -297,11 +295,11 @@ def test_a_request_that_makes_no_sense_is_refused(lender: DaemonStore, message: 
     """The connection lives on: its process would lose all that it holds."""
     with bad_client(lender.address, message) as sock:
         channel = wire.SyncChannel(sock)
-        reply = decode(m.reply_decoder, channel.receive(timeout_s=10))
+        reply = decode(reply_decoder, channel.receive(timeout_s=10))
         assert reply.failure is not None
         assert (reply.seq, reply.failure.code) == (7, "format_error")
-        channel.send(encode(m.Stat(8)), timeout_s=10)
-        assert decode(m.reply_decoder, channel.receive(timeout_s=10)).failure is None
+        channel.send(encode(requests.Stat(8)), timeout_s=10)
+        assert decode(reply_decoder, channel.receive(timeout_s=10)).failure is None
 
 
 @pytest.mark.parametrize(
@@ -328,7 +326,7 @@ def test_a_daemon_that_hangs(server: StoreServer) -> None:
         store = await AsyncDaemonStore.connect(server.address, name="waiter")
         os.kill(server.pid, signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded):
-            await store._call(m.Stat(0), m.Statistics, timeout_s=0.05)
+            await store._call(Call(requests.Stat(0), 0.05))
         os.kill(server.pid, signal.SIGCONT)
         assert (await store.stat()).num_clients == 1
         await store.close()
@@ -355,7 +353,7 @@ def test_nobody_answers() -> None:
 
 
 def test_a_reservation_waits_its_turn(address: str, watcher: DaemonStore) -> None:
-    room = [m.ReserveItem(ObjectKind.RAW, CAPACITY // 2)]
+    room = [ReserveItem(ObjectKind.RAW, CAPACITY // 2)]
     with (
         DaemonStore(address, name="first") as first,
         DaemonStore(address, name="second") as second,
@@ -367,13 +365,13 @@ def test_a_reservation_waits_its_turn(address: str, watcher: DaemonStore) -> Non
         assert not waiting.done()
         first.close()
         waiting.result(60)
-        assert watcher.stat().granted_nbytes == CAPACITY // 2
+        assert watcher.stat().reserved_nbytes == CAPACITY // 2
 
 
 def test_a_call_that_is_cancelled_leaves_nothing_granted(
     address: str, watcher: DaemonStore
 ) -> None:
-    room = [m.ReserveItem(ObjectKind.RAW, CAPACITY // 2)]
+    room = [ReserveItem(ObjectKind.RAW, CAPACITY // 2)]
 
     async def main() -> None:
         store = await AsyncDaemonStore.connect(address, name="waiter")
@@ -386,15 +384,15 @@ def test_a_call_that_is_cancelled_leaves_nothing_granted(
             await waiting
         await store.release("r")
         statistics = await store.stat()
-        assert (statistics.num_reservations_queued, statistics.granted_nbytes) == (0, 0)
-        # And one that is cancelled when the grant is on its way already.
+        assert (statistics.num_reservations_queued, statistics.reserved_nbytes) == (0, 0)
+        # And one that is cancelled when the reservation is on its way already.
         task = asyncio.create_task(store.reserve("s", room))
         await asyncio.sleep(0)
-        await asyncio.to_thread(lambda: wait_until(lambda: watcher.stat().granted_nbytes > 0))
+        await asyncio.to_thread(lambda: wait_until(lambda: watcher.stat().reserved_nbytes > 0))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if task.cancelled():
-            assert (await store.stat()).granted_nbytes == 0
+            assert (await store.stat()).reserved_nbytes == 0
         await store.close()
 
     asyncio.run(main())
@@ -403,8 +401,8 @@ def test_a_call_that_is_cancelled_leaves_nothing_granted(
 def test_who_closes_in_order_holds_nothing(address: str, watcher: DaemonStore) -> None:
     """Though its process lives on: it says that it looks at nothing any more."""
     store = DaemonStore(address, name="writer", writable=True)
-    (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
-    store.seal("r", [m.SealItem(handle, 100)])
+    (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
+    store.seal("r", [SealItem(handle, 100)])
     store.close()
     wait_until(lambda: len(watcher.list_clients()) == 1)
     assert watcher.stat().held_nbytes == 0
@@ -412,10 +410,10 @@ def test_who_closes_in_order_holds_nothing(address: str, watcher: DaemonStore) -
 
 def test_who_closes_with_arrays_in_use_keeps_its_pins(address: str, watcher: DaemonStore) -> None:
     store = DaemonStore(address, name="writer", writable=True)
-    (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+    (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
     block = store.block(handle)
     block[:] = bytes(range(100))
-    store.seal("r", [m.SealItem(handle, 100)])
+    store.seal("r", [SealItem(handle, 100)])
     store.close()
     wait_until(lambda: watcher.stat().num_clients == 1)
     (left,) = [client for client in watcher.list_clients() if not client.connected]
@@ -426,12 +424,12 @@ def test_who_closes_with_arrays_in_use_keeps_its_pins(address: str, watcher: Dae
 FORKED = """
 import os, sys
 from afferent.errors import NotPermitted
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
+from afferent.store.protocol.items import CreateItem
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 
 store = DaemonStore(chr(0) + sys.argv[1], name="parent", writable=True)
-(handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+(handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
 block = store.block(handle)
 pid = os.fork()
 if pid == 0:
@@ -478,8 +476,8 @@ def wait_until_back(*stores: DaemonStore) -> None:
 
 def test_a_daemon_that_dies_is_replaced(server: StoreServer, watcher: DaemonStore) -> None:
     with DaemonStore(server.address, name="writer", writable=True) as store:
-        (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
-        store.seal("r", [m.SealItem(handle, 100)])
+        (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
+        store.seal("r", [SealItem(handle, 100)])
         kill_daemon(server)
         with pytest.raises(StoreUnavailable):
             store.stat()
@@ -489,12 +487,12 @@ def test_a_daemon_that_dies_is_replaced(server: StoreServer, watcher: DaemonStor
         for attempt in (lambda: store.get("r", [handle]), lambda: store.block(handle)):
             with pytest.raises(StoreRestarted):
                 attempt()
-        (new,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        (new,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
         assert (new.offset, new.segment) == (handle.offset, 2)
 
 
 def test_calls_under_way_fail_when_the_daemon_dies(server: StoreServer) -> None:
-    item = m.AcquireItem(b"k" * 32, ObjectKind.FEATURES, 1000, "self")
+    item = Claim(b"k" * 32, ObjectKind.FEATURES, 1000)
 
     async def main() -> None:
         store = await AsyncDaemonStore.connect(server.address, name="waiter")
@@ -503,7 +501,7 @@ def test_calls_under_way_fail_when_the_daemon_dies(server: StoreServer) -> None:
         waiting = [
             asyncio.create_task(store.wait("s", [item.key])),
             asyncio.create_task(
-                store.reserve("s", [m.ReserveItem(ObjectKind.FEATURES, CAPACITY // 2)])
+                store.reserve("s", [ReserveItem(ObjectKind.FEATURES, CAPACITY // 2)])
             ),
         ]
         while (await store.stat()).num_reservations_queued == 0:
@@ -517,7 +515,7 @@ def test_calls_under_way_fail_when_the_daemon_dies(server: StoreServer) -> None:
         store.forget("r")
         await asyncio.to_thread(wait_until, lambda: store.is_open)
         (outcome,) = await store.acquire("r", [item])
-        assert outcome.state == "yours"
+        assert outcome.state == "owner"
         await store.close()
 
     asyncio.run(main())
@@ -527,7 +525,7 @@ def test_the_arena_is_not_reused_while_a_client_still_looks_at_it(
     server: StoreServer, watcher: DaemonStore
 ) -> None:
     with DaemonStore(server.address, name="reader", writable=True) as store:
-        (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
         array = np.frombuffer(store.block(handle), np.uint8)
         array[:] = 7
         kill_daemon(server)
@@ -567,24 +565,24 @@ def test_who_does_not_let_go_in_time_is_killed_if_so_asked() -> None:
         assert watcher.stat().num_clients == 1
 
 
-def test_a_roster_remembers_who_is_connected() -> None:
-    fd = create_roster()
-    first = Roster(fd)
+def test_a_client_table_remembers_who_is_connected() -> None:
+    fd = create_client_table()
+    first = ClientTable(fd)
     assert list(first) == []
     first.add(1, os.getpid(), 10)
     first.add(2, os.getpid(), 20)
     first.remove(1)
     first.add(3, 2**22 - 1, 30)  # no such process
-    second = Roster(fd)
+    second = ClientTable(fd)
     living = {entry.client: entry.open_pidfd() for entry in second}
     assert living[3] is None
     assert living[2] is not None
     os.close(living[2])
     second.remove(2)
     second.remove(3)
-    third = Roster(fd)
+    third = ClientTable(fd)
     assert list(third) == []
-    assert [third.new_client(), third.new_client(), Roster(fd).new_client()] == [1, 2, 3]
+    assert [third.new_client(), third.new_client(), ClientTable(fd).new_client()] == [1, 2, 3]
     reused = Entry(client=4, pid=os.getpid(), start_time=1, token=40)
     assert reused.open_pidfd() is None, "another process has got the pid since"
     os.close(fd)

@@ -1,12 +1,12 @@
-"""Which blocks make way, against trying every run there is."""
+"""Which blocks make way, against trying every extent there is."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.store.allocator import ALIGNMENT, Allocator
-from afferent.store.eviction import choose_victims
+from afferent.store.state.allocator import ALIGNMENT, Allocator
+from afferent.store.state.eviction import choose_victims
 from tests.examples import examples
 
 LINES = 24
@@ -29,7 +29,7 @@ def test_the_oldest_makes_way() -> None:
 
 
 def test_old_ones_that_do_not_lie_together_stay() -> None:
-    """The oldest two would free enough bytes, but not in one run."""
+    """The oldest two would free enough bytes, but not in one extent."""
     assert choose_victims(full(1, 1, 1, 1), lines(0, 2, 3), 128) == lines(2, 3)
 
 
@@ -38,7 +38,7 @@ def test_only_blocks_of_the_hole_go() -> None:
 
 
 def test_the_fewest_bytes_of_a_long_hole() -> None:
-    """A hole of six lines has opened; one of its ends suffices."""
+    """A extent of six lines has opened; one of its ends suffices."""
     assert choose_victims(full(3, 1, 2), lines(0, 4, 3), 192) == lines(0)
     assert choose_victims(full(2, 1, 2), lines(0, 3, 2), 192) == lines(0, 2)
 
@@ -73,7 +73,7 @@ def arenas(draw: st.DrawFn) -> tuple[Allocator, list[int], list[bool]]:
 def cheapest(
     allocator: Allocator, ages: dict[int, int], kept: set[int], nbytes: int
 ) -> tuple[int, int] | None:
-    """Of all runs of ``nbytes`` between kept blocks: the youngest that is lost, and how much is."""
+    """Of all extents of ``nbytes`` between kept blocks: the youngest that is lost, and how much."""
     costs = []
     for start in range(0, allocator.capacity_nbytes - nbytes + 1, ALIGNMENT):
         lost = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.store import messages as m
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import Join, Queue
+from afferent.store.protocol.results import Order, Outcome
 from afferent.types import Handle
 from tests.store.pure_store import (
     BAD,
@@ -23,7 +25,7 @@ from tests.store.pure_store import (
 
 def test_miss_then_made_then_hit() -> None:
     store = Store()
-    assert store.acquire(FRONTEND, "r1").state == "miss"
+    assert store.acquire(FRONTEND, "r1").state == "scheduled"
     wait = store.wait(FRONTEND, "r1")
     assert store.answer(FRONTEND, wait) is None
     order = store.take(WORKER)
@@ -45,10 +47,10 @@ def test_miss_then_made_then_hit() -> None:
 def test_single_flight() -> None:
     """Whoever asks while it is being made gets the same object, pinned for each."""
     store = Store()
-    assert store.acquire(FRONTEND, "r1").state == "miss"
+    assert store.acquire(FRONTEND, "r1").state == "scheduled"
     order = store.take(WORKER)
-    assert store.acquire(FRONTEND, "r2").state == "busy"
-    assert store.acquire(OTHER, "r1").state == "busy"
+    assert store.acquire(FRONTEND, "r2").state == "in_flight"
+    assert store.acquire(OTHER, "r1").state == "in_flight"
     asked = ((FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1"))
     waits = [(client, store.wait(client, request)) for client, request in asked]
     store.finish(WORKER, order)
@@ -80,7 +82,7 @@ def test_several_calls_wait_for_the_same() -> None:
     assert store.outcome(FRONTEND, one).state == "made"
     store.finish(WORKER, store.take(WORKER))
     assert states(store.outcomes(FRONTEND, both)) == ["made"] * 3
-    assert len(store.state.making.waiters) == 0
+    assert len(store.state.flights.waiters) == 0
 
 
 def test_what_was_told_is_not_told_again() -> None:
@@ -111,7 +113,7 @@ def test_a_bad_item_fails_all_and_is_not_kept() -> None:
     for client, seq in waits:
         assert store.outcome(client, seq).failure == BAD
     assert store.state.statistics().num_objects == 0
-    assert store.acquire(FRONTEND, "r3").state == "miss"
+    assert store.acquire(FRONTEND, "r3").state == "scheduled"
 
 
 def test_a_dead_workers_job_is_handed_to_another() -> None:
@@ -133,14 +135,14 @@ def test_a_worker_that_waits_gets_the_job_of_a_dead_one() -> None:
     store = Store()
     store.acquire(FRONTEND, "r1")
     store.take(WORKER)
-    waiting = store.send(SECOND, m.Take)
+    waiting = store.send(SECOND, requests.Take)
     store.die(WORKER)
-    assert store.result(SECOND, waiting, m.Order).payload == b"how"
+    assert store.result(SECOND, waiting, Order).payload == b"how"
 
 
 def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
     store = Store()
-    assert store.acquire(FRONTEND, "r").state == "miss"
+    assert store.acquire(FRONTEND, "r").state == "scheduled"
     wait = store.wait(FRONTEND, "r")
     store.take(WORKER)
     store.die(WORKER)
@@ -150,17 +152,17 @@ def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
     store.die(SECOND)
     assert code(store.outcome(FRONTEND, wait)) == "worker_died"
     assert store.state.statistics().num_objects == 0
-    assert code(store.acquire(FRONTEND, "r")) == "maker_refused"
-    assert code(store.claim(FRONTEND, "r")[0]) == "maker_refused"
-    assert store.acquire(FRONTEND, "other", KEY_2).state == "miss"
+    assert code(store.acquire(FRONTEND, "r")) == "quarantined"
+    assert code(store.claim(FRONTEND, "r")[0]) == "quarantined"
+    assert store.acquire(FRONTEND, "other", KEY_2).state == "scheduled"
     store.now_s = 90.0
-    assert code(store.acquire(FRONTEND, "r")) == "maker_refused"
+    assert code(store.acquire(FRONTEND, "r")) == "quarantined"
     store.now_s = 90.5
-    assert store.acquire(FRONTEND, "r").state == "miss"
+    assert store.acquire(FRONTEND, "r").state == "scheduled"
 
 
 @pytest.mark.parametrize("event", ["made", "time"])
-def test_a_strike_is_not_remembered_for_ever(event: str) -> None:
+def test_a_crashes_is_not_remembered_for_ever(event: str) -> None:
     store = Store()
     store.acquire(FRONTEND, "r")
     store.take(WORKER)
@@ -168,7 +170,7 @@ def test_a_strike_is_not_remembered_for_ever(event: str) -> None:
     if event == "made":
         store.finish(SECOND, store.take(SECOND))
         store.release(FRONTEND, "r")
-        store.call(FRONTEND, m.Delete, [KEY])
+        store.call(FRONTEND, requests.Delete, [KEY])
         store.acquire(FRONTEND, "r")
     store.now_s = 61.0 if event == "time" else 1.0
     store.take(SECOND)
@@ -184,16 +186,16 @@ def test_a_lost_worker_keeps_its_job_until_it_is_dead() -> None:
     store.acquire(FRONTEND, "r1")
     order = store.take(WORKER)
     store.disconnect(WORKER)
-    waiting = store.send(SECOND, m.Take)
+    waiting = store.send(SECOND, requests.Take)
     assert store.answer(SECOND, waiting) is None
-    assert store.acquire(FRONTEND, "r2").state == "busy"
+    assert store.acquire(FRONTEND, "r2").state == "in_flight"
     store.die(WORKER)
-    assert store.result(SECOND, waiting, m.Order).target == order.target
+    assert store.result(SECOND, waiting, Order).target == order.target
 
 
 def test_a_lost_worker_gets_no_more_jobs() -> None:
     store = Store()
-    store.send(WORKER, m.Take)
+    store.send(WORKER, requests.Take)
     store.disconnect(WORKER)
     assert store.state.statistics().num_workers == 0
     store.acquire(FRONTEND, "r1")
@@ -237,10 +239,10 @@ def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
     store = Store()
     (raw,) = store.claim(FRONTEND, "r", KEY_2)
     store.seal(FRONTEND, "r", raw.handle)
-    item = m.AcquireItem(KEY, FEATURES, 1000, m.JobSpec([raw.handle], b"how"))
-    store.call(FRONTEND, m.Acquire, "r", [item])
-    store.call(FRONTEND, m.Release, "r", [raw.handle])
-    assert store.call(OTHER, m.Delete, [KEY_2]) == [True]
+    item = Queue(KEY, FEATURES, 1000, [raw.handle], b"how")
+    store.call(FRONTEND, requests.Acquire, "r", [item])
+    store.call(FRONTEND, requests.Release, "r", [raw.handle])
+    assert store.call(OTHER, requests.Delete, [KEY_2]) == [True]
     for worker in (WORKER, SECOND):
         order = store.take(worker)
         assert order.inputs == [raw.handle]
@@ -253,7 +255,7 @@ def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
 
 def test_workers_wait_for_jobs_in_turn() -> None:
     store = Store()
-    takes = [(worker, store.send(worker, m.Take)) for worker in (WORKER, SECOND)]
+    takes = [(worker, store.send(worker, requests.Take)) for worker in (WORKER, SECOND)]
     store.acquire(FRONTEND, "r", KEY)
     assert [store.answer(worker, seq) is not None for worker, seq in takes] == [True, False]
     store.acquire(FRONTEND, "r", KEY_2)
@@ -278,7 +280,7 @@ def test_who_works_for_too_long_is_found() -> None:
     store.take(WORKER)
     store.now_s = 5.0
     store.take(SECOND)
-    jobs = store.state.making.jobs
+    jobs = store.state.flights.jobs
     assert jobs.overdue(now_s=10.0, timeout_s=10.0) == []
     assert jobs.overdue(now_s=10.1, timeout_s=10.0) == [WORKER]
     assert jobs.overdue(now_s=15.1, timeout_s=10.0) == [WORKER, SECOND]
@@ -288,10 +290,10 @@ def test_only_the_worker_that_took_a_job_finishes_it_and_once() -> None:
     store = Store()
     store.acquire(FRONTEND, "r")
     order = store.take(WORKER)
-    assert store.refusal(SECOND, m.Finish, order.job, 900, None, []) == "not_permitted"
-    assert store.refusal(WORKER, m.Finish, order.job, 1001, None, []) == "not_permitted"
+    assert store.refusal(SECOND, requests.Finish, order.job, 900, None, []) == "not_permitted"
+    assert store.refusal(WORKER, requests.Finish, order.job, 1001, None, []) == "not_permitted"
     store.finish(WORKER, order)
-    assert store.refusal(WORKER, m.Finish, order.job, 900, None, []) == "not_permitted"
+    assert store.refusal(WORKER, requests.Finish, order.job, 900, None, []) == "not_permitted"
 
 
 def test_a_hit_is_pinned_before_room_is_made_for_a_miss() -> None:
@@ -306,13 +308,13 @@ def test_a_hit_is_pinned_before_room_is_made_for_a_miss() -> None:
 
 def test_a_question_makes_nothing() -> None:
     store = Store()
-    item = m.AcquireItem(KEY, FEATURES, 1000, None)
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    item = Join(KEY)
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
     assert outcome.state == "absent"
     assert store.state.statistics().num_objects == 0
     store.acquire(OTHER, "r")
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
-    assert outcome.state == "busy"
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "in_flight"
 
 
 def test_a_hit_needs_no_room() -> None:
@@ -322,8 +324,8 @@ def test_a_hit_needs_no_room() -> None:
     store.finish(WORKER, store.take(WORKER))
     store.release(FRONTEND, "r1")
     store.create(OTHER, "rest", 1024)
-    item = m.AcquireItem(KEY, FEATURES, 1000, None)
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r2", [item], returns=list[m.Outcome])
+    item = Join(KEY)
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r2", [item], returns=list[Outcome])
     assert outcome.state == "hit"
 
 
@@ -335,17 +337,16 @@ def test_no_room_fails_the_item_and_leaves_nothing() -> None:
     assert store.state.statistics().num_objects == 0
 
 
-def test_a_stale_input_fails_the_item_and_gives_its_grant_back() -> None:
+def test_a_stale_input_fails_the_item_and_gives_its_reservation_back() -> None:
     store = Store()
     store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
-    spec = m.JobSpec([Handle(1, 0, 64, 99)], b"how")
-    item = m.AcquireItem(KEY, FEATURES, 1000, spec)
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
+    item = Queue(KEY, FEATURES, 1000, [Handle(1, 0, 64, 99)], b"how")
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
     assert code(outcome) == "stale_handle"
-    assert store.state.objects.ledger.grant_of((FRONTEND, "r"), FEATURES) == 1024
+    assert store.state.objects.budget.reservation_of((FRONTEND, "r"), FEATURES) == 1024
 
 
-def test_the_grant_of_a_request_pays_for_its_job() -> None:
+def test_the_reservation_of_a_request_pays_for_its_job() -> None:
     """For what the job makes, not for what it reads."""
     store = Store(capacity_nbytes=4096)
     (source,) = store.claim(OTHER, "o", KEY_2, nbytes=512)
@@ -353,8 +354,8 @@ def test_the_grant_of_a_request_pays_for_its_job() -> None:
     store.release(OTHER, "o")
     store.reserve(FRONTEND, "r", 1024, kind=FEATURES)
     store.reserve(OTHER, "o", 512, kind=FEATURES)
-    item = m.AcquireItem(KEY, FEATURES, 1024, m.JobSpec([source.handle], b""))
-    (outcome,) = store.call(FRONTEND, m.Acquire, "r", [item], returns=list[m.Outcome])
-    assert outcome.state == "miss"
-    assert store.state.statistics().granted_nbytes == 512
+    item = Queue(KEY, FEATURES, 1024, [source.handle], b"")
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "scheduled"
+    assert store.state.statistics().reserved_nbytes == 512
     assert store.state.statistics().held_nbytes == 1536

@@ -21,13 +21,14 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from afferent import wire
 from afferent.errors import StoreUnavailable
-from afferent.store import messages as m
+from afferent.runtime import wire
 from afferent.store.arena import ArenaMap, create_segment
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.hello import VERSION, Bye, Hello
+from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import Handle, ObjectKind, encode
 from tests.server import wait_until
 
@@ -47,9 +48,9 @@ def store(server: StoreServer) -> Iterator[DaemonStore]:
 
 
 def write(store: DaemonStore) -> Handle:
-    (handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+    (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
     store.block(handle)[:] = b"x" * 100
-    (sealed,) = store.seal("r", [m.SealItem(handle, 100)])
+    (sealed,) = store.seal("r", [SealItem(handle, 100)])
     return sealed
 
 
@@ -66,15 +67,15 @@ def is_back(store: DaemonStore, segment: int = 2) -> bool:
 IN_A_CHILD = """
 import gc, os, sys
 from afferent.errors import NotPermitted
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
+from afferent.store.protocol.items import CreateItem, SealItem
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 
 store = DaemonStore(chr(0) + sys.argv[1], name="parent", writable=True)
-(handle,) = store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+(handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
 block = store.block(handle)
 block[:] = b"x" * 100
-store.seal("r", [m.SealItem(handle, 100)])
+store.seal("r", [SealItem(handle, 100)])
 pid = os.fork()
 if pid == 0:
     for attempt in (store.stat, lambda: store.block(handle)):
@@ -153,7 +154,7 @@ def test_a_call_that_fails_does_not_keep_its_callers_arrays(server: StoreServer)
     arrays: list[weakref.ref[NDArray[np.uint8]]] = []
 
     async def hold(store: AsyncDaemonStore) -> None:
-        (handle,) = await store.create("r", [m.CreateItem(ObjectKind.RAW, 100)])
+        (handle,) = await store.create("r", [CreateItem(ObjectKind.RAW, 100)])
         array = np.frombuffer(store.block(handle), np.uint8)
         arrays.append(weakref.ref(array))
         os.kill(server.pid, signal.SIGSTOP)
@@ -178,8 +179,8 @@ def test_a_call_that_fails_does_not_keep_its_callers_arrays(server: StoreServer)
 def test_who_was_let_in_by_a_daemon_that_died_before_saying_so(
     server: StoreServer, store: DaemonStore
 ) -> None:
-    """The client knows nothing of that connection, but the roster does."""
-    hello = wire.pack_frame(encode(m.Hello(m.VERSION, False, "unlucky", 7)))
+    """The client knows nothing of that connection, but the client table does."""
+    hello = wire.pack_frame(encode(Hello(VERSION, False, "unlucky", 7)))
     first = wire.connect(server.address, timeout_s=10)
     first.sendall(hello)
     wait_until(lambda: len(store.list_clients()) == 2)
@@ -201,7 +202,7 @@ def test_who_gives_up_while_the_daemon_recovers_leaves_nothing(
     wait_until(lambda: not store.is_open)
     for number in range(20):
         sock = wire.connect(server.address, timeout_s=10)
-        sock.sendall(wire.pack_frame(encode(m.Hello(m.VERSION, False, "hasty", number))))
+        sock.sendall(wire.pack_frame(encode(Hello(VERSION, False, "hasty", number))))
         sock.close()
     assert (array == ord("x")).all()
     del array
@@ -215,7 +216,7 @@ def test_nobody_lets_go_of_what_others_hold(server: StoreServer, store: DaemonSt
     write(store)
     for number in (0, 1, 2):
         sock = wire.connect(server.address, timeout_s=10)
-        sock.sendall(wire.pack_frame(encode(m.Bye(number))))
+        sock.sendall(wire.pack_frame(encode(Bye(number))))
         assert sock.recv(100)
         sock.close()
     assert store.stat().held_nbytes == 128
@@ -273,7 +274,7 @@ def test_a_daemon_keeps_no_descriptor_of_who_has_left(
         with DaemonStore(server.address, name=f"{number}"):
             pass
         sock = wire.connect(server.address, timeout_s=10)
-        sock.sendall(wire.pack_frame(encode(m.Hello(m.VERSION, False, "abrupt", number))))
+        sock.sendall(wire.pack_frame(encode(Hello(VERSION, False, "abrupt", number))))
         sock.shutdown(socket.SHUT_RD)
         sock.close()
     wait_until(lambda: daemon.num_fds() == before)

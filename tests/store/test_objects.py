@@ -15,11 +15,10 @@ from afferent.errors import (
     StoreFull,
     StoreRestarted,
 )
-from afferent.store.ledger import Lease
-from afferent.store.objects import ObjectTable
-from afferent.store.region import Shares, divide
-from afferent.store.stored import NewObject, StoredObject
-from afferent.types import ContentKey, Handle, ObjectKind
+from afferent.store.state.object import NewObject, StoredObject
+from afferent.store.state.object_table import ObjectTable
+from afferent.store.state.region import Shares, divide
+from afferent.types import ContentKey, Handle, Lease, ObjectKind
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
 ALL_RAW: Shares = {RAW: 1.0}
@@ -67,7 +66,7 @@ def test_the_least_recently_used_is_evicted_first() -> None:
 
 
 def test_victims_are_chosen_for_their_place() -> None:
-    """A hole of two needs two that lie together, however old those are that do not."""
+    """A extent of two needs two that lie together, however old those are that do not."""
     table = table_of(256)
     items = {name: sealed(table, name) for name in "abcd"}
     for name in "bd":
@@ -119,7 +118,7 @@ def test_wrong_shares_are_refused(shares: Shares) -> None:
 def test_shares_are_whole_cache_lines() -> None:
     regions = divide(1000, {RAW: 1 / 3, FEATURES: 2 / 3})
     places = [(r.allocator.start, r.allocator.capacity_nbytes) for r in regions.values()]
-    assert places == [(0, 320), (320, 640), (960, 0)]
+    assert places == [(0, 320), (320, 640), (960, 0), (960, 0)]
 
 
 def test_no_run_is_not_the_same_as_no_room() -> None:
@@ -128,9 +127,9 @@ def test_no_run_is_not_the_same_as_no_room() -> None:
     items = {name: sealed(table, name) for name in "abcd"}
     for name in "bd":
         table.pin(TWO, items[name])
-    table.ledger.grant(ONE, {RAW: 128})
+    table.budget.reserve(ONE, {RAW: 128})
     assert make(table, "e", 128) is None
-    assert table.ledger.grant_of(ONE, RAW) == 128
+    assert table.budget.reservation_of(ONE, RAW) == 128
     assert names(table, "abcd") == "abcd"
     table.validate()
 
@@ -138,11 +137,12 @@ def test_no_run_is_not_the_same_as_no_room() -> None:
 def test_sealing_trims() -> None:
     table = table_of(256)
     item = make(table, "a", 256)
-    changes = table.num_let_go
+    table.take_freed()
     table.seal(ONE, item, used_nbytes=70)
     assert item.handle.nbytes == 70
     assert table.used_nbytes == table.held_nbytes == 128
-    assert table.num_let_go > changes
+    assert table.take_freed()
+    assert not table.take_freed()
     table.validate()
 
 
@@ -167,13 +167,13 @@ def test_a_handle_of_another_life_is_stale() -> None:
         table.resolve_sealed([there, old])
 
 
-def test_a_doomed_block_waits_for_its_last_holder() -> None:
+def test_a_block_pending_deletion_waits_for_its_last_holder() -> None:
     """Nobody can find it, but its bytes are not given to anybody else."""
     table = table_of(64)
     item = sealed(table, "a")
     table.pin(ONE, item)
     table.pin(TWO, item)
-    table.doom(item)
+    table.delete(item)
     assert table.find(key("a")) is None
     with pytest.raises(StaleHandle):
         table.pin(TWO, item)
@@ -185,11 +185,11 @@ def test_a_doomed_block_waits_for_its_last_holder() -> None:
     table.validate()
 
 
-def test_a_doomed_object_that_nobody_holds_is_gone() -> None:
+def test_a_deleted_object_that_nobody_holds_is_gone() -> None:
     table = table_of(64)
-    table.doom(sealed(table, "a"))
+    table.delete(sealed(table, "a"))
     assert len(table) == table.used_nbytes == 0
-    assert table.orphaned == []
+    assert table.take_orphaned() == []
     table.validate()
 
 
@@ -197,13 +197,13 @@ def test_a_lost_writer_keeps_its_block_until_it_is_dead() -> None:
     table = table_of(128)
     lost = make(table, "a")
     assert table.written_by(1) == [lost]
-    table.doom(lost)
-    assert table.orphaned == [key("a")]
+    table.delete(lost)
+    assert table.take_orphaned() == [key("a")]
     again = make(table, "a", lease=TWO)
     assert again.handle.offset != lost.handle.offset
     table.drop_client(1)
     assert len(table) == 1
-    assert table.orphaned == [key("a")]
+    assert table.take_orphaned() == []
     table.validate()
 
 
@@ -245,15 +245,15 @@ def test_what_nobody_can_find_does_not_stay() -> None:
 def test_what_is_pinned_is_not_promised_to_others() -> None:
     table = table_of(128)
     item = sealed(table, "a", 128)
-    table.ledger.grant(TWO, {RAW: 64})
+    table.budget.reserve(TWO, {RAW: 64})
     with pytest.raises(StoreFull):
         table.pin(ONE, item)
-    table.ledger.grant(ONE, {RAW: 64})
+    table.budget.reserve(ONE, {RAW: 64})
     with pytest.raises(StoreFull):
         table.pin(ONE, item)
-    table.ledger.drop(TWO)
+    table.budget.drop(TWO)
     table.pin(ONE, item)
-    assert table.ledger.grant_of(ONE, RAW) == 0
+    assert table.budget.reservation_of(ONE, RAW) == 0
     table.pin(TWO, item)  # it is held already, and counted once
     assert table.held_nbytes == 128
     table.validate()
@@ -262,11 +262,11 @@ def test_what_is_pinned_is_not_promised_to_others() -> None:
 def test_pinning_all_is_all_or_none() -> None:
     table = table_of(192)
     items = [sealed(table, name) for name in "abc"]
-    table.ledger.grant(ONE, {RAW: 64})
-    table.ledger.grant(TWO, {RAW: 64})
+    table.budget.reserve(ONE, {RAW: 64})
+    table.budget.reserve(TWO, {RAW: 64})
     with pytest.raises(StoreFull):
         table.pin_all(ONE, items)
-    assert table.ledger.grant_of(ONE, RAW) == 64
+    assert table.budget.reservation_of(ONE, RAW) == 64
     assert table.held_nbytes == 0
     table.pin_all(ONE, [items[0], items[1], items[0]])
     assert items[0].pins == {ONE: 2}
@@ -275,7 +275,7 @@ def test_pinning_all_is_all_or_none() -> None:
 
 def test_creating_all_is_all_or_none() -> None:
     table = table_of(512, {RAW: 0.5, FEATURES: 0.5})
-    table.ledger.grant(ONE, {RAW: 128})
+    table.budget.reserve(ONE, {RAW: 128})
     for refused in (
         [new("a", 192), new("b", 128)],
         [new("a"), new("f", 256, FEATURES), new("g", 64, FEATURES)],
@@ -285,8 +285,8 @@ def test_creating_all_is_all_or_none() -> None:
     with pytest.raises(StoreError, match="exists"):
         table.create_all(ONE, [new("a"), new("b"), new("a")])
     assert len(table) == 0
-    assert table.ledger.grant_of(ONE, RAW) == 128
-    assert table.orphaned == []
+    assert table.budget.reservation_of(ONE, RAW) == 128
+    assert table.take_orphaned() == []
     created = table.create_all(ONE, [new("a"), new("f", 64, FEATURES)])
     assert created is not None
     assert [item.kind for item in created] == [RAW, FEATURES]
@@ -297,7 +297,7 @@ def test_creating_all_is_all_or_none() -> None:
 def test_what_is_created_together_lies_side_by_side() -> None:
     table = table_of(1024)
     blocks = [make(table, None, 64, lease) for lease in (TWO, ONE, TWO)]
-    table.drop_lease(ONE)  # a hole of 64 that would fit one of them
+    table.drop_lease(ONE)  # an extent of 64 that would fit one of them
     created = table.create_all(ONE, [new(name, 50) for name in "abc"])
     assert created is not None
     first = blocks[-1].handle.offset + 64
@@ -325,7 +325,7 @@ def test_a_lease_is_moved_whole() -> None:
     table.seal(ONE, source, used_nbytes=64)
     table.pin(TWO, source)
     table.pin(ONE, source)
-    table.doom(source)  # it could not be pinned again
+    table.delete(source)  # it could not be pinned again
     table.move_lease(ONE, TWO)
     assert source.pins == {TWO: 3}
     assert target.writer == TWO

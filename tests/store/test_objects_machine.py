@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreFull
-from afferent.store.allocator import round_up
-from afferent.store.ledger import Lease
-from afferent.store.objects import ObjectTable
-from afferent.store.stored import NewObject, ObjectState, StoredObject
-from afferent.types import ContentKey, Handle, ObjectKind
+from afferent.store.state.allocator import round_up
+from afferent.store.state.object import NewObject, ObjectState, StoredObject
+from afferent.store.state.object_table import ObjectTable
+from afferent.types import ContentKey, Handle, Lease, ObjectKind
 from tests.examples import examples
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
@@ -31,7 +30,7 @@ class Life(RuleBasedStateMachine):
         self.table = ObjectTable(2048, segment=1, shares={RAW: 0.5, FEATURES: 0.5})
         self.pins: dict[tuple[Lease, int], int] = {}
         self.writers: dict[int, Lease] = {}
-        self.grants: dict[tuple[Lease, ObjectKind], int] = {}
+        self.reserved: dict[tuple[Lease, ObjectKind], int] = {}
         self.names = 0
 
     # Questions
@@ -49,10 +48,10 @@ class Life(RuleBasedStateMachine):
             for item in self.table
             if item.kind is kind and self.holders(item)
         )
-        return 1024 - held - sum(n for (_, k), n in self.grants.items() if k is kind)
+        return 1024 - held - sum(n for (_, k), n in self.reserved.items() if k is kind)
 
     def has_run(self, kind: ObjectKind, nbytes: int) -> bool:
-        """Whether a run between what is held is long enough."""
+        """Whether an extent between what is held is long enough."""
         start = at = 0 if kind is RAW else 1024
         held = [
             (item.handle.offset, item.handle.offset + round_up(item.handle.nbytes))
@@ -66,11 +65,11 @@ class Life(RuleBasedStateMachine):
         return False
 
     def spend(self, lease: Lease, kind: ObjectKind, nbytes: int) -> None:
-        left = self.grants.get((lease, kind), 0)
-        self.grants[lease, kind] = max(0, left - nbytes)
+        left = self.reserved.get((lease, kind), 0)
+        self.reserved[lease, kind] = max(0, left - nbytes)
 
     def may_hold(self, lease: Lease, kind: ObjectKind, nbytes: int) -> bool:
-        return nbytes <= self.grants.get((lease, kind), 0) + self.unpromised(kind)
+        return nbytes <= self.reserved.get((lease, kind), 0) + self.unpromised(kind)
 
     # Steps
 
@@ -162,20 +161,20 @@ class Life(RuleBasedStateMachine):
                 del self.pins[held]
 
     @rule(lease=LEASES, kind=KINDS, nbytes=SIZES)
-    def grant(self, lease: Lease, kind: ObjectKind, nbytes: int) -> None:
+    def reserve(self, lease: Lease, kind: ObjectKind, nbytes: int) -> None:
         may = round_up(nbytes) <= self.unpromised(kind)
         try:
-            self.table.ledger.grant(lease, {kind: round_up(nbytes)})
+            self.table.budget.reserve(lease, {kind: round_up(nbytes)})
         except (StoreFull, ArenaTooSmall):
             assert not may
         else:
             assert may
-            self.grants[lease, kind] = self.grants.get((lease, kind), 0) + round_up(nbytes)
+            self.reserved[lease, kind] = self.reserved.get((lease, kind), 0) + round_up(nbytes)
 
     @rule(item=consumes(items))
-    def doom(self, item: StoredObject) -> None:
+    def delete(self, item: StoredObject) -> None:
         if self.alive(item):
-            self.table.doom(item)
+            self.table.delete(item)
             assert self.alive(item) == self.holders(item)
 
     @rule(kind=KINDS, nbytes=st.none() | SIZES)
@@ -207,7 +206,7 @@ class Life(RuleBasedStateMachine):
     def forget(self, is_gone: Any) -> None:
         self.pins = {held: n for held, n in self.pins.items() if not is_gone(held[0])}
         self.writers = {g: owner for g, owner in self.writers.items() if not is_gone(owner)}
-        self.grants = {held: n for held, n in self.grants.items() if not is_gone(held[0])}
+        self.reserved = {held: n for held, n in self.reserved.items() if not is_gone(held[0])}
 
     @invariant()
     def agrees_with_the_model(self) -> None:
@@ -215,7 +214,7 @@ class Life(RuleBasedStateMachine):
         held = {g for _, g in self.pins} | set(self.writers)
         assert held == {item.handle.generation for item in self.table if item.held}
         for kind in (RAW, FEATURES):
-            assert self.table.ledger.unpromised_nbytes(kind) == self.unpromised(kind)
+            assert self.table.budget.unpromised_nbytes(kind) == self.unpromised(kind)
         for item in self.table:
             pins = {lease: n for (lease, g), n in self.pins.items() if g == item.handle.generation}
             assert item.pins == pins
@@ -224,7 +223,7 @@ class Life(RuleBasedStateMachine):
 
 def make_dead() -> StoredObject:
     """An object that was never in the table."""
-    return StoredObject(Handle(1, 0, 64, 0), 64, RAW, ObjectState.DOOMED)
+    return StoredObject(Handle(1, 0, 64, 0), 64, RAW, ObjectState.PENDING_DELETION)
 
 
 TestLife = Life.TestCase

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from afferent.store import messages as m
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import CreateItem, SealItem
+from afferent.store.protocol.results import ClientInfo, Evicted, ObjectInfo, Order, Statistics
 from afferent.types import Handle, ObjectKind
 from tests.store.pure_store import (
     FEATURES,
@@ -24,7 +26,7 @@ from tests.store.pure_store import (
 def test_what_a_lost_client_still_says_is_not_done() -> None:
     store = Store()
     store.disconnect(FRONTEND)
-    store.send(FRONTEND, m.Create, "r", [m.CreateItem(RAW, 100)])
+    store.send(FRONTEND, requests.Create, "r", [CreateItem(RAW, 100)])
     assert store.inbox[FRONTEND] == []
     assert store.state.statistics().num_objects == 0
 
@@ -37,19 +39,21 @@ def test_a_lost_connection_is_not_yet_a_death() -> None:
     store.reserve(FRONTEND, "r", 100)
     store.disconnect(FRONTEND)
     statistics = store.state.statistics()
-    assert (statistics.num_objects, statistics.granted_nbytes) == (2, 0)
+    assert (statistics.num_objects, statistics.reserved_nbytes) == (2, 0)
     (again,) = store.claim(OTHER, "r")
     assert again.handle is not None
     assert again.handle.offset != mine.handle.offset  # type: ignore[union-attr]
     store.release(OTHER, "r")
     (client,) = (
-        c for c in store.call(OTHER, m.Clients, returns=list[m.ClientInfo]) if c.client == FRONTEND
+        c
+        for c in store.call(OTHER, requests.Clients, returns=list[ClientInfo])
+        if c.client == FRONTEND
     )
     assert (client.connected, client.num_held, client.pid) == (False, 2, 1001)
     assert store.state.objects.resolve(read).pins
     store.die(FRONTEND)
     assert store.state.statistics().used_nbytes == 0
-    assert len(store.call(OTHER, m.Clients)) == 3
+    assert len(store.call(OTHER, requests.Clients)) == 3
 
 
 def test_who_is_lost_is_not_answered() -> None:
@@ -66,7 +70,7 @@ def test_who_is_lost_is_not_answered() -> None:
 
 def test_a_wait_for_nothing_is_answered() -> None:
     store = Store()
-    assert store.outcomes(FRONTEND, store.send(FRONTEND, m.Wait, "nobody", [])) == []
+    assert store.outcomes(FRONTEND, store.send(FRONTEND, requests.Wait, "nobody", [])) == []
 
 
 def test_one_waits_only_for_what_one_acquired() -> None:
@@ -98,52 +102,54 @@ def test_releasing_a_request_ends_its_calls() -> None:
 
 def test_create_is_all_or_nothing() -> None:
     store = Store(capacity_nbytes=1024)
-    items = [m.CreateItem(RAW, 300), m.CreateItem(RAW, 300)]
-    assert store.refusal(FRONTEND, m.Create, "r", items) == "arena_too_small"
+    items = [CreateItem(RAW, 300), CreateItem(RAW, 300)]
+    assert store.refusal(FRONTEND, requests.Create, "r", items) == "arena_too_small"
     store.create(OTHER, "r", 128)
-    items = [m.CreateItem(FEATURES, 64), m.CreateItem(RAW, 300), m.CreateItem(RAW, 128)]
-    assert store.refusal(FRONTEND, m.Create, "r", items) == "store_full"
+    items = [CreateItem(FEATURES, 64), CreateItem(RAW, 300), CreateItem(RAW, 128)]
+    assert store.refusal(FRONTEND, requests.Create, "r", items) == "store_full"
     assert store.state.statistics().num_objects == 1
 
 
 def test_a_key_that_is_being_made_is_not_created_beside() -> None:
     store = Store(capacity_nbytes=4096)
-    named = [m.CreateItem(FEATURES, 64, KEY)]
+    named = [CreateItem(FEATURES, 64, KEY)]
     store.claim(FRONTEND, "r")
-    assert store.refusal(OTHER, m.Create, "r", named) == "store_error"
+    assert store.refusal(OTHER, requests.Create, "r", named) == "store_error"
     store.release(FRONTEND, "r")
-    # A job that has its bytes, but no run yet.
+    # A job that has its bytes, but no extent yet.
     store.create(OTHER, "a", 704, kind=FEATURES)
     middle = store.create(OTHER, "m", 640, kind=FEATURES)
     store.create(OTHER, "b", 704, kind=FEATURES)
     store.release(OTHER, "a")
     store.release(OTHER, "b")
     store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
-    assert store.acquire(FRONTEND, "r").state == "miss"
-    assert store.refusal(OTHER, m.Create, "r", named) == "store_error"
-    waiting = store.send(WORKER, m.Take)
+    assert store.acquire(FRONTEND, "r").state == "scheduled"
+    assert store.refusal(OTHER, requests.Create, "r", named) == "store_error"
+    waiting = store.send(WORKER, requests.Take)
     assert store.answer(WORKER, waiting) is None
-    assert store.call(OTHER, m.Abort, "m", middle) is None
-    store.result(WORKER, waiting, m.Order)
+    assert store.call(OTHER, requests.Abort, "m", middle) is None
+    store.result(WORKER, waiting, Order)
 
 
 def test_seal_is_all_or_nothing() -> None:
     store = Store()
     first, second = store.create(FRONTEND, "r", 100, 200)
-    good = m.SealItem(first, 100)
+    good = SealItem(first, 100)
     for bad in (
-        m.SealItem(second, 201),
-        m.SealItem(first, 50),
-        m.SealItem(Handle(1, 0, 100, 99), 100),
-        m.SealItem(second, 200, [first]),
+        SealItem(second, 201),
+        SealItem(first, 50),
+        SealItem(Handle(1, 0, 100, 99), 100),
+        SealItem(second, 200, [first]),
     ):
-        assert store.refusal(FRONTEND, m.Seal, "r", [good, bad]) in (
+        assert store.refusal(FRONTEND, requests.Seal, "r", [good, bad]) in (
             "not_permitted",
             "stale_handle",
         )
         assert {item.state.value for item in store.state.objects} == {"created"}
-    assert store.refusal(OTHER, m.Seal, "r", [good]) == "not_permitted"
-    sealed = store.call(FRONTEND, m.Seal, "r", [good, m.SealItem(second, 20)], returns=list[Handle])
+    assert store.refusal(OTHER, requests.Seal, "r", [good]) == "not_permitted"
+    sealed = store.call(
+        FRONTEND, requests.Seal, "r", [good, SealItem(second, 20)], returns=list[Handle]
+    )
     assert sealed == [first, Handle(1, second.offset, 20, second.generation)]
 
 
@@ -151,20 +157,20 @@ def test_nothing_is_sealed_when_what_it_was_computed_from_is_gone() -> None:
     store = Store()
     source = store.raw(FRONTEND, "source")
     (target,) = store.create(FRONTEND, "r", 100)
-    item = m.SealItem(target, 100, [source])
-    assert store.refusal(FRONTEND, m.Seal, "r", [item]) == "stale_handle"
-    store.call(FRONTEND, m.Get, "r", [source])
-    store.call(FRONTEND, m.Seal, "r", [item])
+    item = SealItem(target, 100, [source])
+    assert store.refusal(FRONTEND, requests.Seal, "r", [item]) == "stale_handle"
+    store.call(FRONTEND, requests.Get, "r", [source])
+    store.call(FRONTEND, requests.Seal, "r", [item])
 
 
 def test_abort_is_all_or_nothing() -> None:
     store = Store()
     (mine,) = store.create(FRONTEND, "r", 100)
     sealed = store.raw(FRONTEND, "r")
-    assert store.refusal(FRONTEND, m.Abort, "r", [mine, sealed]) == "not_permitted"
-    assert store.refusal(OTHER, m.Abort, "r", [mine]) == "not_permitted"
+    assert store.refusal(FRONTEND, requests.Abort, "r", [mine, sealed]) == "not_permitted"
+    assert store.refusal(OTHER, requests.Abort, "r", [mine]) == "not_permitted"
     assert store.state.statistics().num_objects == 2
-    store.call(FRONTEND, m.Abort, "r", [mine, mine])
+    store.call(FRONTEND, requests.Abort, "r", [mine, mine])
     assert store.state.statistics().num_objects == 1
 
 
@@ -173,10 +179,10 @@ def test_get_is_all_or_nothing() -> None:
     handle = store.raw(FRONTEND, "r")
     (unsealed,) = store.create(FRONTEND, "r", 100)
     for wrong in (Handle(1, 4096, 100, 99), unsealed):
-        assert store.refusal(OTHER, m.Get, "r", [handle, wrong]) == "stale_handle"
+        assert store.refusal(OTHER, requests.Get, "r", [handle, wrong]) == "stale_handle"
     item = store.state.objects.resolve(handle)
     assert item.pins == {(FRONTEND, "r"): 1}
-    store.call(OTHER, m.Get, "r", [handle, handle])
+    store.call(OTHER, requests.Get, "r", [handle, handle])
     assert item.pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 2}
 
 
@@ -186,12 +192,12 @@ def test_get_for_others_is_all_or_nothing() -> None:
     store.disconnect(SECOND)
     stale = Handle(1, 4096, 100, 99)
     for gone in (SECOND, 77, 0):
-        refusal = store.refusal(OTHER, m.Get, "r", [first], [WORKER, gone])
+        refusal = store.refusal(OTHER, requests.Get, "r", [first], [WORKER, gone])
         assert refusal == "client_gone"
-    assert store.refusal(OTHER, m.Get, "r", [first, stale], [WORKER]) == "stale_handle"
+    assert store.refusal(OTHER, requests.Get, "r", [first, stale], [WORKER]) == "stale_handle"
     item = store.state.objects.resolve(first)
     assert item.pins == {(FRONTEND, "r"): 1}
-    store.call(OTHER, m.Get, "r", [first, second], [WORKER, OTHER])
+    store.call(OTHER, requests.Get, "r", [first, second], [WORKER, OTHER])
     assert item.pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 2, (WORKER, "r"): 1}
 
 
@@ -199,12 +205,12 @@ def test_pins_for_others_are_theirs() -> None:
     """They outlive whoever took them, and go by the other's release or death."""
     store = Store()
     handle = store.raw(FRONTEND, "r")
-    store.call(FRONTEND, m.Get, "s", [handle], [WORKER, OTHER])
+    store.call(FRONTEND, requests.Get, "s", [handle], [WORKER, OTHER])
     for request in ("r", "s"):
         store.release(FRONTEND, request)
     store.die(FRONTEND)
     assert store.state.objects.resolve(handle).pins == {(WORKER, "s"): 1, (OTHER, "s"): 1}
-    store.call(WORKER, m.Release, "s", [handle])
+    store.call(WORKER, requests.Release, "s", [handle])
     store.disconnect(OTHER)
     assert store.state.statistics().num_objects == 1
     store.die(OTHER)
@@ -212,69 +218,69 @@ def test_pins_for_others_are_theirs() -> None:
 
 
 def test_pins_for_others_spend_one_promise() -> None:
-    """What was not held costs its bytes once, of the grant of who asks."""
+    """What was not held costs its bytes once, of the reservation of who asks."""
     store = Store(capacity_nbytes=4096)
     (mine,) = store.claim(FRONTEND, "r")
     store.seal(FRONTEND, "r", mine.handle)
     store.release(FRONTEND, "r")
     store.reserve(OTHER, "r", 1024, kind=FEATURES)
-    store.call(OTHER, m.Get, "r", [mine.handle], [WORKER, SECOND])
+    store.call(OTHER, requests.Get, "r", [mine.handle], [WORKER, SECOND])
     statistics = store.state.statistics()
-    assert (statistics.held_nbytes, statistics.granted_nbytes) == (1024, 0)
+    assert (statistics.held_nbytes, statistics.reserved_nbytes) == (1024, 0)
 
 
 def test_release_is_all_or_nothing() -> None:
     store = Store()
     first, second = store.raw(FRONTEND, "r"), store.raw(FRONTEND, "r")
-    store.call(OTHER, m.Get, "r", [first])
+    store.call(OTHER, requests.Get, "r", [first])
     for wrong in ([first, first], [first, second]):
-        assert store.refusal(OTHER, m.Release, "r", wrong) == "not_permitted"
+        assert store.refusal(OTHER, requests.Release, "r", wrong) == "not_permitted"
     assert store.state.objects.resolve(first).pins == {(FRONTEND, "r"): 1, (OTHER, "r"): 1}
-    store.call(FRONTEND, m.Release, "r", [second, first])
-    assert store.refusal(OTHER, m.Get, "r", [second]) == "stale_handle"
+    store.call(FRONTEND, requests.Release, "r", [second, first])
+    assert store.refusal(OTHER, requests.Get, "r", [second]) == "stale_handle"
 
 
 def test_what_is_deleted_is_made_anew() -> None:
     store = Store()
     first, second = store.claim(FRONTEND, "r", KEY, KEY_2)
-    assert store.call(OTHER, m.Delete, [KEY, bytes(32)]) == [False, False]
+    assert store.call(OTHER, requests.Delete, [KEY, bytes(32)]) == [False, False]
     store.seal(FRONTEND, "r", first.handle, second.handle)
-    assert store.call(OTHER, m.Delete, [KEY, KEY]) == [True, False]
-    assert states(store.claim(OTHER, "r", KEY, KEY_2)) == ["yours", "hit"]
-    store.call(FRONTEND, m.Get, "s", [second.handle])
-    assert store.refusal(FRONTEND, m.Get, "s", [first.handle]) == "stale_handle"
+    assert store.call(OTHER, requests.Delete, [KEY, KEY]) == [True, False]
+    assert states(store.claim(OTHER, "r", KEY, KEY_2)) == ["owner", "hit"]
+    store.call(FRONTEND, requests.Get, "s", [second.handle])
+    assert store.refusal(FRONTEND, requests.Get, "s", [first.handle]) == "stale_handle"
 
 
 def test_what_the_store_says_of_itself() -> None:
     store = Store()
     mine, _ = store.claim(FRONTEND, "r", KEY, KEY_2)
     store.seal(FRONTEND, "r", mine.handle)
-    store.call(OTHER, m.Get, "r", [mine.handle])
+    store.call(OTHER, requests.Get, "r", [mine.handle])
     store.release(FRONTEND, "r")
     store.reserve(FRONTEND, "r", 100)
     store.reserve(FRONTEND, "s", 100, kind=FEATURES)
-    store.send(WORKER, m.Take)
+    store.send(WORKER, requests.Take)
     small = store.raw(SECOND, "r")
-    big, little = store.call(SECOND, m.List, None, 10, returns=list[m.ObjectInfo])
+    big, little = store.call(SECOND, requests.List, None, 10, returns=list[ObjectInfo])
     assert (big.handle, big.key, big.state) == (mine.handle, KEY, "sealed")
     assert (big.pins, big.writer, little.handle) == ([OTHER], None, small)
     for kind, limit, number in ((RAW, 10, 1), (None, 1, 1), (ObjectKind.EMBEDDINGS, 1, 0)):
-        assert len(store.call(SECOND, m.List, kind, limit)) == number
-    clients = store.call(SECOND, m.Clients, returns=list[m.ClientInfo])
-    held = [(c.client, c.name, c.num_held, c.held_nbytes, c.granted_nbytes) for c in clients]
+        assert len(store.call(SECOND, requests.List, kind, limit)) == number
+    clients = store.call(SECOND, requests.Clients, returns=list[ClientInfo])
+    held = [(c.client, c.name, c.num_held, c.held_nbytes, c.reserved_nbytes) for c in clients]
     assert held == [
         (1, "client 1", 0, 0, 256),
         (2, "client 2", 1, 1024, 0),
         (3, "client 3", 0, 0, 0),
         (4, "client 4", 1, 128, 0),
     ]
-    found = store.call(SECOND, m.Stat, returns=m.Statistics)
-    assert (found.used_nbytes, found.held_nbytes, found.granted_nbytes) == (1152, 1152, 256)
+    found = store.call(SECOND, requests.Stat, returns=Statistics)
+    assert (found.used_nbytes, found.held_nbytes, found.reserved_nbytes) == (1152, 1152, 256)
     assert (found.num_clients, found.num_workers, found.num_objects) == (4, 1, 2)
     features = found.kinds[FEATURES]
-    assert (features.num_objects, features.num_free_runs) == (1, 1)
+    assert (features.num_objects, features.num_free_extents) == (1, 1)
     assert features.largest_free_nbytes == features.capacity_nbytes - 1024
     store.release(OTHER, "r")
-    evicted = store.call(SECOND, m.Evict, FEATURES, None, returns=m.Evicted)
+    evicted = store.call(SECOND, requests.Evict, FEATURES, None, returns=Evicted)
     assert (evicted.num_objects, evicted.nbytes) == (1, 1024)
     assert store.state.statistics().num_evicted == 1

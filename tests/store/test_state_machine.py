@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from afferent.store import messages as m
-from afferent.store.state import Replies, StoreState
-from afferent.store.stored import ObjectState
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import (
+    Claim,
+    CreateItem,
+    Find,
+    Join,
+    Queue,
+    ReserveItem,
+    SealItem,
+    Wanted,
+)
+from afferent.store.protocol.requests import Request
+from afferent.store.protocol.results import Order, Outcome
+from afferent.store.state.machine import Replies, StoreState
+from afferent.store.state.object import ObjectState
 from afferent.types import Failure, Handle, ObjectKind
 from tests.examples import examples
 
@@ -40,7 +53,7 @@ class Anything(RuleBasedStateMachine):
         self.places: list[int] = []
         self.lost: set[int] = set()
         self.refused: set[int] = set()
-        self.open: dict[tuple[int, int], m.Request] = {}
+        self.open: dict[tuple[int, int], Request] = {}
         self.handles: list[Handle] = [Handle(1, 64, 10, 999), Handle(2, 0, 10, 1)]
         self.orders: list[tuple[int, int]] = [(1, 99)]
         self.tickets: list[int] = [0]
@@ -62,7 +75,14 @@ class Anything(RuleBasedStateMachine):
         request = kind(seq, *arguments)
         self.open[client, seq] = request
         self.deliver(self.state.handle(client, request, now_s=self.now_s))
-        waits = isinstance(request, m.Wait | m.Create | m.Reserve | m.Enter | m.Take)
+        waits = isinstance(
+            request,
+            requests.Wait
+            | requests.Create
+            | requests.Reserve
+            | requests.AcquirePermit
+            | requests.Take,
+        )
         assert waits or (client, seq) not in self.open, "this is answered at once"
 
     def deliver(self, replies: Replies) -> None:
@@ -74,36 +94,36 @@ class Anything(RuleBasedStateMachine):
             else:
                 self.note(client, request, reply.result)
 
-    def note(self, client: int, request: m.Request, result: bytes) -> None:
+    def note(self, client: int, request: Request, result: bytes) -> None:
         def read(kind: Any) -> Any:
             return msgspec.msgpack.decode(result, type=kind)
 
         match request:
-            case m.Acquire() | m.Wait():
-                for outcome in read(list[m.Outcome]):
+            case requests.Acquire() | requests.Wait():
+                for outcome in read(list[Outcome]):
                     if outcome.handle is not None:
                         self.handles.append(outcome.handle)
                         self.is_held(client, request.request, outcome)
-                if isinstance(request, m.Acquire):
-                    outcomes = read(list[m.Outcome])
+                if isinstance(request, requests.Acquire):
+                    outcomes = read(list[Outcome])
                     self.joined += [
                         (client, request.request, item.key)
                         for item, outcome in zip(request.items, outcomes, strict=True)
-                        if outcome.state in ("busy", "miss")
+                        if outcome.state in ("in_flight", "scheduled")
                     ]
-            case m.Create():
+            case requests.Create():
                 self.handles += read(list[Handle])
-            case m.Take():
-                order = read(m.Order)
+            case requests.Take():
+                order = read(Order)
                 self.orders.append((client, order.job))
                 self.handles.append(order.target)
             case _:
                 pass
 
-    def is_held(self, client: int, request: str, outcome: m.Outcome) -> None:
+    def is_held(self, client: int, request: str, outcome: Outcome) -> None:
         """Whoever is given a handle holds the object behind it."""
         item = self.state.objects.resolve(outcome.handle)
-        if outcome.state == "yours":
+        if outcome.state == "owner":
             assert item.writer == (client, request)
         else:
             assert item.pins.get((client, request), 0) > 0
@@ -128,7 +148,7 @@ class Anything(RuleBasedStateMachine):
 
     def is_untold(self, lease: tuple[int, str], handle: Handle) -> bool:
         """Whether a request has been given an object, and has not yet been told so."""
-        interests = self.state.making.waiters._interests.get(lease, {}).values()
+        interests = self.state.flights.waiters._interests.get(lease, {}).values()
         given = [known.outcome.handle for known in interests if known.outcome is not None]
         return handle.generation in [other.generation for other in given if other is not None]
 
@@ -140,7 +160,7 @@ class Anything(RuleBasedStateMachine):
         kind=KINDS,
         keys=st.lists(KEY, max_size=3),
         nbytes=SIZES,
-        make=st.sampled_from(["job", "self", None]),
+        how=st.sampled_from(["find", "join", "claim", "queue"]),
         sources=PICKS,
     )
     def acquire(
@@ -150,23 +170,31 @@ class Anything(RuleBasedStateMachine):
         kind: ObjectKind,
         keys: list[bytes],
         nbytes: int,
-        make: str | None,
+        how: str,
         sources: list[int],
     ) -> None:
-        how: Any = m.JobSpec(self.pick(sources[1:]), b"how") if make == "job" else make
-        items = [m.AcquireItem(key, kind, nbytes, how) for key in keys]
-        self.send(slot, m.Acquire, request, items)
+        inputs = self.pick(sources[1:])
+        make_item: dict[str, Callable[[bytes], Wanted]] = {
+            "find": Find,
+            "join": Join,
+            "claim": lambda key: Claim(key, kind, nbytes),
+            "queue": lambda key: Queue(key, kind, nbytes, inputs, b"how"),
+        }
+        items = [make_item[how](key) for key in keys]
+        self.send(slot, requests.Acquire, request, items)
 
     @rule(slot=SLOTS, request=REQUESTS, keys=st.lists(KEY, max_size=3))
     def wait(self, slot: int, request: str, keys: list[bytes]) -> None:
-        self.send(slot, m.Wait, request, keys)
+        self.send(slot, requests.Wait, request, keys)
 
     @precondition(lambda self: self.joined)
     @rule(which=st.integers(0, 5), count=st.integers(1, 3))
     def wait_for_what_was_joined(self, which: int, count: int) -> None:
         client, request, _ = self.joined[-1 - which % len(self.joined)]
         keys = [key for *who, key in self.joined if who == [client, request]]
-        self.send(self.places.index(client), m.Wait, request, list(dict.fromkeys(keys))[-count:])
+        self.send(
+            self.places.index(client), requests.Wait, request, list(dict.fromkeys(keys))[-count:]
+        )
 
     @rule(
         slot=SLOTS,
@@ -179,9 +207,9 @@ class Anything(RuleBasedStateMachine):
         self, slot: int, request: str, kind: ObjectKind, sizes: list[int], key: bytes | None
     ) -> None:
         items = [
-            m.CreateItem(kind, nbytes, key if n == 0 else None) for n, nbytes in enumerate(sizes)
+            CreateItem(kind, nbytes, key if n == 0 else None) for n, nbytes in enumerate(sizes)
         ]
-        self.send(slot, m.Create, request, items)
+        self.send(slot, requests.Create, request, items)
 
     @rule(
         slot=SLOTS,
@@ -193,21 +221,21 @@ class Anything(RuleBasedStateMachine):
         """What the first handle's writer could seal, or anything at all."""
         handles = self.pick(which)
         items = [
-            m.SealItem(h, max(1, int(h.nbytes * part)), self.pick(sources) if sources else [])
+            SealItem(h, max(1, int(h.nbytes * part)), self.pick(sources) if sources else [])
             for h in handles
         ]
         slot, request = self.request_of(handles[0], slot)
-        self.send(slot, m.Seal, request, items)
+        self.send(slot, requests.Seal, request, items)
 
     @rule(slot=SLOTS, which=PICKS, failure=FAILURES)
     def abort(self, slot: int, which: list[int], failure: Failure | None) -> None:
         handles = self.pick(which)
         slot, request = self.request_of(handles[0], slot)
-        self.send(slot, m.Abort, request, handles, failure)
+        self.send(slot, requests.Abort, request, handles, failure)
 
     @rule(slot=SLOTS, request=REQUESTS, which=PICKS)
     def get(self, slot: int, request: str, which: list[int]) -> None:
-        self.send(slot, m.Get, request, self.pick(which))
+        self.send(slot, requests.Get, request, self.pick(which))
 
     @rule(slot=SLOTS, request=REQUESTS, which=PICKS, others=st.lists(st.integers(0, 5), max_size=3))
     def get_for_others(self, slot: int, request: str, which: list[int], others: list[int]) -> None:
@@ -215,7 +243,7 @@ class Anything(RuleBasedStateMachine):
         numbers = [*self.places, *sorted(self.lost)[:1], self.next_client]
         also_for = [numbers[n % len(numbers)] for n in others]
         before, handles, seq = self.pins(), self.pick(which), self.next_seq
-        self.send(slot, m.Get, request, handles, also_for)
+        self.send(slot, requests.Get, request, handles, also_for)
         if seq not in self.refused:
             leases = [(client, request) for client in [self.places[slot], *also_for]]
             before.update((lease, handle.generation) for lease in leases for handle in handles)
@@ -236,9 +264,9 @@ class Anything(RuleBasedStateMachine):
         lease = (self.places[slot], request)
         if which is not None:  # who lets go of what he has not been told of has himself to blame
             known = [handle for handle in self.pick(which) if not self.is_untold(lease, handle)]
-            self.send(slot, m.Release, request, known)
+            self.send(slot, requests.Release, request, known)
             return
-        self.send(slot, m.Release, request, None)
+        self.send(slot, requests.Release, request, None)
         assert all(item.writer != lease and lease not in item.pins for item in self.state.objects)
 
     @rule(slot=SLOTS, request=REQUESTS, key=KEY, nbytes=SIZES, is_read=st.booleans())
@@ -246,31 +274,33 @@ class Anything(RuleBasedStateMachine):
         self, slot: int, request: str, key: bytes, nbytes: int, is_read: bool
     ) -> None:
         sealed = [item.handle for item in self.state.objects if item.state is ObjectState.SEALED]
-        spec = m.JobSpec(sealed[-1:] if is_read else [], b"how")
-        item = m.AcquireItem(key, ObjectKind.FEATURES, nbytes, spec)
-        self.send(slot, m.Acquire, request, [item])
+        inputs = sealed[-1:] if is_read else []
+        item = Queue(key, ObjectKind.FEATURES, nbytes, inputs, b"how")
+        self.send(slot, requests.Acquire, request, [item])
 
     @rule(slot=SLOTS, request=REQUESTS, key=KEY, nbytes=SIZES, make_job=st.booleans())
-    def acquire_under_a_grant(
+    def acquire_under_a_reservation(
         self, slot: int, request: str, key: bytes, nbytes: int, make_job: bool
     ) -> None:
-        self.send(slot, m.Reserve, request, [m.ReserveItem(ObjectKind.FEATURES, nbytes)], False)
-        how: Any = m.JobSpec([], b"how") if make_job else "self"
-        item = m.AcquireItem(key, ObjectKind.FEATURES, nbytes, how)
-        self.send(slot, m.Acquire, request, [item])
+        self.send(
+            slot, requests.Reserve, request, [ReserveItem(ObjectKind.FEATURES, nbytes)], False
+        )
+        kind = ObjectKind.FEATURES
+        item = Queue(key, kind, nbytes, [], b"how") if make_job else Claim(key, kind, nbytes)
+        self.send(slot, requests.Acquire, request, [item])
 
     @rule(slot=SLOTS, request=REQUESTS, sizes=st.lists(SIZES, min_size=1, max_size=2))
-    def create_under_a_grant(self, slot: int, request: str, sizes: list[int]) -> None:
+    def create_under_a_reservation(self, slot: int, request: str, sizes: list[int]) -> None:
         kind = ObjectKind.FEATURES
-        reserved = [m.ReserveItem(kind, nbytes) for nbytes in sizes]
-        self.send(slot, m.Reserve, request, reserved, False)
-        self.send(slot, m.Create, request, [m.CreateItem(kind, nbytes) for nbytes in sizes])
+        reserved = [ReserveItem(kind, nbytes) for nbytes in sizes]
+        self.send(slot, requests.Reserve, request, reserved, False)
+        self.send(slot, requests.Create, request, [CreateItem(kind, nbytes) for nbytes in sizes])
 
     @rule(slot=SLOTS, which=PICKS)
     def release_what_is_held(self, slot: int, which: list[int]) -> None:
         handles = self.pick(which)[:1]
         slot, request = self.request_of(handles[0], slot)
-        self.send(slot, m.Release, request, handles)
+        self.send(slot, requests.Release, request, handles)
 
     @rule(
         slot=SLOTS,
@@ -283,16 +313,16 @@ class Anything(RuleBasedStateMachine):
     def reserve(
         self, slot: int, request: str, kind: ObjectKind, nbytes: int, both: bool, queue: bool
     ) -> None:
-        items = [m.ReserveItem(kind, nbytes)]
+        items = [ReserveItem(kind, nbytes)]
         if both:
-            items.append(m.ReserveItem(ObjectKind.RAW, 100))
+            items.append(ReserveItem(ObjectKind.RAW, 100))
         self.tickets.append(self.next_seq)
-        self.send(slot, m.Reserve, request, items, queue)
+        self.send(slot, requests.Reserve, request, items, queue)
 
     @rule(slot=SLOTS, request=REQUESTS, kind=KINDS, nbytes=SIZES, which=st.integers(0, 5))
     def unreserve(self, slot: int, request: str, kind: ObjectKind, nbytes: int, which: int) -> None:
         ticket = self.tickets[-1 - which % len(self.tickets)]
-        self.send(slot, m.Unreserve, request, [m.ReserveItem(kind, nbytes)], ticket)
+        self.send(slot, requests.Unreserve, request, [ReserveItem(kind, nbytes)], ticket)
 
     @rule(
         slot=SLOTS,
@@ -301,62 +331,62 @@ class Anything(RuleBasedStateMachine):
         queue=st.booleans(),
     )
     def enter(self, slot: int, request: str, name: str, queue: bool) -> None:
-        self.send(slot, m.Enter, request, name, 2, queue)
+        self.send(slot, requests.AcquirePermit, request, name, 2, queue)
 
     @rule(slot=SLOTS, request=REQUESTS, name=st.sampled_from(["preprocess", "t/a"]))
     def leave(self, slot: int, request: str, name: str) -> None:
-        self.send(slot, m.Leave, request, name)
+        self.send(slot, requests.ReleasePermit, request, name)
 
     @rule(slot=SLOTS, request=REQUESTS, key=KEY)
     def enter_and_acquire(self, slot: int, request: str, key: bytes) -> None:
         """As a request of the server does."""
-        self.send(slot, m.Enter, request, "preprocess", 2, False)
-        self.acquire_under_a_grant(slot, request, key, 100, True)
+        self.send(slot, requests.AcquirePermit, request, "preprocess", 2, False)
+        self.acquire_under_a_reservation(slot, request, key, 100, True)
 
     @rule(slot=SLOTS, keys=st.lists(KEY, max_size=2))
     def delete(self, slot: int, keys: list[bytes]) -> None:
-        self.send(slot, m.Delete, keys)
+        self.send(slot, requests.Delete, keys)
 
     @rule(slot=SLOTS, kind=KINDS, nbytes=st.none() | SIZES)
     def evict(self, slot: int, kind: ObjectKind, nbytes: int | None) -> None:
-        self.send(slot, m.Evict, kind, nbytes)
+        self.send(slot, requests.Evict, kind, nbytes)
 
     @rule(slot=SLOTS)
     def ask(self, slot: int) -> None:
-        self.send(slot, m.Stat)
-        self.send(slot, m.Clients)
-        self.send(slot, m.List, None, 10)
+        self.send(slot, requests.Stat)
+        self.send(slot, requests.Clients)
+        self.send(slot, requests.List, None, 10)
 
     @rule(slot=SLOTS)
     def take(self, slot: int) -> None:
-        self.send(slot, m.Take)
+        self.send(slot, requests.Take)
 
-    @precondition(lambda self: len(self.state.making.jobs))
+    @precondition(lambda self: len(self.state.flights.jobs))
     @rule(slot=SLOTS)
     def take_a_job(self, slot: int) -> None:
-        self.send(slot, m.Take)
+        self.send(slot, requests.Take)
 
-    @precondition(lambda self: any(job.worker in self.places for job in self.state.making.jobs))
+    @precondition(lambda self: any(job.worker in self.places for job in self.state.flights.jobs))
     @rule(part=st.floats(0.1, 1.0), failure=FAILURES)
     def finish_a_job(self, part: float, failure: Failure | None) -> None:
-        job = next(job for job in self.state.making.jobs if job.worker in self.places)
+        job = next(job for job in self.state.flights.jobs if job.worker in self.places)
         used = max(1, int(job.new.nbytes * part))
-        self.send(self.places.index(job.worker), m.Finish, job.id, used, failure, [])
+        self.send(self.places.index(job.worker), requests.Finish, job.id, used, failure, [])
 
     @rule(slot=SLOTS, which=st.integers(0, 4), used=st.integers(0, 400), failure=FAILURES)
     def finish(self, slot: int, which: int, used: int, failure: Failure | None) -> None:
         client, job = self.orders[-1 - which % len(self.orders)]
         if client in self.places:
             slot = self.places.index(client)
-        self.send(slot, m.Finish, job, used, failure, [])
+        self.send(slot, requests.Finish, job, used, failure, [])
 
     # What happens to clients
 
-    @precondition(lambda self: any(job.worker in self.places for job in self.state.making.jobs))
+    @precondition(lambda self: any(job.worker in self.places for job in self.state.flights.jobs))
     @rule()
     def a_worker_dies(self) -> None:
         """In the middle of a job."""
-        workers = [job.worker for job in self.state.making.jobs if job.worker in self.places]
+        workers = [job.worker for job in self.state.flights.jobs if job.worker in self.places]
         self.die(self.places.index(workers[0]), 0.0)
 
     @rule(slot=SLOTS, forward_s=st.sampled_from([0.0, 0.0, 61.0]))
@@ -375,7 +405,7 @@ class Anything(RuleBasedStateMachine):
         self.gone(client)
         self.lost.add(client)
         self.deliver(self.state.disconnect(client, now_s=self.now_s))
-        assert self.state.handle(client, m.Stat(1), now_s=self.now_s) == []
+        assert self.state.handle(client, requests.Stat(1), now_s=self.now_s) == []
 
     @precondition(lambda self: self.lost)
     @rule()
@@ -398,28 +428,28 @@ class Anything(RuleBasedStateMachine):
         being_made = [
             item.key
             for item in self.state.objects
-            if item.key is not None and item.state is not ObjectState.DOOMED
+            if item.key is not None and item.state is not ObjectState.PENDING_DELETION
         ]
         assert len(being_made) == len(set(being_made))
 
     @invariant()
-    def no_slot_has_more_than_its_limit(self) -> None:
-        for slot in self.state.slots._slots.values():
-            assert slot.num_taken <= 2
+    def no_permit_has_more_than_its_limit(self) -> None:
+        for slot in self.state.semaphores._semaphores.values():
+            assert slot.num_held <= 2
 
     @invariant()
     def a_place_of_the_gone_stands_for_a_job_that_runs(self) -> None:
-        running = {(job.id, job.worker) for job in self.state.making.jobs}
-        for _, work in self.state.slots._lingering:
+        running = {(job.id, job.worker) for job in self.state.flights.jobs}
+        for _, work in self.state.semaphores._lingering:
             assert work & running
 
     @invariant()
     def whoever_waits_waits_for_somebody(self) -> None:
         """A `Wait` is open only while somebody makes one of its keys, or waits for room to."""
-        unplaced = set(self.state.making.unplaced_keys())
+        unplaced = set(self.state.flights.unplaced_keys())
         for request in self.open.values():
-            if isinstance(request, m.Wait):
-                objects, jobs = self.state.objects, self.state.making.jobs
+            if isinstance(request, requests.Wait):
+                objects, jobs = self.state.objects, self.state.flights.jobs
                 assert any(
                     objects.find(key) or jobs.find(key) or key in unplaced for key in request.keys
                 )
@@ -431,11 +461,11 @@ class Anything(RuleBasedStateMachine):
             self.deliver(self.state.client_died(client, now_s=self.now_s))
             self.state.validate()
         statistics = self.state.statistics()
-        assert statistics.held_nbytes == statistics.granted_nbytes == 0
+        assert statistics.held_nbytes == statistics.reserved_nbytes == 0
         assert statistics.num_jobs_queued == statistics.num_jobs_running == 0
         assert statistics.num_reservations_queued == statistics.num_workers == 0
-        assert statistics.slots == {}
-        assert statistics.num_clients == len(self.open) == len(self.state.making.waiters) == 0
+        assert statistics.permits == {}
+        assert statistics.num_clients == len(self.open) == len(self.state.flights.waiters) == 0
         assert all(item.state is ObjectState.SEALED for item in self.state.objects)
 
 

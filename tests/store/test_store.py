@@ -19,17 +19,27 @@ from afferent.errors import (
     ConfigError,
     DeadlineExceeded,
     FormatError,
+    NoPermitLeft,
     NotPermitted,
-    SlotTaken,
     StaleHandle,
     StoreError,
     StoreFull,
     StoreRestarted,
     StoreUnavailable,
 )
-from afferent.store import codec
-from afferent.store import messages as m
-from afferent.store.local import LocalStore
+from afferent.store.block import codec
+from afferent.store.client.local_store import LocalStore
+from afferent.store.protocol.items import (
+    Claim,
+    CreateItem,
+    Find,
+    Join,
+    Queue,
+    ReserveItem,
+    SealItem,
+    Wanted,
+)
+from afferent.store.protocol.results import Evicted, Outcome
 from afferent.types import Failure, Handle, KiB, MiB, ObjectKind
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, STORES, SharedDaemon
@@ -45,9 +55,9 @@ def store(request: pytest.FixtureRequest, daemon: SharedDaemon) -> Iterator[Any]
 
 
 def put(store: Any, request: str, data: bytes, *, key: bytes | None = None) -> Handle:
-    (handle,) = store.create(request, [m.CreateItem(FEATURES, len(data), key)])
+    (handle,) = store.create(request, [CreateItem(FEATURES, len(data), key)])
     write(store, handle, data)
-    (sealed,) = store.seal(request, [m.SealItem(handle, len(data))])
+    (sealed,) = store.seal(request, [SealItem(handle, len(data))])
     return sealed
 
 
@@ -55,8 +65,9 @@ def write(store: Any, handle: Handle, data: bytes) -> None:
     np.frombuffer(store.block(handle), np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
 
 
-def acquire(store: Any, request: str, key: bytes = KEY, *, make: Any = "self") -> m.Outcome:
-    (outcome,) = store.acquire(request, [m.AcquireItem(key, FEATURES, 1000, make)])
+def acquire(store: Any, request: str, wanted: Wanted | None = None) -> Outcome:
+    """Something, or the usual object to make oneself."""
+    (outcome,) = store.acquire(request, [wanted or Claim(KEY, FEATURES, 1000)])
     return outcome
 
 
@@ -116,9 +127,9 @@ def test_forgetting_needs_no_answer(store: Any) -> None:
 def test_a_tree_crosses_without_a_copy(store: Any) -> None:
     tree = {"pixel_values": np.arange(1000, dtype=np.float32).reshape(10, 100), "n": 3}
     nbytes = codec.plan(tree).nbytes
-    (handle,) = store.create("writer", [m.CreateItem(FEATURES, nbytes)])
+    (handle,) = store.create("writer", [CreateItem(FEATURES, nbytes)])
     codec.write_into(tree, store.block(handle))
-    store.seal("writer", [m.SealItem(handle, nbytes)])
+    store.seal("writer", [SealItem(handle, nbytes)])
     viewed: Any = codec.view(store.block(handle))
     assert np.array_equal(viewed["pixel_values"], tree["pixel_values"])
     start = np.frombuffer(store.block(handle), np.uint8).ctypes.data
@@ -126,17 +137,17 @@ def test_a_tree_crosses_without_a_copy(store: Any) -> None:
 
 
 def test_sealing_gives_the_tail_back(store: Any) -> None:
-    (handle,) = store.create("r", [m.CreateItem(FEATURES, 100 * KiB)])
+    (handle,) = store.create("r", [CreateItem(FEATURES, 100 * KiB)])
     before = store.stat().used_nbytes
-    store.seal("r", [m.SealItem(handle, 10 * KiB)])
+    store.seal("r", [SealItem(handle, 10 * KiB)])
     assert before - store.stat().used_nbytes == 90 * KiB
 
 
 def test_only_the_writer_seals_and_aborts(store: Any) -> None:
-    (handle,) = store.create("writer", [m.CreateItem(FEATURES, 100)])
+    (handle,) = store.create("writer", [CreateItem(FEATURES, 100)])
     for attempt in (
-        lambda: store.seal("thief", [m.SealItem(handle, 100)]),
-        lambda: store.seal("writer", [m.SealItem(handle, 101)]),
+        lambda: store.seal("thief", [SealItem(handle, 100)]),
+        lambda: store.seal("writer", [SealItem(handle, 101)]),
         lambda: store.abort("thief", [handle]),
     ):
         with pytest.raises(NotPermitted):
@@ -146,28 +157,28 @@ def test_only_the_writer_seals_and_aborts(store: Any) -> None:
 
 
 def test_sealing_is_all_or_none(store: Any) -> None:
-    items = [m.CreateItem(FEATURES, 100), m.CreateItem(FEATURES, 100)]
+    items = [CreateItem(FEATURES, 100), CreateItem(FEATURES, 100)]
     good, bad = store.create("writer", items)
     with pytest.raises(NotPermitted):
-        store.seal("writer", [m.SealItem(good, 100), m.SealItem(bad, 200)])
+        store.seal("writer", [SealItem(good, 100), SealItem(bad, 200)])
     with pytest.raises(StaleHandle):
         store.get("reader", [good])
 
 
 def test_what_was_computed_from_a_pin_that_was_lost_is_not_published(store: Any) -> None:
     source = put(store, "encoder", b"features", key=KEY)
-    (target,) = store.create("encoder", [m.CreateItem(ObjectKind.EMBEDDINGS, 100, OTHER_KEY)])
+    (target,) = store.create("encoder", [CreateItem(ObjectKind.EMBEDDINGS, 100, OTHER_KEY)])
     store.release("encoder", [source])
     with pytest.raises(StaleHandle):
-        store.seal("encoder", [m.SealItem(target, 100, [source])])
+        store.seal("encoder", [SealItem(target, 100, [source])])
     store.get("encoder", [source])
-    store.seal("encoder", [m.SealItem(target, 100, [source])])
+    store.seal("encoder", [SealItem(target, 100, [source])])
 
 
 def test_delete_takes_the_key_and_leaves_the_pins(store: Any) -> None:
     handle = put(store, "r", b"data", key=KEY)
     assert store.delete([KEY, OTHER_KEY]) == [True, False]
-    assert acquire(store, "s", make=None).state == "absent"
+    assert acquire(store, "s", Join(KEY)).state == "absent"
     assert bytes(store.block(handle)) == b"data"
     store.release("r")
     assert store.stat().num_objects == 0
@@ -178,8 +189,8 @@ def test_evict(store: Any) -> None:
         put(store, "r", bytes(1000), key=bytes([number]) * 32)
     kept = put(store, "pinned", bytes(1000), key=KEY)
     store.release("r")
-    assert store.evict(FEATURES, 1500) == m.Evicted(2, 2048)
-    assert [o.state for o in store.acquire("q", [_ask(bytes([i]) * 32) for i in range(4)])] == [
+    assert store.evict(FEATURES, 1500) == Evicted(2, 2048)
+    assert [o.state for o in store.acquire("q", [Join(bytes([i]) * 32) for i in range(4)])] == [
         "absent",
         "absent",
         "hit",
@@ -190,23 +201,19 @@ def test_evict(store: Any) -> None:
     assert [info.handle for info in store.list_objects()] == [kept]
 
 
-def _ask(key: bytes) -> m.AcquireItem:
-    return m.AcquireItem(key, FEATURES, 1, None)
-
-
 # Single flight
 
 
 def test_one_makes_it_and_all_are_told(store: Any) -> None:
     mine = acquire(store, "first")
-    assert mine.state == "yours"
+    assert mine.state == "owner"
     assert mine.handle is not None
-    assert acquire(store, "second").state == "busy"
+    assert acquire(store, "second").state == "in_flight"
     with ThreadPoolExecutor(1) as thread:
         if isinstance(store, LocalStore):  # one connection, one call at a time
             waiting = thread.submit(store.wait, "second", [KEY])
         write(store, mine.handle, b"made")
-        (sealed,) = store.seal("first", [m.SealItem(mine.handle, 4)])
+        (sealed,) = store.seal("first", [SealItem(mine.handle, 4)])
         (made,) = waiting.result() if isinstance(store, LocalStore) else store.wait("second", [KEY])
     assert (made.state, made.handle) == ("made", sealed)
     store.release("first")
@@ -216,12 +223,12 @@ def test_one_makes_it_and_all_are_told(store: Any) -> None:
 
 def test_who_gives_up_hands_it_on(store: Any) -> None:
     mine = acquire(store, "first")
-    assert acquire(store, "second").state == "busy"
+    assert acquire(store, "second").state == "in_flight"
     store.abort("first", [mine.handle])
     (outcome,) = store.wait("second", [KEY])
-    assert outcome.state == "yours"
+    assert outcome.state == "owner"
     write(store, outcome.handle, b"made")
-    store.seal("second", [m.SealItem(outcome.handle, 4)])
+    store.seal("second", [SealItem(outcome.handle, 4)])
     assert acquire(store, "third").state == "hit"
 
 
@@ -231,7 +238,7 @@ def test_who_fails_fails_all_who_wait(store: Any) -> None:
     store.abort("first", [mine.handle], failure=Failure("invalid_media", "truncated"))
     (outcome,) = store.wait("second", [KEY])
     assert outcome.failure == Failure("invalid_media", "truncated")
-    assert acquire(store, "third").state == "yours"
+    assert acquire(store, "third").state == "owner"
 
 
 def test_waiting_has_a_deadline(store: Any) -> None:
@@ -245,11 +252,9 @@ def test_waiting_has_a_deadline(store: Any) -> None:
 
 
 def test_a_worker_takes_jobs(store: Any) -> None:
-    if not hasattr(store, "take"):
-        pytest.skip("workers have no event loop")
     raw = put(store, "r", b"raw")
-    outcome = acquire(store, "r", make=m.JobSpec([raw], b"how"))
-    assert outcome.state == "miss"
+    outcome = acquire(store, "r", Queue(KEY, FEATURES, 1000, [raw], b"how"))
+    assert outcome.state == "scheduled"
     order = store.take()
     assert (order.inputs, order.payload) == ([raw], b"how")
     write(store, order.target, b"features")
@@ -265,52 +270,52 @@ def test_a_worker_takes_jobs(store: Any) -> None:
 def test_what_does_not_fit(store: Any) -> None:
     share = CAPACITY // 2
     with pytest.raises(ArenaTooSmall):
-        store.create("r", [m.CreateItem(FEATURES, share + 1)])
+        store.create("r", [CreateItem(FEATURES, share + 1)])
     with pytest.raises(ArenaTooSmall):  # nor would the two of them, ever
-        store.create("r", [m.CreateItem(FEATURES, share - 64), m.CreateItem(FEATURES, 65)])
-    store.create("q", [m.CreateItem(FEATURES, 64)])
+        store.create("r", [CreateItem(FEATURES, share - 64), CreateItem(FEATURES, 65)])
+    store.create("q", [CreateItem(FEATURES, 64)])
     with pytest.raises(StoreFull):
-        store.create("r", [m.CreateItem(FEATURES, share // 2)] * 2)
+        store.create("r", [CreateItem(FEATURES, share // 2)] * 2)
     assert store.stat().num_objects == 1
     store.release("q")
-    store.create("r", [m.CreateItem(FEATURES, share)])
+    store.create("r", [CreateItem(FEATURES, share)])
     with pytest.raises(StoreFull):
-        store.create("s", [m.CreateItem(FEATURES, 1)])
-    store.create("s", [m.CreateItem(RAW, CAPACITY // 4)])  # another kind, another share
+        store.create("s", [CreateItem(FEATURES, 1)])
+    store.create("s", [CreateItem(RAW, CAPACITY // 4)])  # another kind, another share
 
 
 def test_room_is_granted_all_or_nothing(store: Any) -> None:
-    items = [m.ReserveItem(FEATURES, MiB), m.ReserveItem(RAW, MiB)]
+    items = [ReserveItem(FEATURES, MiB), ReserveItem(RAW, MiB)]
     store.reserve("first", items)
     with pytest.raises(StoreFull):
         store.reserve("second", items, queue=False)
     with pytest.raises(ArenaTooSmall):
         store.reserve("third", [*items, *items])
     with pytest.raises(StoreFull):  # what was promised is not given to others
-        store.create("second", [m.CreateItem(FEATURES, MiB + 1)])
-    store.create("first", [m.CreateItem(FEATURES, MiB)])
+        store.create("second", [CreateItem(FEATURES, MiB + 1)])
+    store.create("first", [CreateItem(FEATURES, MiB)])
     statistics = store.stat()
-    assert (statistics.granted_nbytes, statistics.held_nbytes) == (MiB, MiB)
-    store.unreserve("first", [m.ReserveItem(RAW, MiB)])
+    assert (statistics.reserved_nbytes, statistics.held_nbytes) == (MiB, MiB)
+    store.unreserve("first", [ReserveItem(RAW, MiB)])
     store.reserve("second", items)
     store.release("first")
     store.release("second")
-    assert store.stat().granted_nbytes == 0
+    assert store.stat().reserved_nbytes == 0
 
 
 def test_a_reservation_that_was_not_granted_in_time_is_not_waited_for(store: Any) -> None:
-    items = [m.ReserveItem(RAW, MiB)]
+    items = [ReserveItem(RAW, MiB)]
     store.reserve("first", items)
     with pytest.raises(DeadlineExceeded):
         store.reserve("second", items, timeout_s=0.01)
     statistics = store.stat()
-    assert (statistics.num_reservations_queued, statistics.granted_nbytes) == (0, MiB)
+    assert (statistics.num_reservations_queued, statistics.reserved_nbytes) == (0, MiB)
     store.release("first")
-    assert store.stat().granted_nbytes == 0
+    assert store.stat().reserved_nbytes == 0
 
 
 def test_a_reservation_waits_its_turn(store: Any) -> None:
-    items = [m.ReserveItem(RAW, MiB)]
+    items = [ReserveItem(RAW, MiB)]
     store.reserve("first", items)
     if not isinstance(store, LocalStore):
         pytest.skip("this needs two connections: see test_daemon.py")
@@ -322,7 +327,7 @@ def test_a_reservation_waits_its_turn(store: Any) -> None:
             assert not granted.is_set()
         store.release("first")
         waiting.result()
-    assert store.stat().granted_nbytes == MiB
+    assert store.stat().reserved_nbytes == MiB
 
 
 # Bad input
@@ -342,7 +347,7 @@ def test_handles_that_nobody_gave_out(store: Any, handle: Handle) -> None:
     with pytest.raises((StaleHandle, StoreRestarted)):
         store.get("r", [handle])
     with pytest.raises((StaleHandle, StoreRestarted)):
-        store.seal("r", [m.SealItem(handle, 1)])
+        store.seal("r", [SealItem(handle, 1)])
     if handle.offset + handle.nbytes > CAPACITY or handle.segment != 1:
         with pytest.raises((StaleHandle, StoreRestarted)):
             store.block(handle)
@@ -351,10 +356,10 @@ def test_handles_that_nobody_gave_out(store: Any, handle: Handle) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda store: store.create("r", [m.CreateItem(FEATURES, 0)]),
-        lambda store: store.create("", [m.CreateItem(FEATURES, 1)]),
-        lambda store: store.create("x" * 65, [m.CreateItem(FEATURES, 1)]),
-        lambda store: store.acquire("r", [m.AcquireItem(b"short", FEATURES, 1, None)]),
+        lambda store: store.create("r", [CreateItem(FEATURES, 0)]),
+        lambda store: store.create("", [CreateItem(FEATURES, 1)]),
+        lambda store: store.create("x" * 65, [CreateItem(FEATURES, 1)]),
+        lambda store: store.acquire("r", [Join(b"short")]),
         lambda store: store.delete([KEY] * 5000),
         lambda store: store.get("r", [Handle(1, 0, 1, 2**63)]),
     ],
@@ -368,40 +373,40 @@ def test_a_call_that_makes_no_sense_costs_nothing_else(store: Any, mistake: Any)
 
 
 def test_a_handle_from_before_the_sealing_shows_nothing_of_the_neighbour(store: Any) -> None:
-    (long,) = store.create("r", [m.CreateItem(FEATURES, 1000)])
-    (short,) = store.seal("r", [m.SealItem(long, 64)])
+    (long,) = store.create("r", [CreateItem(FEATURES, 1000)])
+    (short,) = store.seal("r", [SealItem(long, 64)])
     with pytest.raises(StaleHandle):
         store.get("r", [long])
     store.get("r", [short])
 
 
 def test_a_create_that_was_not_done_in_time_is_not_done_later(store: Any) -> None:
-    """It waits under its grant for a run: here, for what lies in the middle."""
-    first, middle, last = store.create("r", [m.CreateItem(RAW, 320 * KiB)] * 3)
+    """It waits with its reservation for an extent: here, for what lies in the middle."""
+    first, middle, last = store.create("r", [CreateItem(RAW, 320 * KiB)] * 3)
     store.abort("r", [first, last])
-    room = m.ReserveItem(RAW, 400 * KiB)
+    room = ReserveItem(RAW, 400 * KiB)
     store.reserve("s", [room])
     with pytest.raises(DeadlineExceeded):
-        store.create("s", [m.CreateItem(RAW, room.nbytes)], timeout_s=0.05)
+        store.create("s", [CreateItem(RAW, room.nbytes)], timeout_s=0.05)
     store.abort("r", [middle])
     statistics = store.stat()
     assert statistics.num_objects == 0
-    assert statistics.granted_nbytes > 0
+    assert statistics.reserved_nbytes > 0
 
 
 def test_a_search_waits_for_nobody(store: Any) -> None:
     mine = acquire(store, "first")
-    assert acquire(store, "second", make="find").state == "absent"
-    store.seal("first", [m.SealItem(mine.handle, 1)])
+    assert acquire(store, "second", Find(KEY)).state == "absent"
+    store.seal("first", [SealItem(mine.handle, 1)])
     store.release("first")
     assert held_nbytes(store) == 0, "the second has nothing that it was not told of"
-    assert acquire(store, "second", make="find").state == "hit"
+    assert acquire(store, "second", Find(KEY)).state == "hit"
 
 
 def test_a_key_is_created_once(store: Any) -> None:
     put(store, "r", b"data", key=KEY)
     with pytest.raises(StoreError):
-        store.create("r", [m.CreateItem(FEATURES, 1, KEY)])
+        store.create("r", [CreateItem(FEATURES, 1, KEY)])
 
 
 def test_releasing_more_than_one_holds(store: Any) -> None:
@@ -449,15 +454,15 @@ def test_shares_must_fit() -> None:
     with LocalStore(MiB, shares={FEATURES: 1.0}) as store:
         put(store, "r", bytes(MiB))
         with pytest.raises(ArenaTooSmall):
-            store.create("r", [m.CreateItem(RAW, 1)])
+            store.create("r", [CreateItem(RAW, 1)])
 
 
 def test_a_store_needs_no_torch() -> None:
     code = """
 import sys
-from afferent.store.local import LocalStore
-from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
+from afferent.store.client.local_store import LocalStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
 with StoreServer(1 << 20) as server, DaemonStore(server.address, name="test") as store:
     assert store.stat().num_clients == 1
 with LocalStore(1 << 20) as store:
@@ -474,10 +479,10 @@ def test_a_forked_process_is_told(kind: str) -> None:
 import os, asyncio, warnings
 warnings.simplefilter("ignore")
 from afferent.errors import NotPermitted
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.local import LocalStore
-from afferent.store.server import StoreServer
-from afferent.store import messages as m
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.local_store import LocalStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import CreateItem
 from afferent.types import ObjectKind
 
 def in_a_child(attempt):
@@ -490,7 +495,7 @@ def in_a_child(attempt):
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
 
-item = m.CreateItem(ObjectKind.RAW, 100)
+item = CreateItem(ObjectKind.RAW, 100)
 if {kind!r} == "local":
     store = LocalStore(1 << 20)
     (handle,) = store.create("r", [item])
@@ -524,14 +529,14 @@ def test_every_error_of_a_store_is_typed(store: Any) -> None:
         handle = handles[rng.integers(len(handles))] if handles else Handle(1, 0, 1, 1)
         request, key = f"r{rng.integers(3)}", bytes([rng.integers(4)]) * 32
         attempts = [
-            lambda k=key, r=request: store.create(r, [m.CreateItem(FEATURES, 100, k)]),
-            lambda h=handle, r=request: store.seal(r, [m.SealItem(h, 50)]),
+            lambda k=key, r=request: store.create(r, [CreateItem(FEATURES, 100, k)]),
+            lambda h=handle, r=request: store.seal(r, [SealItem(h, 50)]),
             lambda h=handle, r=request: store.get(r, [h, h]),
             lambda h=handle, r=request: store.abort(r, [h]),
             lambda h=handle, r=request: store.release(r, [h]),
             lambda r=request: store.release(r),
             lambda k=key: store.delete([k]),
-            lambda k=key, r=request: store.acquire(r, [m.AcquireItem(k, RAW, 64, "self")]),
+            lambda k=key, r=request: store.acquire(r, [Claim(k, RAW, 64)]),
         ]
         try:
             result = attempts[rng.integers(len(attempts))]()
@@ -541,31 +546,31 @@ def test_every_error_of_a_store_is_typed(store: Any) -> None:
     for number in range(3):
         store.release(f"r{number}")
     statistics = store.stat()
-    assert (statistics.held_nbytes, statistics.granted_nbytes) == (0, 0)
+    assert (statistics.held_nbytes, statistics.reserved_nbytes) == (0, 0)
 
 
-def slots(store: Any) -> dict[str, tuple[int, int]]:
-    return {name: (s.num_taken, s.num_queued) for name, s in store.stat().slots.items()}
+def permits(store: Any) -> dict[str, tuple[int, int]]:
+    return {name: (s.num_held, s.num_queued) for name, s in store.stat().permits.items()}
 
 
-def test_places_in_slots(store: Any) -> None:
-    store.enter("r", "preprocess", limit=1)
+def test_permits(store: Any) -> None:
+    store.acquire_permit("r", "preprocess", limit=1)
     with pytest.raises(NotPermitted):
-        store.enter("r", "preprocess", limit=2)
-    with pytest.raises(SlotTaken):
-        store.enter("s", "preprocess", limit=1, queue=False)
+        store.acquire_permit("r", "preprocess", limit=2)
+    with pytest.raises(NoPermitLeft):
+        store.acquire_permit("s", "preprocess", limit=1, queue=False)
     with pytest.raises(DeadlineExceeded):
-        store.enter("s", "preprocess", limit=1, timeout_s=0.05)
-    store.enter("r", "tenant/anna", limit=1, queue=False)
-    store.enter("s", "tenant/bob", limit=1, queue=False)
-    wait_until(lambda: slots(store) == {"preprocess": (1, 0), "tenant": (2, 0)})
-    store.leave("r", "tenant/anna")
-    store.leave("r", "tenant/anna")
+        store.acquire_permit("s", "preprocess", limit=1, timeout_s=0.05)
+    store.acquire_permit("r", "tenant/anna", limit=1, queue=False)
+    store.acquire_permit("s", "tenant/bob", limit=1, queue=False)
+    wait_until(lambda: permits(store) == {"preprocess": (1, 0), "tenant": (2, 0)})
+    store.release_permit("r", "tenant/anna")
+    store.release_permit("r", "tenant/anna")
     store.release("s")
-    wait_until(lambda: slots(store) == {"preprocess": (1, 0)})
+    wait_until(lambda: permits(store) == {"preprocess": (1, 0)})
     store.release("r")
-    store.enter("s", "preprocess", limit=1)
+    store.acquire_permit("s", "preprocess", limit=1)
     store.release("s")
-    assert slots(store) == {}
+    assert permits(store) == {}
     with pytest.raises(FormatError):
-        store.enter("r", "", limit=1)
+        store.acquire_permit("r", "", limit=1)

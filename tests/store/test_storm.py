@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from afferent.errors import StoreUnavailable
-from afferent.store.client import DaemonStore
-from afferent.store.server import StoreServer
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
 from afferent.types import MiB, ObjectKind
 from tests.server import wait_until
 from tests.store import storm
@@ -31,7 +31,7 @@ SHARES = {ObjectKind.RAW: 0.3, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 
 LOAD = ["writer", "reader", "holder", "forker", "loop", "worker", "worker", "requester", "writer"]
 LONGEST_RELEASE_S = 10.0  # on a machine that does much else; the figures that are printed say more
 RETRYABLE = {"store_unavailable", "store_restarted", "deadline_exceeded"}
-EXPECTED = {"store_full", "stale_handle", "maker_refused", "worker_died", "invalid_media"}
+EXPECTED = {"store_full", "stale_handle", "quarantined", "worker_died", "invalid_media"}
 
 
 @pytest.fixture
@@ -219,11 +219,11 @@ def check_made_once(storming: Storm) -> None:
         f"begun {begun.total()} times; {len(refused)} refused"
     )
     assert not storming.complaints()
-    assert {value.split()[1] for value in lost} <= {"maker_refused", "worker_died"}
+    assert {value.split()[1] for value in lost} <= {"quarantined", "worker_died"}
     assert all(claimed[key] for key in refused), "refused, though no maker of it was killed"
     assert len(refused) <= len(ITEMS) // 10
     for key in (item.hex() for item in ITEMS):
-        answers = got[key] + lost[f"{key} maker_refused"] + lost[f"{key} worker_died"]
+        answers = got[key] + lost[f"{key} quarantined"] + lost[f"{key} worker_died"]
         assert answers == 8
         assert begun[key] or key in refused
         assert begun[key] <= 1 + held[key], "made twice without need"

@@ -26,12 +26,12 @@ from afferent.errors import (
     StoreRestarted,
     StoreUnavailable,
 )
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
-from afferent.store.local import LocalStore
-from afferent.store.server import StoreServer
-from afferent.store.verbs import Store
-from afferent.store.views import DroppedPins
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.local_store import LocalStore
+from afferent.store.client.store import Store
+from afferent.store.client.views import DroppedPins
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import CreateItem, Find, ReserveItem, SealItem
 from afferent.types import Handle, KiB, MiB, ObjectKind, TensorSpec
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, SHARES, STORES, SharedDaemon
@@ -71,7 +71,7 @@ def test_put_and_view(store: Store) -> None:
         assert tree["name"] == "cat"
     store.release("writer")
     assert not is_pinned(store)
-    (outcome,) = store.acquire("r", [m.AcquireItem(KEY, FEATURES, 1, "find")])
+    (outcome,) = store.acquire("r", [Find(KEY)])
     assert outcome.handle == handle
 
 
@@ -156,14 +156,14 @@ def test_what_can_not_be_stored_leaves_nothing(store: Store) -> None:
     with pytest.raises(FormatError, match="only its shape"):
         store.put("writer", {"a": TensorSpec("uint8", (5,))}, key=KEY)
     assert not is_pinned(store)
-    (outcome,) = store.acquire("r", [m.AcquireItem(KEY, FEATURES, 1, "find")])
+    (outcome,) = store.acquire("r", [Find(KEY)])
     assert outcome.state == "absent"
 
 
 def test_what_can_not_be_viewed_is_not_pinned(store: Store) -> None:
-    (handle,) = store.create("writer", [m.CreateItem(FEATURES, 100, KEY)])
+    (handle,) = store.create("writer", [CreateItem(FEATURES, 100, KEY)])
     np.frombuffer(store.block(handle), np.uint8)[:] = 255
-    (handle,) = store.seal("writer", [m.SealItem(handle, 100)])
+    (handle,) = store.seal("writer", [SealItem(handle, 100)])
     store.release("writer")
     with pytest.raises(FormatError):
         store.view(handle)
@@ -198,8 +198,8 @@ def test_a_thread_that_waits_for_room_gets_that_of_a_view_that_goes(store: Store
     share = int(CAPACITY * SHARES[FEATURES])
     view = store.view(stored(store, np.zeros(share - 8 * KiB, np.uint8)))
     with pytest.raises(StoreFull):
-        store.reserve("other", [m.ReserveItem(FEATURES, MiB)], queue=False)
-    wanted = [m.ReserveItem(FEATURES, MiB)]
+        store.reserve("other", [ReserveItem(FEATURES, MiB)], queue=False)
+    wanted = [ReserveItem(FEATURES, MiB)]
     with contextlib.ExitStack() as stack:
         other = store
         if isinstance(store, DaemonStore):  # its calls are done one at a time
@@ -210,7 +210,7 @@ def test_a_thread_that_waits_for_room_gets_that_of_a_view_that_goes(store: Store
         del view
         thread.join(30)
         assert not thread.is_alive()
-        assert store.stat().granted_nbytes >= MiB
+        assert store.stat().reserved_nbytes >= MiB
 
 
 def test_collected_while_its_own_thread_holds_the_lock() -> None:
@@ -255,7 +255,7 @@ def test_a_view_outlives_its_store() -> None:
 READER = """
 import ctypes, sys
 import numpy as np
-from afferent.store.client import DaemonStore
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Handle
 
 store = DaemonStore(chr(0) + sys.argv[1], name="reader")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from afferent.store import codec, layout
+from afferent.store.block import codec, layout
 
 DTYPES = sorted(layout.DTYPES)
 

@@ -3,10 +3,10 @@
     async with gate.reserve("request-1", {ObjectKind.FEATURES: 80 * MiB}):
         ...                                  # create and acquire under the request's name
 
-The budget itself is the store's ledger, which all processes share: hard, in order of arrival, all
+The budget itself is the store's, which all processes share: hard, in order of arrival, all
 or nothing for each request. Besides, so many requests at a time may be behind the gate, if a limit
-is set: the count gate, a slot of the store. This is a process's own view of both: how long to wait,
-and what to tell those who can't be let in.
+is set: the count gate, a semaphore of the store. This is a process's own view of both: how long to
+wait, and what to tell those who can't be let in.
 """
 
 from __future__ import annotations
@@ -17,45 +17,75 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from afferent.errors import DeadlineExceeded, SlotTaken, StoreFull
-from afferent.store import messages as m
+from afferent.errors import DeadlineExceeded, NoPermitLeft, StoreFull
+from afferent.store.protocol.items import CreateItem, ReserveItem
+from afferent.telemetry.registry import WAIT_SECONDS, HistogramCell, histogram
 from afferent.types import Handle, ObjectKind
 
-SLOT = "preprocess"
+if TYPE_CHECKING:
+    from afferent.store.client.async_store import AsyncDaemonStore
+
+SEMAPHORE = "preprocess"
 """Of the count gate."""
+
+ADMISSION_SECONDS = histogram(
+    "afferent_admission_seconds",
+    "Seconds that a request waited for room in the arena, whether it came to it or not",
+    WAIT_SECONDS,
+)
+PERMIT_SECONDS = histogram(
+    "afferent_permit_seconds",
+    "Seconds that a request waited for its permit of the gate, whether it came or not",
+    WAIT_SECONDS,
+)
 
 _REMEMBERED_GRANTS = 32
 _RECENT_S = 60.0
 _RETRY_AFTER_S = (1.0, 60.0)
 
 
-class Ledger(Protocol):
+class Budget(Protocol):
     """What of a store the gate needs: `AsyncDaemonStore` has it."""
 
     async def reserve(
-        self, request: str, items: Sequence[m.ReserveItem], *, timeout_s: float
+        self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
     ) -> None: ...
 
-    async def create(self, request: str, items: Sequence[m.CreateItem]) -> list[Handle]: ...
+    async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]: ...
 
-    async def enter(self, request: str, slot: str, *, limit: int, timeout_s: float) -> None: ...
+    async def acquire_permit(
+        self, request: str, semaphore: str, *, limit: int, timeout_s: float
+    ) -> None: ...
 
     def forget(self, request: str) -> None: ...
 
 
 class Gate:
-    """Lets requests in as far as their bytes fit, and so many at a time."""
+    """Lets requests in as far as their bytes fit, and so many at a time.
+
+    Examples:
+        >>> import asyncio
+        >>> from afferent import AsyncDaemonStore, Gate, MiB, ObjectKind, StoreServer
+        >>> async def main(address: str) -> None:
+        ...     store = await AsyncDaemonStore.connect(address, name="frontend")
+        ...     gate = Gate(store, timeout_s=30.0)
+        ...     async with gate.reserve("request-1", {ObjectKind.FEATURES: 2 * MiB}):
+        ...         print("it has its bytes; others wait for theirs")
+        ...     await store.close()
+        >>> with StoreServer(16 * MiB) as server:
+        ...     asyncio.run(main(server.address))
+        it has its bytes; others wait for theirs
+    """
 
     def __init__(
         self,
-        store: Ledger,
+        # Named besides: pyright does not see verbs, which are descriptors, as a protocol's methods.
+        store: AsyncDaemonStore | Budget,
         *,
         timeout_s: float,
         max_concurrency: int = 0,
-        on_wait: Callable[[float], object] = lambda _: None,
-        on_turn: Callable[[float], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Guard ``store``.
@@ -64,16 +94,14 @@ class Gate:
             timeout_s: For one request to be let in: for its bytes, and again for its turn.
             max_concurrency: Requests that may have entered, and not been forgotten, at a time, over
                 all processes; 0: any number.
-            on_wait: Told the seconds that each request waited for bytes, for a metric.
-            on_turn: Told the seconds that each request waited for its turn.
             clock: Seconds, which only grow.
         """
         self._store, self._timeout_s = store, timeout_s
         self._max_concurrency = max_concurrency
-        self._for_bytes = _Line(timeout_s, on_wait, clock)
-        self._for_turn = _Line(timeout_s, on_turn, clock)
+        self._for_bytes = _Line(timeout_s, ADMISSION_SECONDS.labels(), clock)
+        self._for_turn = _Line(timeout_s, PERMIT_SECONDS.labels(), clock)
 
-    async def admit(self, request: str, room: Sequence[m.ReserveItem]) -> None:
+    async def admit(self, request: str, room: Sequence[ReserveItem]) -> None:
         """Wait until all of ``room`` is granted to the request, or none of it.
 
         It is the request's until it is used, unreserved, or the request is forgotten; a call that
@@ -87,7 +115,7 @@ class Gate:
         with self._for_bytes.standing():
             await self._store.reserve(request, room, timeout_s=self._timeout_s)
 
-    async def create(self, request: str, items: Sequence[m.CreateItem]) -> list[Handle]:
+    async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]:
         """Blocks to write, all or none, once there is room for all of them.
 
         Where there is, and nobody waits for it, one round trip gives them.
@@ -98,7 +126,7 @@ class Gate:
         with self._for_bytes.standing():
             with contextlib.suppress(StoreFull):
                 return await self._store.create(request, items)
-            room = [m.ReserveItem(item.kind, item.nbytes) for item in items]
+            room = [ReserveItem(item.kind, item.nbytes) for item in items]
             await self._store.reserve(request, room, timeout_s=self._timeout_s)
         return await self._store.create(request, items)
 
@@ -109,13 +137,13 @@ class Gate:
         call that is cancelled, or that fails, leaves no place taken.
 
         Raises:
-            SlotTaken: Too many wait already.
+            NoPermitLeft: Too many wait already.
             DeadlineExceeded: Its turn did not come in time. Both say when to try again.
         """
         if self.is_counting:
             with self._for_turn.standing():
-                await self._store.enter(
-                    request, SLOT, limit=self._max_concurrency, timeout_s=self._timeout_s
+                await self._store.acquire_permit(
+                    request, SEMAPHORE, limit=self._max_concurrency, timeout_s=self._timeout_s
                 )
 
     @asynccontextmanager
@@ -123,7 +151,7 @@ class Gate:
         """`admit` and `enter`; when the block ends, however it ends, the request is forgotten, and
         so is all that it holds.
         """
-        await self.admit(request, [m.ReserveItem(kind, size) for kind, size in nbytes.items()])
+        await self.admit(request, [ReserveItem(kind, size) for kind, size in nbytes.items()])
         try:
             await self.enter(request)
             yield
@@ -149,10 +177,8 @@ class Gate:
 class _Line:
     """Those of this process who wait for one thing."""
 
-    def __init__(
-        self, timeout_s: float, on_wait: Callable[[float], object], clock: Callable[[], float]
-    ) -> None:
-        self._timeout_s, self._on_wait, self._clock = timeout_s, on_wait, clock
+    def __init__(self, timeout_s: float, waits: HistogramCell, clock: Callable[[], float]) -> None:
+        self._timeout_s, self._waits, self._clock = timeout_s, waits, clock
         self._grants: deque[float] = deque(maxlen=_REMEMBERED_GRANTS)
         self.num_waiting = 0
 
@@ -165,12 +191,12 @@ class _Line:
         self.num_waiting += 1
         try:
             yield
-        except (StoreFull, SlotTaken, DeadlineExceeded) as error:
+        except (StoreFull, NoPermitLeft, DeadlineExceeded) as error:
             error.retry_after_s = self.retry_after_s
             raise
         finally:
             self.num_waiting -= 1
-            self._on_wait(self._clock() - start_s)
+            self._waits.observe(self._clock() - start_s)
         self._grants.append(self._clock())
 
     @property

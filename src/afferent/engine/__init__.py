@@ -1,1 +1,70 @@
-"""The engine: what any engine must offer, and the built-in one on `transformers`."""
+"""The engine: what any engine must offer, how one is plugged in, and the reference engine.
+
+For authors of engines that a server is told to use, ``afferent serve --engine MODULE:FACTORY``: an
+`EngineKind` describes the engine, its `Settings` stand beside the server's, and each of its
+processes is a `ChildProcess`. `RemoteKind` and `EngineHost` put any `afferent.Engine` into a
+process of its own. What it counts it declares by `counter` and its like.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from afferent.lazy import face
+
+__all__ = [
+    "Backend",
+    "Caller",
+    "ChildProcess",
+    "EngineHost",
+    "EngineKind",
+    "EnginePlan",
+    "EngineProcess",
+    "EngineSite",
+    "Group",
+    "RemoteKind",
+    "RemoteLink",
+    "Settings",
+    "counter",
+    "declare_stages",
+    "gauge",
+    "histogram",
+    "listening",
+    "push_counts",
+    "run_until_terminated",
+    "setting",
+]
+
+if TYPE_CHECKING:
+    from afferent.config import Group, Settings, setting
+    from afferent.engine.contract import (
+        Backend,
+        Caller,
+        EngineKind,
+        EnginePlan,
+        EngineProcess,
+        EngineSite,
+    )
+    from afferent.engine.remote.host import EngineHost
+    from afferent.engine.remote.kind import RemoteKind, RemoteLink, listening
+    from afferent.runtime.process import ChildProcess, run_until_terminated
+    from afferent.telemetry.pushing import push_counts
+    from afferent.telemetry.registry import counter, gauge, histogram
+    from afferent.telemetry.trace import declare_stages
+else:
+    __getattr__, __dir__ = face(
+        globals(),
+        homes={
+            "afferent.config": "Group Settings setting",
+            "afferent.engine.contract": (
+                "Backend Caller EngineKind EnginePlan EngineProcess EngineSite"
+            ),
+            "afferent.engine.remote.host": "EngineHost",
+            "afferent.engine.remote.kind": "RemoteKind RemoteLink listening",
+            "afferent.runtime.process": "ChildProcess run_until_terminated",
+            "afferent.telemetry.pushing": "push_counts",
+            "afferent.telemetry.registry": "counter gauge histogram",
+            "afferent.telemetry.trace": "declare_stages",
+        },
+        modules={},
+    )

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
-from afferent.types import Item, NonNegative, RequestId, Sampling, Span, TokenLogprobs
+from afferent.types import Item, Modality, NonNegative, RequestId, Sampling, Span, TokenLogprobs
 
 
 class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class Accepted(Struct, frozen=True):
 
 
 class Tokens(Struct, frozen=True):
-    """The next tokens of the answer, and what has been added to the request's account.
+    """The next tokens of the answer, and what has been added to the request's trace.
 
     ``logprobs`` has an entry for each token if the request asked for them, and none otherwise.
     """
@@ -42,7 +42,7 @@ class Tokens(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """The end of the answer, and the rest of its account."""
+    """The end of the answer, and the rest of its trace."""
 
     reason: Literal["stop", "length"]
     spans: list[Span]
@@ -59,6 +59,9 @@ class Chosen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     logprobs: TokenLogprobs | None = None
 
 
+SamplingField = Literal["temperature", "top_p", "top_k", "seed", "num_logprobs"]
+
+
 class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What frontends have to know of the engine's model."""
 
@@ -66,7 +69,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     eos_token_ids: list[int]
     embed_nbytes: int = 0
     """Bytes of one row of embeddings, all its layers together."""
-    cuts_items: bool = True
+    can_split_items: bool = True
     """Whether a chunk of prompt may end inside an item; not where an item attends to itself."""
     cross_attention: bool = False
     """An encoder-decoder model: its items are beside the prompt, at offset 0."""
@@ -74,9 +77,13 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """This machine's memory that a token of a running request may take, in all workers together;
     0: none, or not said.
     """
+    modalities: tuple[Modality, ...] = tuple(Modality)
+    """What its items may be, of what the model's family makes features of."""
+    unsupported: tuple[SamplingField, ...] = ()
+    """What of `Sampling` it can't do. Frontends refuse requests that ask for it."""
 
 
-class EngineFigures(Struct, array_like=True, forbid_unknown_fields=True):
+class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
     """What an engine has done since it was started, and what it does now."""
 
     num_waiting: int = 0
@@ -120,6 +127,6 @@ class Engine(Protocol):
         """
         ...
 
-    async def figures(self) -> EngineFigures | None:
+    async def stats(self) -> EngineStats | None:
         """`None` if there are none to be had now."""
         ...

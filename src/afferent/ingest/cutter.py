@@ -18,6 +18,7 @@ the error stays where it is.
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Callable
@@ -31,6 +32,19 @@ from afferent.ingest.base64_text import Base64Text
 from afferent.ingest.json_text import JsonText
 
 _WINDOW_NBYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaKeys:
+    """Where media stand in a body: keys of strings, made of letters and underscores.
+
+    Attributes:
+        urls: Of strings that are media where they begin as a ``data:`` URL of base64 does.
+        base64: Of strings that are media where they begin with 64 characters of base64.
+    """
+
+    urls: tuple[str, ...]
+    base64: tuple[str, ...] = ()
 
 
 class MediaSink(Protocol):
@@ -88,17 +102,24 @@ def _spelled(word: str) -> str:
     return "".join(rf"(?:{c}|\\u00(?i:{ord(c):02x}))" for c in word)
 
 
-# The byte before the quote must be there, to see that it is no backslash; a key is never the first.
-_KEY = re.compile(
-    (
-        r'"(?=[adfiuv\\])(?<=[^\\]")(?:'
-        rf"((?:{_spelled('image_')}|{_spelled('video_')}|{_spelled('audio_')})?{_spelled('url')}"
-        rf"|{_spelled('file_data')})"
-        rf"|{_spelled('data')})"
-        '"'
-    ).encode()
-)
-_LONGEST_KEY_NBYTES = len('"') + 6 * len("image_url") + len('"')
+@dataclass(frozen=True, slots=True)
+class _KeySearch:
+    """Finds keys, with their quotes; the group is one that URLs stand under."""
+
+    pattern: re.Pattern[bytes]
+    longest_nbytes: int
+
+
+@functools.cache
+def _key_search(keys: MediaKeys) -> _KeySearch:
+    words = (*keys.urls, *keys.base64)
+    first = "".join(sorted({word[0] for word in words}))
+    groups = [f"({'|'.join(map(_spelled, keys.urls))})", *map(_spelled, keys.base64)]
+    # The byte before the quote must be there, to see that it is no backslash; a key is never first.
+    pattern = rf'"(?=[{first}\\])(?<=[^\\]")(?:{"|".join(groups)})"'
+    longest_nbytes = len('""') + max(map(len, words)) * len(r"\u0000")
+    return _KeySearch(re.compile(pattern.encode()), longest_nbytes)
+
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _HEAD = re.compile(  # ASCII, escaped or not
@@ -113,11 +134,9 @@ _string_decoder = msgspec.json.Decoder(str)
 class BodyCutter:
     """Cuts one body, fed in chunks of any size.
 
-    Media are strings under the keys ``url``, ``image_url``, ``video_url``, ``audio_url`` and
-    ``file_data`` that begin as a ``data:`` URL of base64 does, and under the key ``data`` those
-    that begin with 64 characters of base64. Whether the API expects media there is for the caller
-    to see: a marker that no media part refers to was none. Markers are made of 128 random bits, so
-    that no client can write one.
+    Whether media are expected in each place where they are found is for the caller to see: a marker
+    that no media part refers to was none. Markers are made of 128 random bits, so that no client
+    can write one.
 
     After an error the cutter is of no use.
     """
@@ -125,6 +144,7 @@ class BodyCutter:
     def __init__(
         self,
         sink: MediaSink,
+        keys: MediaKeys,
         *,
         max_json_nbytes: int,
         max_media: int,
@@ -133,6 +153,7 @@ class BodyCutter:
     ) -> None:
         """``marker`` replaces the random prefix of the markers, for tests."""
         self._sink, self._max_media = sink, max_media
+        self._keys = _key_search(keys)
         self._marker = marker or f"afferent-media:{secrets.token_hex(16)}"
         self._json = JsonText(max_nbytes=max_json_nbytes, max_depth=max_depth)
         self._media: list[CutMedia] = []
@@ -179,10 +200,10 @@ class BodyCutter:
 
     def _seek_key(self) -> bool:
         """Find a key under which media may stand."""
-        key = _KEY.search(self._buffer, self._pos)
+        key = self._keys.pattern.search(self._buffer, self._pos)
         if key is None:
             # The rest may begin a key: all but its last byte, and the byte before it.
-            self._pos = max(self._pos, len(self._buffer) - _LONGEST_KEY_NBYTES)
+            self._pos = max(self._pos, len(self._buffer) - self._keys.longest_nbytes)
             return False
         self._rule = _BARE if key[1] is None else _DATA_URL
         self._pos = key.end()

@@ -14,8 +14,8 @@ import numpy as np
 
 from afferent.admit.gate import Gate
 from afferent.errors import MediaTooLarge
-from afferent.store import messages as m
-from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import Handle, KiB, MiB, ObjectKind
 
 SMALL_NBYTES = 256 * KiB
@@ -84,7 +84,7 @@ class RawBuffer:
             StoreFull: Too many wait already.
             DeadlineExceeded: Not in time.
         """
-        (handle,) = await gate.create(self._request_id, [m.CreateItem(ObjectKind.RAW, nbytes)])
+        (handle,) = await gate.create(self._request_id, [CreateItem(ObjectKind.RAW, nbytes)])
         self._move_to(handle)
 
     async def make_room(self, nbytes: int) -> None:
@@ -102,7 +102,7 @@ class RawBuffer:
         else:
             # At first it is what was announced; after that, who knows.
             step_nbytes = min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0
-            item = m.CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
+            item = CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
             (handle,) = await self._store.create(self._request_id, [item])
             self._move_to(handle)
 
@@ -137,7 +137,7 @@ class RawBuffer:
         (raw,) = self.finish([(0, self.nbytes)], origin=origin)
         if raw.handle is None:
             return raw
-        (sealed,) = await self._store.seal(self._request_id, [m.SealItem(raw.handle, raw.nbytes)])
+        (sealed,) = await self._store.seal(self._request_id, [SealItem(raw.handle, raw.nbytes)])
         return replace(raw, handle=sealed, is_sealed=True)
 
     def _move_to(self, handle: Handle) -> None:

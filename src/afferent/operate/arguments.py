@@ -6,8 +6,8 @@ import argparse
 
 from afferent.config import parse_nbytes
 from afferent.errors import ConfigError
-from afferent.store.messages import MAX_ITEMS
-from afferent.store.region import DEFAULT_SHARES
+from afferent.store.protocol.items import MAX_ITEMS
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import GiB, ObjectKind
 
 _KINDS = [kind.value for kind in ObjectKind]

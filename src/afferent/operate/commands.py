@@ -8,11 +8,11 @@ from collections.abc import Callable
 import msgspec
 from rich.console import Console
 
-from afferent.operate import daemons, eviction, live, standalone, tables
+from afferent.operate import daemons, live, removal, standalone, tables
 from afferent.operate.daemons import Running
-from afferent.operate.figures import object_document, stat_document
 from afferent.operate.snapshot import Snapshot
-from afferent.store.client import DaemonStore
+from afferent.operate.stats import object_document, stat_document
+from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 
 Command = Callable[[Running, DaemonStore, argparse.Namespace, Console], None]
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
         "stat": _stat,
         "ls": _list,
         "top": live.top,
-        "evict": eviction.evict,
-        "clear": eviction.clear,
+        "evict": removal.evict,
+        "clear": removal.clear,
     }
     running = daemons.choose(daemons.find(), args.address)
     with running.connect() as store:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afferent.errors import ConfigError, StoreUnavailable
-from afferent.store.client import DaemonStore
-from afferent.store.launch import DAEMON
-from afferent.store.roster import start_time
-from afferent.store.server import ADDRESS_PREFIX
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.client_table import start_time
+from afferent.store.daemon.launch import DAEMON
+from afferent.store.daemon.server import ADDRESS_PREFIX
 
 CLIENT_NAME = "afferent store"
 """What these commands call themselves to the daemon."""

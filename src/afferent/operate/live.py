@@ -12,9 +12,9 @@ from rich.live import Live
 
 from afferent.operate import tables
 from afferent.operate.daemons import Running
-from afferent.operate.figures import Rates
 from afferent.operate.snapshot import Snapshot
-from afferent.store.client import DaemonStore
+from afferent.operate.stats import Rates
+from afferent.store.client.daemon_store import DaemonStore
 
 
 def top(running: Running, store: DaemonStore, args: argparse.Namespace, console: Console) -> None:

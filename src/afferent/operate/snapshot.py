@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from afferent.operate.daemons import CLIENT_NAME, Running
-from afferent.store import messages as m
-from afferent.store.client import DaemonStore
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.results import ClientInfo, Statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The figures, as they would be if nobody had asked: the asking client is left out."""
+    """The stats, as they would be if nobody had asked: the asking client is left out."""
 
     running: Running
-    statistics: m.Statistics
-    clients: list[m.ClientInfo]
+    statistics: Statistics
+    clients: list[ClientInfo]
     taken_s: float
 
     @classmethod
@@ -38,5 +38,5 @@ class Snapshot:
         )
 
 
-def _is_self(client: m.ClientInfo) -> bool:
+def _is_self(client: ClientInfo) -> bool:
     return client.pid == os.getpid() and client.name == CLIENT_NAME

@@ -8,10 +8,10 @@ import threading
 
 from rich.console import Console
 
-from afferent import logs
 from afferent.errors import StoreUnavailable
 from afferent.operate import tables
-from afferent.store.server import StoreServer
+from afferent.runtime import logs
+from afferent.store.daemon.server import StoreServer
 from afferent.types import ObjectKind
 
 _LOOK_AGAIN_S = 1.0
@@ -48,7 +48,7 @@ def _announce(
         "",
         "In your program:",
         "",
-        "    from afferent.store.client import DaemonStore",
+        "    from afferent.store.client.daemon_store import DaemonStore",
         "",
         f'    ADDRESS = "\\0{name}"',
         '    store = DaemonStore(ADDRESS, name="mine", writable=True)',

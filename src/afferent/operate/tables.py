@@ -1,4 +1,4 @@
-"""How a store's figures look to a person: tables that fit 80 columns."""
+"""How a store's stats look to a person: tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from afferent.operate import figures
-from afferent.operate.figures import Rates
+from afferent.operate import stats
 from afferent.operate.snapshot import Snapshot
-from afferent.store import messages as m
+from afferent.operate.stats import Rates
+from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
 from afferent.types import ObjectKind
 
 KEY_DIGITS = 12
@@ -49,7 +49,7 @@ def percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.1f} %"
 
 
-def who(number: int, clients: Mapping[int, m.ClientInfo]) -> str:
+def who(number: int, clients: Mapping[int, ClientInfo]) -> str:
     """A client as its name and pid."""
     if number == _STORE:
         return "the store"
@@ -72,17 +72,17 @@ def stat(snapshot: Snapshot) -> RenderableType:
     return Group(*parts)
 
 
-def kinds(statistics: m.Statistics) -> Table:
+def kinds(statistics: Statistics) -> Table:
     """A column for each kind of object."""
-    rows: list[tuple[str, Callable[[m.KindStatistics], str]]] = [
+    rows: list[tuple[str, Callable[[KindStatistics], str]]] = [
         ("share", lambda kind: size(kind.capacity_nbytes)),
         ("used", lambda kind: size(kind.used_nbytes)),
         ("  held", lambda kind: size(kind.held_nbytes)),
-        ("  evictable", lambda kind: size(figures.evictable_nbytes(kind))),
-        ("free", lambda kind: size(figures.free_nbytes(kind))),
-        ("  largest hole", lambda kind: size(kind.largest_free_nbytes)),
-        ("  fragmentation", lambda kind: percent(figures.fragmentation(kind))),
-        ("granted", lambda kind: size(kind.granted_nbytes)),
+        ("  evictable", lambda kind: size(stats.evictable_nbytes(kind))),
+        ("free", lambda kind: size(stats.free_nbytes(kind))),
+        ("  largest extent", lambda kind: size(kind.largest_free_nbytes)),
+        ("  fragmentation", lambda kind: percent(stats.fragmentation(kind))),
+        ("reserved", lambda kind: size(kind.reserved_nbytes)),
         ("objects", lambda kind: f"{kind.num_objects:,}"),
         ("  held", lambda kind: f"{kind.num_held:,}"),
         ("evicted so far", lambda kind: f"{kind.num_evicted:,}"),
@@ -93,16 +93,16 @@ def kinds(statistics: m.Statistics) -> Table:
     return table
 
 
-def _work(statistics: m.Statistics) -> Table:
+def _work(statistics: Statistics) -> Table:
     """What was asked of the store, and what it waits for."""
     asked = (
         f"{count(statistics.num_hits, 'hit')}, {statistics.num_misses:,} missing, "
-        f"{statistics.num_joined:,} in the making"
+        f"{statistics.num_joined:,} in flight"
     )
     grid = Table.grid(padding=(0, 2))
     arena = f"{size(statistics.capacity_nbytes)}, {size(statistics.used_nbytes)} used"
     grid.add_row("arena", arena)
-    grid.add_row("hit rate", f"{percent(figures.hit_rate(statistics))}  ({asked})")
+    grid.add_row("hit rate", f"{percent(stats.hit_rate(statistics))}  ({asked})")
     jobs = f"{statistics.num_jobs_queued:,} queued, {statistics.num_jobs_running:,} running"
     grid.add_row("jobs", f"{jobs}, {count(statistics.num_workers, 'worker')}")
     grid.add_row("reservations", f"{statistics.num_reservations_queued:,} queued")
@@ -110,11 +110,11 @@ def _work(statistics: m.Statistics) -> Table:
     return grid
 
 
-def clients(infos: Sequence[m.ClientInfo]) -> Table:
+def clients(infos: Sequence[ClientInfo]) -> Table:
     """Who is connected or still holds something; who holds most comes first."""
     table = _table(
-        "client", "pid", "state", "objects held", "held", "granted",
-        numbers={"pid", "objects held", "held", "granted"},
+        "client", "pid", "state", "objects held", "held", "reserved",
+        numbers={"pid", "objects held", "held", "reserved"},
     )  # fmt: skip
     _fold(table.columns[0])
     for info in sorted(infos, key=lambda info: (-info.held_nbytes, info.client)):
@@ -124,7 +124,7 @@ def clients(infos: Sequence[m.ClientInfo]) -> Table:
             "connected" if info.connected else Text("lost", style="red"),
             f"{info.num_held:,}",
             size(info.held_nbytes),
-            size(info.granted_nbytes),
+            size(info.reserved_nbytes),
         )
     return table
 
@@ -132,7 +132,7 @@ def clients(infos: Sequence[m.ClientInfo]) -> Table:
 # ls
 
 
-def objects(infos: Sequence[m.ObjectInfo], by_number: Mapping[int, m.ClientInfo]) -> Table:
+def objects(infos: Sequence[ObjectInfo], by_number: Mapping[int, ClientInfo]) -> Table:
     table = _table(
         "key", "kind", "state", "size", "generation", "held by", numbers={"size", "generation"}
     )
@@ -159,28 +159,28 @@ def top(snapshot: Snapshot, rates: Rates, *, num_clients: int = 10) -> Renderabl
     """One frame: how full each kind is, what happens a second, who holds most."""
     statistics = snapshot.statistics
     table = _table(
-        "", "", "used", "share", "granted", "evicted/s",
-        numbers={"used", "share", "granted", "evicted/s"},
+        "", "", "used", "share", "reserved", "evicted/s",
+        numbers={"used", "share", "reserved", "evicted/s"},
     )  # fmt: skip
-    for kind, kind_figures in statistics.kinds.items():
+    for kind, kind_stats in statistics.kinds.items():
         table.add_row(
             kind.value,
-            _bar(kind_figures),
-            size(kind_figures.used_nbytes),
-            size(kind_figures.capacity_nbytes),
-            size(kind_figures.granted_nbytes),
+            _bar(kind_stats),
+            size(kind_stats.used_nbytes),
+            size(kind_stats.capacity_nbytes),
+            size(kind_stats.reserved_nbytes),
             f"{rates.evictions[kind]:,.1f}",
         )
     held, evictable, free = _marks()
     lines = (
         f"{held} held   {evictable} evictable   {free} free",
         f"hits/s {rates.hits:,.1f}   missing/s {rates.misses:,.1f}   "
-        f"in the making/s {rates.joined:,.1f}   hit rate {percent(rates.hit_rate)}",
+        f"in flight/s {rates.joined:,.1f}   hit rate {percent(rates.hit_rate)}",
         f"jobs {statistics.num_jobs_queued:,} queued, {statistics.num_jobs_running:,} running   "
         f"{count(statistics.num_workers, 'worker')}   "
         f"reservations {statistics.num_reservations_queued:,} queued   epoch {statistics.segment}",
     )
-    busiest = sorted(snapshot.clients, key=lambda c: -(c.held_nbytes + c.granted_nbytes))
+    busiest = sorted(snapshot.clients, key=lambda c: -(c.held_nbytes + c.reserved_nbytes))
     parts: list[RenderableType] = [Text(str(snapshot.running)), table, *map(Text, lines)]
     if busiest:
         parts.append(clients(busiest[:num_clients]))
@@ -192,7 +192,7 @@ def top(snapshot: Snapshot, rates: Rates, *, num_clients: int = 10) -> Renderabl
 _BAR_WIDTH = 24
 
 
-def _bar(kind: m.KindStatistics) -> str:
+def _bar(kind: KindStatistics) -> str:
     """The held, the evictable and the free part of a share."""
     scale = _BAR_WIDTH / max(kind.capacity_nbytes, 1)
     held, used = ceil(kind.held_nbytes * scale), ceil(kind.used_nbytes * scale)
@@ -209,7 +209,7 @@ def _marks() -> tuple[str, str, str]:
 # evict and clear
 
 
-def left(statistics: m.Statistics, kinds: Sequence[ObjectKind]) -> str:
+def left(statistics: Statistics, kinds: Sequence[ObjectKind]) -> str:
     """What of these kinds is still there, and how much of it somebody holds."""
     chosen = [statistics.kinds[kind] for kind in kinds]
     num_left = sum(kind.num_objects for kind in chosen)

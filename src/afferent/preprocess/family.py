@@ -8,18 +8,22 @@ is in modules of its own, which load them when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 from msgspec import Struct
 
 from afferent.errors import ConfigError
-from afferent.ingest.probe import MediaHeader
+from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.plan import FeaturePlan
 from afferent.types import Modality
+
+MAX_SAMPLED_FRAMES: Final = 768
+"""Most frames that are taken of a video, if nobody says otherwise."""
 
 
 class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,8 +35,24 @@ class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True):
     embed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorLayout:
+    """How a model's own processor lays out the features of an image.
+
+    Attributes:
+        plan: What it makes of an image with this header.
+        arguments: What it has to be called with, to keep the family's own limits.
+    """
+
+    plan: Callable[[ImageHeader], FeaturePlan]
+    arguments: Mapping[str, Any]
+
+
 class Family(Protocol):
-    """How one family of models wants its media. Adding one: `docs/adding-a-family.md`."""
+    """How one family of models wants its media. Adding one: `docs/adding-a-family.md`.
+
+    `afferent.preprocess.families.plain.PlainFamily` answers what most families answer alike.
+    """
 
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:
@@ -42,6 +62,10 @@ class Family(Protocol):
     def sample_rate_hz(self) -> int:
         """What audio is resampled to; 0 for models that take none."""
 
+    @property
+    def processor_layout(self) -> ProcessorLayout | None:
+        """``None`` where features are made here in any case, never by the model's own processor."""
+
     def plan(self, header: MediaHeader) -> FeaturePlan | None:
         """What an item becomes; exact if the header is. ``None``: only the model's own processor
         knows, so a worker has to be asked.
@@ -50,10 +74,22 @@ class Family(Protocol):
             InvalidMedia: Nothing that the model can take.
         """
 
+    def plan_exactly(self, header: MediaHeader) -> FeaturePlan:
+        """`plan`; where only the model's own processor knows, by asking it. Workers only."""
+
+    def without_paths(self) -> Self:
+        """The same, as it would be of the same model in another folder."""
+
+    def sampling(self, max_frames: int) -> Self:
+        """The same, which takes no more than ``max_frames`` frames of a video."""
+
     def bounded(self, max_pixels: int) -> Self:
-        """The same, which makes no more than ``max_pixels`` pixels of a picture; itself, where the
-        size of a picture does not follow the picture's own, or never is more.
+        """The same, which makes no more than ``max_pixels`` pixels of an image; itself, where the
+        size of an image does not follow the image's own, or never is more.
         """
+
+    def load(self) -> None:
+        """Load what `process` will need, so that a zygote's forks have it. Imports torch."""
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         """Write the features of ``media`` into ``out``, laid out as `plan` of its header says."""

@@ -7,7 +7,10 @@ from msgspec import Struct
 
 from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.plan import FeaturePlan
+from afferent.telemetry.trace import declare_stages
 from afferent.types import Modality, NonNegative
+
+declare_stages("read_container", "decode", "process")
 
 
 class _Job(Struct, array_like=True, forbid_unknown_fields=True):
@@ -42,7 +45,7 @@ class PlanFile(_Job, tag="plan file"):
 class MakeFeatures(_Job, tag="features"):
     """Make the features of a file, which has this header.
 
-    ``max_pixels`` is the request's own limit for a picture; 0 for none but the family's.
+    ``max_pixels`` is the request's own limit for an image; 0 for none but the family's.
     """
 
     header: MediaHeader

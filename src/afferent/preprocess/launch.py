@@ -19,7 +19,7 @@ _HEAP_ENV = {
     "MALLOC_TRIM_THRESHOLD_": str(128 * MiB),
     "MALLOC_TOP_PAD_": str(16 * MiB),
 }
-"""A worker keeps the memory of its last item for the next: fresh pages for every picture cost half
+"""A worker keeps the memory of its last item for the next: fresh pages for every image cost half
 of the time that its processor takes.
 """
 ENV = {**THREAD_ENV, **_HEAP_ENV}

@@ -17,7 +17,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class DecodedImage:
     """As a person sees it: upright, transparency over white."""
 
     pixels: Pixels
@@ -28,7 +28,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class DecodedAudio:
     """``samples`` is mono, ``(num_frames,)`` float32, within about -1 and 1."""
 
     samples: NDArray[np.float32]
@@ -55,4 +55,4 @@ class Video(Protocol):
         """
 
 
-Media = Picture | Sound | Video
+Media = DecodedImage | DecodedAudio | Video

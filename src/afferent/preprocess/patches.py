@@ -1,4 +1,4 @@
-"""Cutting a picture into the patches that a vision transformer reads."""
+"""Cutting an image into the patches that a vision transformer reads."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from afferent.store import codec
+from afferent.store.block import codec
 from afferent.types import TensorSpec
 
 Prompt = tuple[int | str, ...]

@@ -20,10 +20,9 @@ from pathlib import Path
 from afferent.errors import ConfigError, Unavailable
 from afferent.preprocess import sandbox
 from afferent.preprocess.launch import PoolSettings
-from afferent.preprocess.registry import preload
 from afferent.preprocess.worker import Worker
-from afferent.process import ChildProcess, die_with_parent
-from afferent.store.client import DaemonStore
+from afferent.runtime.process import ChildProcess, die_with_parent
+from afferent.store.client.daemon_store import DaemonStore
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class Zygote:
     def __init__(self, child: ChildProcess, settings: PoolSettings) -> None:
         self._child, self._settings = child, settings
         sandbox.check_machine()
-        preload(settings.family)
+        settings.family.load()
         self._places: dict[int, _Place] = {}  # by the worker's pid
         self._due: list[tuple[float, _Place]] = []  # empty places, and when to fill them
         self._is_stopping = False

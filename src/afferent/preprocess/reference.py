@@ -13,12 +13,9 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor
 
 from afferent.errors import InternalError, UnsupportedModel
-from afferent.ingest.probe import ImageHeader, MediaHeader
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.families.fixed import FixedFamily
-from afferent.preprocess.families.pictures import image_header
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.media import Array, Picture
+from afferent.ingest.probe import ImageHeader
+from afferent.preprocess.family import MediaTokens, ProcessorLayout
+from afferent.preprocess.media import Array, DecodedImage
 from afferent.preprocess.plan import FeaturePlan
 from afferent.types import TensorSpec
 
@@ -26,29 +23,34 @@ _PROBE_SIZE = (97, 61)
 
 
 class Reference:
-    """What an `AdapterFamily` needs of `transformers`."""
+    """What `transformers` makes of images."""
 
-    def __init__(self, family: AdapterFamily) -> None:
-        """
+    def __init__(self, folder: str, tokens: MediaTokens, layout: ProcessorLayout | None) -> None:
+        """Load a model's processor.
+
+        Args:
+            folder: Of the model.
+            tokens: Of an image.
+            layout: How the processor lays out features; ``None`` if only itself can tell.
+
         Raises:
             UnsupportedModel: `transformers` can't load or use the processor here.
         """
-        native = family.native
         self._processor = (
-            WholeProcessor(family) if native is None else KnownProcessor(family.folder, native)
+            WholeProcessor(folder, tokens) if layout is None else KnownProcessor(folder, layout)
         )
 
-    def plan(self, header: MediaHeader) -> FeaturePlan:
+    def plan(self, header: ImageHeader) -> FeaturePlan:
         """Exact, however much work that is."""
-        return self._processor.plan(image_header(header))
+        return self._processor.plan(header)
 
-    def process(self, picture: Picture, out: Mapping[str, Array]) -> None:
+    def process(self, image: DecodedImage, out: Mapping[str, Array]) -> None:
         """Write the processor's features into ``out``.
 
         Raises:
             InternalError: They are not what was planned.
         """
-        made = self._processor.run(Image.fromarray(picture.pixels))
+        made = self._processor.run(Image.fromarray(image.pixels))
         for name, target in out.items():
             array = np.asarray(made[name])
             if array.dtype != target.dtype or array.shape != target.shape:
@@ -59,45 +61,38 @@ class Reference:
 class KnownProcessor:
     """The image processor alone, of a family whose prompt and shapes are known."""
 
-    def __init__(self, folder: str, family: QwenVlFamily | FixedFamily) -> None:
-        self.run = functools.partial(load_images(folder), return_tensors="np", **_sizes(family))
-        self.plan = family.float_plan
-
-
-def _sizes(family: QwenVlFamily | FixedFamily) -> dict[str, Any]:
-    """The limits of a family that has some: they may be closer than the processor's own."""
-    if isinstance(family, FixedFamily):
-        return {}
-    return {"size": {"shortest_edge": family.min_pixels, "longest_edge": family.max_pixels}}
+    def __init__(self, folder: str, layout: ProcessorLayout) -> None:
+        self.run = functools.partial(load_images(folder), return_tensors="np", **layout.arguments)
+        self.plan = layout.plan
 
 
 class WholeProcessor:
-    """Image processor and tokenizer together: how a picture is written in the prompt is found by
+    """Image processor and tokenizer together: how an image is written in the prompt is found by
     letting them write it, and the shapes of its features by processing a blank one.
     """
 
-    def __init__(self, family: AdapterFamily) -> None:
+    def __init__(self, folder: str, tokens: MediaTokens) -> None:
         """
         Raises:
             UnsupportedModel: It can't be loaded, or its text can't be told apart from the tokens
-                of the picture.
+                of the image.
         """
-        self._processor = load_processor(family.folder)
+        self._processor = load_processor(folder)
         self._tokenizer = self._processor.tokenizer
-        self._embed = family.image.embed
-        self._marker = self._tokenizer.convert_ids_to_tokens(family.image.marker)
+        self._embed = tokens.embed
+        self._marker = self._tokenizer.convert_ids_to_tokens(tokens.marker)
         alone = self._tokenizer(self._marker)["input_ids"]
-        self._before = alone.index(family.image.marker)
+        self._before = alone.index(tokens.marker)
         self._after = len(alone) - self._before - 1
         probe = Image.new("RGB", _PROBE_SIZE)
         made = self.run(probe)
-        # What the one makes of a picture and the other does not drop is for the model.
-        images = load_images(family.folder)
+        # What the one makes of an image and the other does not drop is for the model.
+        images = load_images(folder)
         self._names = set(made) & set(images(probe, return_tensors="np"))
         self._check(made)
 
     def run(self, image: Image.Image) -> Mapping[str, Any]:
-        """The model's inputs for a prompt of nothing but this picture.
+        """The model's inputs for a prompt of nothing but this image.
 
         Not the image processor's alone: the whole one may have other settings for it.
         """
@@ -156,12 +151,6 @@ def load_processor(folder: str) -> Any:
     if not hasattr(processor, "image_processor"):
         raise UnsupportedModel("the model's processor takes no images")
     return processor
-
-
-@functools.cache
-def load(family: AdapterFamily) -> Reference:
-    """Loaded once for each process and its forks."""
-    return Reference(family)
 
 
 def _load(auto: Any, folder: str) -> Any:

@@ -2,20 +2,19 @@
 
 torch's filters for bytes follow Pillow's: over 99 % of the values are equal, and of the rest few
 differ by more than 1 of 255 and none by more than 2 (`tests/preprocess/test_resize.py`). The two
-drift apart where a picture is enlarged a lot; such pictures are small, and Pillow does them.
+drift apart where an image is enlarged a lot; such images are small, and Pillow does them.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from afferent.preprocess.media import Pixels
-from afferent.store.torch_tensors import as_tensor
+from afferent.store.block.torch_tensors import as_tensor
 
 _MODES = {
     Image.Resampling.BILINEAR: "bilinear",
@@ -54,7 +53,10 @@ def resize(pixels: Pixels, width: int, height: int, resample: int) -> Pixels:
 @functools.cache
 def load() -> Any:
     """torch's functions; a zygote calls this so that its forks have them."""
-    return importlib.import_module("torch.nn.functional")
+    # Frontends and the supervisor import this module with a family, and have no memory for torch.
+    from torch.nn import functional
+
+    return functional
 
 
 def _interpolate(tensor: Any, height: int, width: int, mode: str) -> Any:

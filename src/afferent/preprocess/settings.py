@@ -1,7 +1,7 @@
 """The settings of an image or video processor, as `transformers` writes them to a model's folder.
 
-What a folder leaves out has the default of the processor's class; only the classes that are known
-here have fast paths.
+What a folder leaves out has the default of the processor's class. Those of classes that several
+families use are here; a family brings those of its own.
 """
 
 from __future__ import annotations
@@ -17,39 +17,27 @@ from afferent.preprocess.normalize import Normalization
 Size = dict[str, int | None]
 _Colour = float | tuple[float, float, float]
 
-_BILINEAR, _BICUBIC = 2, 3  # numbers of Pillow
-_CLIP_COLOURS = {
+Defaults = Mapping[str, Mapping[str, Any]]
+"""A processor's settings, by the name of its class."""
+
+BILINEAR, BICUBIC = 2, 3  # numbers of Pillow
+CLIP_COLOURS: Final[Mapping[str, Any]] = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
-_PLAIN_COLOURS = {"image_mean": 0.5, "image_std": 0.5}
+PLAIN_COLOURS: Final[Mapping[str, Any]] = {"image_mean": 0.5, "image_std": 0.5}
 _CLIP: dict[str, Any] = {
-    **_CLIP_COLOURS,
+    **CLIP_COLOURS,
     "size": {"shortest_edge": 224},
     "do_center_crop": True,
     "crop_size": {"height": 224, "width": 224},
 }
-_SQUARE = {"size": {"height": 224, "width": 224}}
+SQUARE: Final[Mapping[str, Any]] = {"size": {"height": 224, "width": 224}}
 
-DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+_SHARED: Final[Defaults] = {
     "CLIPImageProcessor": _CLIP,
     "LlavaImageProcessor": _CLIP,
-    "SiglipImageProcessor": {**_PLAIN_COLOURS, **_SQUARE},
-    "Gemma3ImageProcessor": {**_PLAIN_COLOURS, **_SQUARE, "resample": _BILINEAR},
-    "GotOcr2ImageProcessor": {**_CLIP_COLOURS, "size": {"height": 384, "width": 384}},
-    "Qwen2VLImageProcessor": {
-        **_CLIP_COLOURS,
-        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-    },
-    "Qwen2VLVideoProcessor": {
-        **_CLIP_COLOURS,
-        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
-    },
-    "Qwen3VLVideoProcessor": {
-        **_PLAIN_COLOURS,
-        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
-        "patch_size": 16,
-    },
+    "SiglipImageProcessor": {**PLAIN_COLOURS, **SQUARE},
 }
 
 
@@ -59,7 +47,7 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
     size: Size | int
     image_mean: _Colour
     image_std: _Colour
-    resample: int = _BICUBIC
+    resample: int = BICUBIC
     do_resize: bool = True
     do_rescale: bool = True
     rescale_factor: float = 1 / 255
@@ -96,12 +84,17 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
 
 
 def pixel_settings(
-    given: Mapping[str, Any], *, type_key: str = "image_processor_type", class_name: str = ""
+    given: Mapping[str, Any],
+    own: Defaults | None = None,
+    *,
+    type_key: str = "image_processor_type",
+    class_name: str = "",
 ) -> PixelSettings | None:
     """What a processor's file says, completed by the defaults of its class.
 
     Args:
         given: The file.
+        own: Of the family's own processors.
         type_key: Where the file names the class.
         class_name: The class, if it is known without the file.
 
@@ -110,9 +103,10 @@ def pixel_settings(
         itself can tell then.
     """
     name = class_name or str(given.get(type_key, "")).removesuffix("Fast")
-    if name not in DEFAULTS or "auto_map" in given:
+    defaults = {**_SHARED, **(own or {})}
+    if name not in defaults or "auto_map" in given:
         return None
-    merged = {**DEFAULTS[name], **{key: value for key, value in given.items() if value is not None}}
+    merged = {**defaults[name], **{key: value for key, value in given.items() if value is not None}}
     try:
         return msgspec.convert(merged, PixelSettings)
     except msgspec.ValidationError:

@@ -28,10 +28,10 @@ from afferent.preprocess.jobs import (
     job_decoder,
 )
 from afferent.preprocess.media import Media
-from afferent.preprocess.registry import AnyFamily, plan_for_sure
-from afferent.store import codec
-from afferent.store.client import DaemonStore
-from afferent.store.messages import Order
+from afferent.preprocess.registry import AnyFamily
+from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.results import Order
 from afferent.types import Failure, Modality, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Worker:
         """Work for ``store``.
 
         Args:
-            name: What the accounts of requests call this process.
+            name: What the traces of requests call this process.
             item_cpu_s: Processor time for one job; the kernel ends a worker that takes more.
         """
         self._store, self._family, self._name = store, family, name
@@ -99,12 +99,12 @@ class Worker:
         block = self._store.block(order.target)
         match job:
             case PlanImage(header, max_pixels):
-                plan = plan_for_sure(self._bounded(max_pixels), header)
+                plan = self._bounded(max_pixels).plan_exactly(header)
                 return _write(Planned(header, plan), block)
             case PlanFile(modality, file):
-                with self._span("read container", spans):
+                with self._span("read_container", spans):
                     found = self._probe(modality, self._file(order, file))
-                return _write(Planned(found, plan_for_sure(self._family, found)), block)
+                return _write(Planned(found, self._family.plan_exactly(found)), block)
             case MakeFeatures(header, file, max_pixels):
                 raw = self._file(order, file)
                 with self._open(header, raw, spans) as media:
@@ -122,7 +122,7 @@ class Worker:
     def _process(
         self, family: AnyFamily, media: Media, block: memoryview, spans: list[Span]
     ) -> int:
-        features = plan_for_sure(family, media.header)
+        features = family.plan_exactly(media.header)
         plan = codec.plan(features.tree)
         if plan.nbytes > len(block):
             raise InvalidMedia("the file holds more than its header says")
@@ -137,19 +137,19 @@ class Worker:
             case ImageHeader(width, height):
                 note = f"{width} x {height}"
                 with self._span("decode", spans, copied_nbytes=3 * width * height, note=note):
-                    picture = decode_image(raw, header, self._limits)
-                yield picture
+                    image = decode_image(raw, header, self._limits)
+                yield image
             case AudioHeader():
                 with self._span("decode", spans):
                     rate = self._family.sample_rate_hz
-                    sound = decode_audio(raw, rate, self._limits)
-                yield sound
+                    audio = decode_audio(raw, rate, self._limits)
+                yield audio
             case VideoHeader():  # its frames are decoded one after another, while it is processed
                 with open_video(raw, self._limits) as video:
                     yield video
 
     def _probe(self, modality: Modality, raw: memoryview) -> MediaHeader:
-        """Of a video exact: its packets are counted, which takes milliseconds. Of sound a bound:
+        """Of a video exact: its packets are counted, which takes milliseconds. Of audio a bound:
         some formats only let one guess, and what is too much is given back.
         """
         if modality is Modality.IMAGE:

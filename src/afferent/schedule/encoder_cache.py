@@ -42,7 +42,19 @@ class _Entry:
 
 
 class EncoderCache:
-    """Capacity in rows and in bytes of embeddings; a use is `plan`, `commit`, later `release`."""
+    """Capacity in rows and in bytes of embeddings; a use is `plan`, `commit`, later `release`.
+
+    Examples:
+        >>> from afferent.schedule import EncoderCache
+        >>> cache = EncoderCache(capacity_embeds=100, capacity_nbytes=1 << 20)
+        >>> plan = cache.plan("request-1", b"cat", num_embeds=80, nbytes=80 * 1024)
+        >>> plan.needs_encode  # a question: nothing has changed yet
+        True
+        >>> cache.commit(plan)
+        >>> cache.release("request-1", b"cat")  # it may be evicted from now on
+        >>> cache.plan("request-2", b"dog", num_embeds=80, nbytes=80 * 1024).victims
+        (b'cat',)
+    """
 
     def __init__(self, *, capacity_embeds: int, capacity_nbytes: int) -> None:
         self.capacity_embeds, self.capacity_nbytes = capacity_embeds, capacity_nbytes

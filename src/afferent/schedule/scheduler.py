@@ -3,7 +3,7 @@
     add, append, abort, record, fail_item ──► Scheduler ──► next_step: a Step
 
 First come, first served: who came first has the first pick of the step's tokens, of the encoder,
-and of the room for embeddings and keys and values; for want of room, who came last is preempted.
+of the encoder cache and of the KV cache; for want of room, who came last is preempted.
 Each decoding sequence has its token of the step's budget set aside, so that those which already
 stream are not held up by a burst of prompts. Work follows what runs and its windows, not what
 ever ran.
@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from afferent.errors import EncoderCacheFull, InvalidRequest
 from afferent.schedule.encoder_cache import EncoderCache
-from afferent.schedule.kv_memory import KvMemory
+from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Input, Sequence
 from afferent.schedule.step import EncoderInput, FinishReason, Limits, Request, Step
 from afferent.schedule.step_builder import StepBuilder
@@ -33,7 +33,20 @@ _SHED_PER_STEP = 64
 
 
 class Scheduler:
-    """Events: `add`, `append`, `abort`, `record`, `fail_item`, `clear`. Action: `next_step`."""
+    """Events: `add`, `append`, `abort`, `record`, `fail_item`, `clear`. Action: `next_step`.
+
+    Examples:
+        >>> from afferent.schedule import Limits, Request, Scheduler
+        >>> scheduler = Scheduler(Limits(max_num_seqs=4, max_num_batched_tokens=8))
+        >>> scheduler.add(Request(id="a", num_tokens=10, max_tokens=2))
+        >>> [(chunk.start, chunk.num_tokens) for chunk in scheduler.next_step().prefill]
+        [(0, 8)]
+        >>> [(chunk.start, chunk.num_tokens) for chunk in scheduler.next_step().prefill]
+        [(8, 2)]
+        >>> scheduler.record("a", is_eos=False)  # the workers have chosen a token
+        >>> scheduler.next_step().decode
+        ['a']
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -42,7 +55,7 @@ class Scheduler:
         self._running: dict[str, Sequence] = {}
         self._dropped: list[str] = []
         self._ended: deque[Sequence] = deque()
-        self._reset_memory()
+        self._reset_caches()
 
     # Questions
 
@@ -85,7 +98,7 @@ class Scheduler:
             InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
             EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds,
                 or what can be computed at once.
-            PromptTooLong: It exceeds the key-value memory.
+            PromptTooLong: It exceeds the whole KV cache.
         """
         if request.id in self._running or request.id in self._waiting:
             raise InvalidRequest(f"sequence {request.id} exists")
@@ -160,7 +173,7 @@ class Scheduler:
         self._running.clear()
         self._waiting.clear()
         self._dropped.clear()
-        self._reset_memory()
+        self._reset_caches()
         return lost
 
     # Action
@@ -193,12 +206,12 @@ class Scheduler:
 
     # Inner steps
 
-    def _reset_memory(self) -> None:
+    def _reset_caches(self) -> None:
         limits = self._limits
         self._cache = EncoderCache(
             capacity_embeds=limits.cache_num_embeds, capacity_nbytes=limits.cache_nbytes
         )
-        self._kv = KvMemory(num_blocks=limits.kv_num_blocks, block_tokens=limits.kv_block_tokens)
+        self._kv = KvCache(num_blocks=limits.kv_num_blocks, block_tokens=limits.kv_block_tokens)
 
     def _find(self, sequence_id: str) -> Sequence:
         sequence = self._running.get(sequence_id) or self._waiting.get(sequence_id)
@@ -212,10 +225,10 @@ class Scheduler:
         sizes = ((item.key, item.placeholder.length, item.nbytes) for item in items)
         distinct = dict(zip(sizes, items, strict=True)).values()
         for item in distinct:
-            if item.placeholder.length > self._limits.max_step_embeds:
+            if item.placeholder.length > self._limits.max_num_batched_embeds:
                 raise EncoderCacheFull(
                     f"an item of {item.placeholder.length} embeddings exceeds the encoder's "
-                    f"{self._limits.max_step_embeds} rows a step"
+                    f"{self._limits.max_num_batched_embeds} rows a step"
                 )
             at_once = item.placeholder.length if sequence.index.takes_positions else 0
             if at_once > self._limits.max_item_tokens:

@@ -47,7 +47,7 @@ class Sequence:
     num_released: int = 0
     """Items before this ordinal need theirs no more."""
     num_blocks: int = 0
-    """Key-value memory it holds."""
+    """What it holds of the KV cache."""
     awaits_token: bool = False
     """A step under way chooses its next token."""
     is_running: bool = False

@@ -33,23 +33,25 @@ class Limits:
 
     max_num_seqs: int
     """Sequences that run at a time."""
-    max_step_tokens: int = UNLIMITED
+    max_num_batched_tokens: int = UNLIMITED
     """Positions computed in a step, decoded tokens included."""
     max_step_prefills: int = UNLIMITED
     """Sequences that compute a chunk of prompt in a step."""
-    max_step_embeds: int = UNLIMITED
+    max_num_batched_embeds: int = UNLIMITED
     """Embedding rows encoded in a step."""
     cache_num_embeds: int = UNLIMITED
     """Embedding rows that the encoder cache holds."""
     cache_nbytes: int = UNLIMITED
     """Bytes of embeddings that the encoder cache holds."""
     kv_num_blocks: int = UNLIMITED
-    """Blocks of key-value memory."""
+    """Blocks of the KV cache."""
     kv_block_tokens: int = 16
     """Positions that fit in one block."""
     lookahead_tokens: int = 0
-    """Items that begin this close behind a chunk are encoded with it, if there is room."""
-    cuts_items: bool = True
+    """Items that begin this close behind a chunk are encoded with it, if there is room. The
+    reference engine encodes what a step needs, and sets none: it is for engines that encode beside.
+    """
+    can_split_items: bool = True
     """Whether a chunk may end inside an item; not where its positions attend to each other."""
 
     @property
@@ -58,16 +60,20 @@ class Limits:
 
         What is computed whole must fit beside all the others decoding, or it might wait for ever.
         """
-        return UNLIMITED if self.cuts_items else self.max_step_tokens - self.max_num_seqs + 1
+        return (
+            UNLIMITED
+            if self.can_split_items
+            else self.max_num_batched_tokens - self.max_num_seqs + 1
+        )
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name in ("lookahead_tokens", "cuts_items") else 1
+            least = 0 if field.name in ("lookahead_tokens", "can_split_items") else 1
             if getattr(self, field.name) < least:
                 raise ConfigError(f"{field.name} is below {least}")
-        if self.max_step_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_step_tokens ({self.max_step_tokens}) is below max_num_seqs "
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}): prompts would wait until decoding ends"
             )
 
@@ -90,7 +96,8 @@ class Request:
     A *session* (``session_tokens`` above 0) stays after its answer and takes more input with
     `Scheduler.append`, up to ``session_tokens`` positions in all, answers included. Its items are
     forgotten once they are computed, so it can't begin again and is never preempted: it is
-    admitted when its key-value memory is free, all of it.
+    admitted when its part of the KV cache is free, all of it. No API of the server has sessions;
+    engines that listen while they speak do (``examples/simulated_engine.py``).
     """
 
     id: str

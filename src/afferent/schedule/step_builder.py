@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from afferent.schedule.encoder_cache import EncoderCache, Plan
-from afferent.schedule.kv_memory import KvMemory
+from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Sequence
 from afferent.schedule.step import Chunk, Encode, EncoderInput, Limits
 
@@ -17,7 +17,7 @@ class StepBuilder:
         self,
         limits: Limits,
         cache: EncoderCache,
-        kv: KvMemory,
+        kv: KvCache,
         running: Mapping[str, Sequence],
         *,
         force: bool,
@@ -26,8 +26,8 @@ class StepBuilder:
         self._limits, self._cache, self._kv, self._running = limits, cache, kv, running
         self._force = force
         num_decodes = sum(sequence.is_decoding for sequence in running.values())
-        self._tokens_left = limits.max_step_tokens - num_decodes
-        self._embeds_left = limits.max_step_embeds
+        self._tokens_left = limits.max_num_batched_tokens - num_decodes
+        self._embeds_left = limits.max_num_batched_embeds
         self._lacks_room = False
         self._lacks_kv = False
         self.encode: list[Encode] = []
@@ -77,13 +77,13 @@ class StepBuilder:
 
     def _prefill(self, sequence: Sequence) -> None:
         start = sequence.num_computed
-        least = 1 if self._limits.cuts_items else sequence.index.whole_after(start) - start
+        least = 1 if self._limits.can_split_items else sequence.index.whole_after(start) - start
         most = min(sequence.prefill_end - start, self._tokens_left)
         room = min(most, self._kv_room(sequence, least)) if most >= least else 0
         if room < least:
             return
         end = start + room
-        if not self._limits.cuts_items:
+        if not self._limits.can_split_items:
             end = sequence.index.whole_before(start, end)
         end = self._acquire_window(sequence, start, end)
         if end == start:

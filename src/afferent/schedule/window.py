@@ -24,6 +24,13 @@ class WindowIndex(Generic[T]):
 
     Offsets and ends are plain lists of integers: `bisect` compares those several times faster than
     objects behind a key function.
+
+    Examples:
+        >>> from afferent import Placeholder
+        >>> from afferent.schedule import WindowIndex
+        >>> index = WindowIndex([(Placeholder(2, 4), "cat"), (Placeholder(10, 4), "dog")])
+        >>> [index[ordinal] for ordinal in index.in_window(0, 8)]
+        ['cat']
     """
 
     __slots__ = ("_ends", "_head", "_items", "_num_cut", "_offsets", "_position")

@@ -12,30 +12,33 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
 from afferent.admit.gate import Gate
 from afferent.config import ServeConfig
-from afferent.engine.client import CoreClient
-from afferent.ingest.digest import Digester
-from afferent.listening import BACKLOG
-from afferent.metrics import Metrics
+from afferent.engine import registry
+from afferent.engine.contract import Caller
+from afferent.engine.protocol import Engine
 from afferent.preprocess.registry import fingerprint
-from afferent.process import ChildProcess
-from afferent.serve.access import Access
-from afferent.serve.app import Frontend
-from afferent.serve.connection import ConnectionLimits, connection_class, guard
-from afferent.serve.counting import count_lateness
-from afferent.serve.endpoint import AppSettings
-from afferent.serve.hang_ups import HangUps
-from afferent.serve.items import ItemStage
+from afferent.runtime.listening import BACKLOG
+from afferent.runtime.process import ChildProcess
+from afferent.serve.flow.counting import count_lateness
+from afferent.serve.flow.item_state import Processor
+from afferent.serve.flow.items import ItemSettings, ItemStage
+from afferent.serve.flow.pipeline import Pipeline
+from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
+from afferent.serve.http.app import Frontend
+from afferent.serve.http.auth import Access
+from afferent.serve.http.connection import ConnectionLimits, connection_class, guard
+from afferent.serve.http.disconnects import HangUps
+from afferent.serve.http.endpoint import AppSettings
 from afferent.serve.launch import FrontendSettings
-from afferent.serve.pipeline import Pipeline
-from afferent.serve.prompt import PromptBuilder, sampling_defaults
-from afferent.store.async_client import AsyncDaemonStore
-from afferent.store.pushing import push_counts
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.pushing import push_counts
+from afferent.types import decode
 
 log = logging.getLogger(__name__)
 
@@ -44,21 +47,25 @@ _TAKES_NOTHING_S = 30.0
 
 
 async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
+    kind = registry.find(settings.config.engine)
+    link = decode(msgspec.msgpack.Decoder(kind.link_type), settings.link)
+    name = f"{child.name} {os.getpid()}"
+    caller = Caller(name=name, store_address=settings.store_address)
+    async with kind.connect(link, caller) as engine:
+        await _serve(child, settings, engine)
+
+
+async def _serve(child: ChildProcess, settings: FrontendSettings, engine: Engine) -> None:
     config, folder = settings.config, Path(settings.model_folder)
-    metrics = Metrics()
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
-    engine = CoreClient(settings.core_address, name=f"{child.name} {os.getpid()}")
     background = [
-        asyncio.create_task(engine.run()),
-        asyncio.create_task(push_counts(store, metrics)),
-        asyncio.create_task(count_lateness(metrics)),
+        asyncio.create_task(push_counts(store)),
+        asyncio.create_task(count_lateness()),
     ]
     gate = Gate(
         store,
         timeout_s=config.admission_timeout_s,
         max_concurrency=config.max_mm_preprocess_concurrency,
-        on_wait=metrics.admission_seconds.observe,
-        on_turn=metrics.slot_seconds.observe,
     )
     pipeline = Pipeline(
         store=store,
@@ -67,16 +74,15 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
         items=ItemStage(
             store,
             gate,
-            settings.family,
-            fingerprint(folder, settings.family),
-            limits=config.request_limits,
-            shares=config.shares,
-            timeout_s=config.request_timeout_s,
-            metrics=metrics,
-            digester=Digester(config.alloc_workers),
+            Processor(settings.family, fingerprint(folder, settings.family)),
+            ItemSettings(
+                limits=config.request_limits,
+                shares=config.shares,
+                timeout_s=config.request_timeout_s,
+                num_digest_threads=config.alloc_workers,
+            ),
         ),
         sampling=sampling_defaults(folder),
-        metrics=metrics,
     )
     app_settings = AppSettings(
         model_name=settings.model_name,
@@ -85,12 +91,12 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
         explain=config.explain,
     )
     access = Access(store, api_key=config.api_key, tenants=config.tenants)
-    app = Frontend(pipeline, gate, metrics, app_settings, access=access).app()
+    app = Frontend(pipeline, gate, app_settings, access=access).app()
     hang_ups = HangUps()
     server = _server(app, config, hang_ups)
     listener = socket.socket(fileno=settings.listener_fd)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
-    # Before anybody is told that we serve; the first who come wait for the server a moment.
+    # Before anybody is notified that we serve; the first who come wait for the server a moment.
     listener.listen(BACKLOG)
     gc.collect()  # after this, what there is by now is never looked at again
     child.report("HTTP", ready=True)

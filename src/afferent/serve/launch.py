@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from afferent.config import ServeConfig
@@ -26,7 +27,8 @@ class FrontendSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     listener_fd: int = -1
     store_address: str
-    core_address: str
+    link: msgspec.Raw
+    """To the engine that ``config`` names."""
     model_folder: str
     model_name: str
     family: AnyFamily

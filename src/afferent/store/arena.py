@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from afferent import memory
 from afferent.errors import ConfigError, StaleHandle
+from afferent.runtime import memory
 
 _PAGE = mmap.PAGESIZE
 _MAX_PART_OF_MEMORY = 0.9

@@ -14,9 +14,9 @@ import numpy as np
 
 from afferent.engine.protocol import Accepted, Engine, EngineEvent, EngineRequest, Finished, Tokens
 from afferent.errors import AfferentError, StoreFull
-from afferent.store import codec
-from afferent.store import messages as m
-from afferent.store.async_client import AsyncDaemonStore
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import Handle, Item, Modality, ObjectKind, Placeholder, Sampling, TokenLogprobs
 
 _FILLER = "afferent/filler"
@@ -97,10 +97,10 @@ class Trial:
         for part in question.parts:
             key = secrets.token_bytes(32)  # new to the engine, whatever it remembers
             nbytes = codec.plan(part.features).nbytes
-            wanted = m.CreateItem(ObjectKind.FEATURES, nbytes, key)
+            wanted = CreateItem(ObjectKind.FEATURES, nbytes, key)
             (handle,) = await self.store.create(request_id, [wanted])
             used = codec.write_into(part.features, self.store.block(handle))
-            (sealed,) = await self.store.seal(request_id, [m.SealItem(handle, used)])
+            (sealed,) = await self.store.seal(request_id, [SealItem(handle, used)])
             items.append(Item(part.modality, key, sealed, part.placeholder))
         chosen = {"max_tokens": len(question.answer) + 8, **sampling}
         greedy = msgspec.convert(chosen, Sampling)
@@ -163,7 +163,7 @@ class Trial:
         await self.store.evict(ObjectKind.FEATURES)
         try:
             while free_nbytes := await self._largest_free_nbytes():
-                wanted = m.CreateItem(ObjectKind.FEATURES, free_nbytes)
+                wanted = CreateItem(ObjectKind.FEATURES, free_nbytes)
                 (filler,) = await self.store.create(_FILLER, [wanted])
                 block = np.frombuffer(self.store.block(filler), np.uint8)
                 for handle in handles:

@@ -13,6 +13,7 @@ import sys
 
 if "afferent.serve.frontend" in sys.orig_argv:
     import uvloop
+
     from tests import callbacks
 
     callbacks.tell(os.environ[callbacks.LOG])

@@ -1,1 +1,1 @@
-"""From the bytes of a file to pictures, sound and frames. Runs in preprocess workers only."""
+"""From the bytes of a file to images, audio and frames. Runs in preprocess workers only."""

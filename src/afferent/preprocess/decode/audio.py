@@ -1,6 +1,6 @@
 """From an audio file's bytes to mono samples at the model's rate, block by block.
 
-libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg reads the sound of MP4 (M4A), WebM and Matroska.
+libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg reads the audio of MP4 (M4A), WebM and Matroska.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.ingest.probe import AudioHeader
 from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container
 from afferent.preprocess.decode.reading import Bytes, MemoryFile
-from afferent.preprocess.media import Sound
+from afferent.preprocess.media import DecodedAudio
 
 Samples = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ _BLOCK: Final = 1 << 14  # frames read at a time
 _MIN_RATE_HZ: Final = 1000
 _LOUDEST: Final = 10.0
 """A lossy codec overshoots 1 by a little, and so may a recording in floats; nothing means 10."""
-_UNDECODABLE: Final = "the sound can't be decoded: its data are truncated or corrupt"
+_UNDECODABLE: Final = "the audio can't be decoded: its data are truncated or corrupt"
 _BROKEN: Final = (*BROKEN, soundfile.LibsndfileError)
 
 
@@ -49,14 +49,14 @@ def probe_audio(data: Bytes, limits: Limits) -> AudioHeader:
 
     Raises:
         UnsupportedMedia: A container or a codec that we don't read.
-        InvalidMedia: No sound, or a broken one.
+        InvalidMedia: No audio, or a broken one.
         MediaTooLarge: Longer, of more channels or of a higher rate than the limits allow.
     """
     with _open(data, limits) as source:
         return source.header
 
 
-def decode_audio(data: Bytes, sample_rate_hz: int, limits: Limits) -> Sound:
+def decode_audio(data: Bytes, sample_rate_hz: int, limits: Limits) -> DecodedAudio:
     """All of a file, its channels mixed, at ``sample_rate_hz``.
 
     Raises:
@@ -82,8 +82,8 @@ def decode_audio(data: Bytes, sample_rate_hz: int, limits: Limits) -> Sound:
             rest = resampler.resample_chunk(np.empty(0, np.float32), last=True)
             filled = _append(out, filled, rest)
     if filled == 0:
-        raise InvalidMedia("the sound is empty")
-    return Sound(out[:filled], sample_rate_hz)
+        raise InvalidMedia("the audio is empty")
+    return DecodedAudio(out[:filled], sample_rate_hz)
 
 
 def _append(out: Samples, filled: int, piece: Samples) -> int:
@@ -97,7 +97,7 @@ def _mono(block: Samples) -> Samples:
     mono: Samples = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
     # A NaN is not less than anything, so it doesn't pass either.
     if len(block) and not np.abs(block).max() < _LOUDEST:
-        raise InvalidMedia("the sound's samples are no numbers near -1 to 1")
+        raise InvalidMedia("the audio's samples are no numbers near -1 to 1")
     return np.ascontiguousarray(mono)
 
 
@@ -122,7 +122,7 @@ class _Stream(soundfile.SoundFile):  # type: ignore[misc]
 class _SndFile(_Source):
     def __init__(self, file: _Stream, limits: Limits) -> None:
         if file.format not in _FORMATS or file.subtype not in _ENCODINGS:
-            raise UnsupportedMedia("the sound's encoding is none that is read")
+            raise UnsupportedMedia("the audio's encoding is none that is read")
         self._file = file
         self.header = _checked(file.samplerate, file.channels, file.frames, limits)
 
@@ -148,7 +148,7 @@ class _AvFile(_Source):
         for frame in self._container.decode(self._stream):
             rate_hz, channels = frame.sample_rate, frame.layout.nb_channels
             if (rate_hz, channels) != (self.header.sample_rate_hz, self.header.num_channels):
-                raise InvalidMedia("the sound changes its rate or its channels")
+                raise InvalidMedia("the audio changes its rate or its channels")
             yield _to_float(frame, channels)
 
 
@@ -168,9 +168,9 @@ def _open(data: Bytes, limits: Limits) -> Generator[_Source, None, None]:
             with MemoryFile(data) as file, _Stream(file) as stream:
                 yield _SndFile(stream, limits)
         else:
-            with open_container(data, "sound", {"codec_whitelist": _DECODERS}) as container:
+            with open_container(data, "audio", {"codec_whitelist": _DECODERS}) as container:
                 first = next(iter(container.streams.audio), None)
-                track = decoder_of(container, first, "sound", _CODECS)
+                track = decoder_of(container, first, "audio", _CODECS)
                 yield _AvFile(container, track, limits)
     except _BROKEN as error:
         raise InvalidMedia(_UNDECODABLE) from error
@@ -188,14 +188,14 @@ def _is_sndfile(head: bytes) -> bool:
 
 def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> AudioHeader:
     if rate_hz < _MIN_RATE_HZ or channels < 1:
-        raise InvalidMedia(f"the sound has {channels} channels at {rate_hz} Hz")
+        raise InvalidMedia(f"the audio has {channels} channels at {rate_hz} Hz")
     if channels > limits.max_audio_channels:
         raise MediaTooLarge(
-            f"the sound has {channels} channels; at most {limits.max_audio_channels} are accepted"
+            f"the audio has {channels} channels; at most {limits.max_audio_channels} are accepted"
         )
     if rate_hz > limits.max_audio_rate_hz:
         raise MediaTooLarge(
-            f"the sound's rate is {rate_hz} Hz; at most {limits.max_audio_rate_hz} are accepted"
+            f"the audio's rate is {rate_hz} Hz; at most {limits.max_audio_rate_hz} are accepted"
         )
     most = math.floor(limits.max_audio_s * rate_hz)
     if num_frames <= 0 or num_frames >= 1 << 62:
@@ -206,4 +206,4 @@ def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> Au
 
 
 def _too_long(limits: Limits) -> MediaTooLarge:
-    return MediaTooLarge(f"the sound lasts longer than the {limits.max_audio_s:.0f} s accepted")
+    return MediaTooLarge(f"the audio lasts longer than the {limits.max_audio_s:.0f} s accepted")

@@ -38,7 +38,7 @@ def open_container(data: Bytes, what: str, options: Mapping[str, str]) -> Iterat
     """The file, opened.
 
     Args:
-        what: ``video`` or ``sound``, for the message.
+        what: ``video`` or ``audio``, for the message.
         options: Of FFmpeg; ``codec_whitelist`` names the decoders that it may use.
 
     Raises:

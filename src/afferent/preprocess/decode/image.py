@@ -30,7 +30,7 @@ from afferent.errors import InvalidMedia
 from afferent.ingest.header import ImageFormat, format_of, read_header
 from afferent.ingest.probe import ImageHeader, check_size
 from afferent.preprocess.decode import gif, jpeg, pillow, png, webp
-from afferent.preprocess.media import Picture, Pixels
+from afferent.preprocess.media import DecodedImage, Pixels
 
 _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 
@@ -46,7 +46,7 @@ _LEAN: Final[dict[ImageFormat, Callable[[memoryview], bytes | memoryview]]] = {
 }
 
 
-def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> Picture:
+def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> DecodedImage:
     """Decode the first frame; orientation applied, transparency over white.
 
     Nothing is allocated before the file's own header has said what ``header`` says, and each
@@ -71,7 +71,7 @@ def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> Pictu
     fast, lean = _FAST.get(kind), _LEAN.get(kind)
     if fast is None or not fast(data, pixels):
         pillow.decode_into(lean(data) if lean else data, kind, pixels)
-    return Picture(_upright(pixels, header.orientation))
+    return DecodedImage(_upright(pixels, header.orientation))
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:

@@ -16,13 +16,13 @@ from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.preprocess.decode.reading import Bytes
 
 MAX_SAMPLES: Final = 1 << 20
-"""Of all tracks: an hour of video at 100 frames a second, and of its sound."""
+"""Of all tracks: an hour of video at 100 frames a second, and of its audio."""
 
 _CONTAINERS: Final = frozenset(
     b"moov trak mdia minf stbl mvex moof traf dinf edts udta tref gmhd wave".split()
 )
 _TABLES: Final = frozenset((b"stsz", b"stz2", b"stts", b"stsc", b"stco", b"co64"))
-_PCM_PACKET: Final = 1024  # samples of sound that FFmpeg takes together
+_PCM_PACKET: Final = 1024  # samples of audio that FFmpeg takes together
 _MAX_BOXES: Final = 1 << 19
 _MAX_DEPTH: Final = 12
 
@@ -45,9 +45,9 @@ class _Boxes:
         self._num_boxes = 0
 
     def count(self) -> int:
-        return self._samples((0, len(self._view)), depth=0, sound=False)[0]
+        return self._samples((0, len(self._view)), depth=0, audio=False)[0]
 
-    def _samples(self, within: _Range, *, depth: int, sound: bool) -> tuple[int, int]:
+    def _samples(self, within: _Range, *, depth: int, audio: bool) -> tuple[int, int]:
         """Samples that the boxes in there claim, and edits: each edit plays its track again."""
         if depth > _MAX_DEPTH:
             raise InvalidMedia("the file's MP4 boxes are nested beyond reason")
@@ -57,9 +57,9 @@ class _Boxes:
             if name == b"hdlr":
                 # QuickTime has more of them, which say how data are found.
                 kind = bytes(self._view[start + 8 : start + 12])
-                sound = kind == b"soun" or (sound and kind != b"vide")
+                audio = kind == b"soun" or (audio and kind != b"vide")
             elif name in _CONTAINERS:
-                inner, again = self._samples((start, stop), depth=depth + 1, sound=sound)
+                inner, again = self._samples((start, stop), depth=depth + 1, audio=audio)
                 if name == b"trak":
                     inner, again = inner * max(1, again), 0
                 samples, edits = samples + inner, edits + again
@@ -71,7 +71,7 @@ class _Boxes:
                 tables[name] = (start, stop)
             elif name == b"cmov":
                 raise InvalidMedia("the file's MP4 header is compressed")
-        samples += self._in_tables(tables, sound)
+        samples += self._in_tables(tables, audio)
         if samples > MAX_SAMPLES:
             raise MediaTooLarge(f"the file has more than {MAX_SAMPLES} samples in its tracks")
         return samples, edits
@@ -90,9 +90,9 @@ class _Boxes:
             at = end if nbytes == 0 else min(max(at + nbytes, start), end)
             yield name, start, at
 
-    def _in_tables(self, tables: dict[bytes, _Range], sound: bool) -> int:
+    def _in_tables(self, tables: dict[bytes, _Range], audio: bool) -> int:
         """What FFmpeg makes of the tables of one track."""
-        is_pcm = sound and self._number(tables.get(b"stts"), 4) == 1
+        is_pcm = audio and self._number(tables.get(b"stts"), 4) == 1
         if is_pcm and self._number(tables.get(b"stts"), 12) == 1:
             # Each sample lasts one tick, and FFmpeg takes them chunk by chunk in larger packets.
             chunks = sum(self._number(tables.get(name), 4) for name in (b"stco", b"co64"))

@@ -80,7 +80,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 def _copy_grey16(image: Image.Image, pixels: Pixels) -> None:
     """The upper byte, as of 16-bit RGB. Pillow's own conversion cuts all above 255 off, which turns
-    a picture white.
+    an image white.
     """
     values = np.asarray(image)
     grey = (values >> 8).astype(np.uint8)

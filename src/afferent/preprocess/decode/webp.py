@@ -1,4 +1,4 @@
-"""WebP: still pictures by libwebp, without transparency straight into the pixels."""
+"""WebP: still images by libwebp, without transparency straight into the pixels."""
 
 from __future__ import annotations
 

@@ -4,16 +4,16 @@ and the reference that the others are compared with.
 
 from __future__ import annotations
 
-import importlib
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from afferent.ingest.probe import MediaHeader
-from afferent.preprocess.families.fixed import FixedFamily
-from afferent.preprocess.families.pictures import PictureFamily, image_header, picture
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.families.images import ImageFamily, decoded_image, image_header
+from afferent.preprocess.families.native import NativeFamily
+from afferent.preprocess.family import ProcessorLayout
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.plan import FeaturePlan
 
@@ -22,35 +22,60 @@ if TYPE_CHECKING:
 
 
 class AdapterFamily(
-    PictureFamily, tag="adapter", frozen=True, kw_only=True, forbid_unknown_fields=True
+    ImageFamily, tag="adapter", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """Features exactly as the model's own processor makes them.
 
     Attributes:
         folder: Of the model.
-        native: The family that knows how a picture is written in the prompt and what becomes of
+        native: The family that knows how an image is written in the prompt and what becomes of
             it; ``None`` if only the processor does.
     """
 
     folder: str
-    native: QwenVlFamily | FixedFamily | None = None
+    native: NativeFamily | None = None
+
+    @property
+    def processor_layout(self) -> ProcessorLayout | None:
+        return None if self.native is None else self.native.processor_layout
 
     def plan(self, header: MediaHeader) -> FeaturePlan | None:
         header = image_header(header)
-        return None if self.native is None else self.native.float_plan(header)
+        layout = self.processor_layout
+        return None if layout is None else layout.plan(header)
+
+    def plan_exactly(self, header: MediaHeader) -> FeaturePlan:
+        return self.plan(header) or self.reference().plan(image_header(header))
+
+    def without_paths(self) -> Self:
+        return msgspec.structs.replace(self, folder="")
 
     def bounded(self, max_pixels: int) -> Self:
         native = self.native and self.native.bounded(max_pixels)
         return self if native is self.native else msgspec.structs.replace(self, native=native)
 
+    def load(self) -> None:
+        self.reference()
+
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.reference().process(picture(media), out)
+        self.reference().process(decoded_image(media), out)
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)
 
     def reference(self) -> Reference:
-        """The processor itself, loaded at the first call; workers only: it needs transformers."""
-        module = importlib.import_module("afferent.preprocess.reference")
-        loaded: Reference = module.load(self)
-        return loaded
+        """The processor itself, loaded at the first call; workers only.
+
+        Raises:
+            UnsupportedModel: `transformers` can't load or use it here.
+        """
+        return _reference(self)
+
+
+@functools.cache
+def _reference(family: AdapterFamily) -> Reference:
+    """Loaded once for each process and its forks."""
+    # It takes torch and transformers, which frontends have no memory for; they never come here.
+    from afferent.preprocess.reference import Reference
+
+    return Reference(family.folder, family.image, family.processor_layout)

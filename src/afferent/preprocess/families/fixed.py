@@ -1,15 +1,16 @@
-"""Models that bring every picture to one size: resized, perhaps cropped, always as many tokens."""
+"""Models that bring every image to one size: resized, perhaps cropped, always as many tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from msgspec import Struct
 
 from afferent.ingest.probe import ImageHeader, MediaHeader
-from afferent.preprocess.families.pictures import PictureFamily, image_header, picture
-from afferent.preprocess.media import Array, Media, Picture
+from afferent.preprocess.families.images import ImageFamily, decoded_image, image_header
+from afferent.preprocess.family import ProcessorLayout
+from afferent.preprocess.media import Array, DecodedImage, Media
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import resize
@@ -18,10 +19,10 @@ from afferent.types import TensorSpec
 
 
 class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a picture comes to ``width`` times ``height``.
+    """How an image comes to ``width`` times ``height``.
 
     ``shortest_edge`` is what its shorter side becomes before the middle is cut out; 0 means that
-    nothing is cut, and the picture is stretched.
+    nothing is cut, and the image is stretched.
     """
 
     width: int
@@ -30,9 +31,9 @@ class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     resample: int
     normalization: Normalization
 
-    def write(self, picture: Picture, out: Array) -> None:
+    def write(self, image: DecodedImage, out: Array) -> None:
         """Write into ``out``, ``(3, height, width)``."""
-        pixels = resize(picture.pixels, *self._resized(picture.header), self.resample)
+        pixels = resize(image.pixels, *self._resized(image.header), self.resample)
         top = (pixels.shape[0] - self.height) // 2
         left = (pixels.shape[1] - self.width) // 2
         cut = pixels[top : top + self.height, left : left + self.width]
@@ -47,10 +48,8 @@ class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return int(edge * header.width / header.height), edge
 
 
-class FixedFamily(
-    PictureFamily, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
-    """``prompt`` is what stands for each picture; see `FeaturePlan`."""
+class FixedFamily(ImageFamily, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``prompt`` is what stands for each image; see `FeaturePlan`."""
 
     framing: Framing
     prompt: tuple[int | str, ...]
@@ -59,15 +58,12 @@ class FixedFamily(
         image_header(header)
         return self._plan("uint8")
 
-    def float_plan(self, header: ImageHeader) -> FeaturePlan:
-        """The same in the layout of the model's own processor."""
-        return self._plan("float32")
-
-    def bounded(self, max_pixels: int) -> Self:
-        return self
+    @property
+    def processor_layout(self) -> ProcessorLayout:
+        return ProcessorLayout(plan=lambda _: self._plan("float32"), arguments={})
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.framing.write(picture(media), out["pixel_values"][0])
+        self.framing.write(decoded_image(media), out["pixel_values"][0])
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         pixels = self.framing.normalization.apply(features["pixel_values"])

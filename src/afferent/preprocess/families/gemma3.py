@@ -1,22 +1,26 @@
-"""Gemma 3: a stretched picture, written as its soft tokens between two marks and empty lines."""
+"""Gemma 3: a stretched image, written as its soft tokens between two marks and empty lines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from afferent.errors import ConfigError
+from afferent.preprocess.entry import EngineFacts, Entry
 from afferent.preprocess.families.fixed import FixedFamily, framing
 from afferent.preprocess.family import MediaTokens, processor_settings, read_json
-from afferent.preprocess.settings import pixel_settings
+from afferent.preprocess.settings import BILINEAR, PLAIN_COLOURS, SQUARE, Defaults, pixel_settings
 
 # Where the configuration does not say:
 _BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
 _NUM_EMBEDS = 256
+_PROCESSORS: Final[Defaults] = {
+    "Gemma3ImageProcessor": {**PLAIN_COLOURS, **SQUARE, "resample": BILINEAR},
+}
 
 
 class _AddedToken(Struct):
@@ -30,12 +34,12 @@ class _Tokenizer(Struct):
 
 def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     """The family of a model; ``None`` if its settings ask for what is not done here, such as
-    "pan and scan", which adds crops of long pictures.
+    "pan and scan", which adds crops of long images.
 
     Raises:
-        ConfigError: The folder does not say how pictures are processed, or what its tokens are.
+        ConfigError: The folder does not say how images are processed, or what its tokens are.
     """
-    settings = pixel_settings(processor_settings(folder))
+    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
     frame = settings and framing(settings)
     if not frame:
         return None
@@ -46,7 +50,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     try:
         begin, end = texts[begin_id], texts[config.get("eoi_token_index", _END_ID)]
     except KeyError as error:
-        raise ConfigError(f"{folder} has no token {error} to mark a picture with") from None
+        raise ConfigError(f"{folder} has no token {error} to mark an image with") from None
     soft_id = config.get("image_token_id", config.get("image_token_index", _SOFT_ID))
     num_embeds = processor.get("image_seq_length", _NUM_EMBEDS)
     return FixedFamily(
@@ -62,3 +66,10 @@ def _added_tokens(path: Path) -> dict[int, str]:
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
     return {token.id: token.content for token in tokenizer.added_tokens}
+
+
+ENTRY = Entry(
+    model_types=("gemma3",),
+    describe=describe,
+    engine=EngineFacts(items_see_themselves=True),
+)

@@ -1,33 +1,35 @@
-"""InternVL: a picture is stretched over a grid of square tiles, and shown once more as a whole."""
+"""InternVL: an image is stretched over a grid of square tiles, and shown once more as a whole."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
 
 from afferent.ingest.probe import MediaHeader
-from afferent.preprocess.families.pictures import PictureFamily, image_header, picture
+from afferent.preprocess.entry import Entry
+from afferent.preprocess.families.images import ImageFamily, decoded_image, image_header
 from afferent.preprocess.family import MediaTokens, processor_settings, read_json
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import resize
-from afferent.preprocess.settings import pixel_settings, sides
+from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings, sides
 from afferent.types import TensorSpec
 
 # Where the configuration does not say:
 _IMAGE_TOKEN_ID, _NUM_EMBEDS = 151_667, 256
 _BEGIN, _END = "<img>", "</img>"
+_PROCESSORS: Final[Defaults] = {
+    "GotOcr2ImageProcessor": {**CLIP_COLOURS, "size": {"height": 384, "width": 384}},
+}
 
 
-class TiledFamily(
-    PictureFamily, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class TiledFamily(ImageFamily, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each."""
 
     width: int
@@ -43,13 +45,13 @@ class TiledFamily(
     def plan(self, header: MediaHeader) -> FeaturePlan:
         header = image_header(header)
         num_tiles = math.prod(self.grid(header.width, header.height))
-        num_tiles += num_tiles > 1  # the picture as a whole
+        num_tiles += num_tiles > 1  # the image as a whole
         shape = (num_tiles, 3, self.height, self.width)
         prompt = (self.begin, num_tiles * self.num_embeds, self.end)
         return FeaturePlan({"pixel_values": TensorSpec("uint8", shape)}, prompt)
 
     def bounded(self, max_pixels: int) -> Self:
-        # The picture as a whole is one tile more, unless there is only one.
+        # The image as a whole is one tile more, unless there is only one.
         max_tiles = max(1, max_pixels // (self.width * self.height) - 1)
         if self.max_tiles <= max_tiles:
             return self
@@ -57,16 +59,16 @@ class TiledFamily(
         return msgspec.structs.replace(self, min_tiles=fewest, max_tiles=max_tiles)
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        media = picture(media)
-        columns, rows = self.grid(media.header.width, media.header.height)
+        image = decoded_image(media)
+        columns, rows = self.grid(image.header.width, image.header.height)
         tiles = out["pixel_values"]
         size = columns * self.width, rows * self.height
-        stretched = resize(media.pixels, *size, self.resample)
+        stretched = resize(image.pixels, *size, self.resample)
         blocks = stretched.reshape(rows, self.height, columns, self.width, 3)
         grid = tiles[: columns * rows].reshape(rows, columns, 3, self.height, self.width)
         np.copyto(grid, blocks.transpose(0, 2, 4, 1, 3))
         if len(tiles) > 1:
-            whole = resize(media.pixels, self.width, self.height, self.resample)
+            whole = resize(image.pixels, self.width, self.height, self.resample)
             tiles[-1] = whole.transpose(2, 0, 1)
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +76,8 @@ class TiledFamily(
         return {**features, "pixel_values": pixels}
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows for a picture of this size: nearest in aspect ratio, and of those that
-        are equally near the largest that the picture fills at least half of. The rule is the
+        """Columns and rows for an image of this size: nearest in aspect ratio, and of those that
+        are equally near the largest that the image fills at least half of. The rule is the
         model family's own.
         """
         best, least = (1, 1), math.inf
@@ -98,9 +100,9 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
     """The family of a model; ``None`` if its settings ask for what is not done here.
 
     Raises:
-        ConfigError: The folder does not say how pictures are processed.
+        ConfigError: The folder does not say how images are processed.
     """
-    settings = pixel_settings(processor_settings(folder))
+    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
     if settings is None or settings.normalization is None or not settings.do_resize:
         return None
     size = sides(settings.size)
@@ -128,3 +130,6 @@ def _token_names(folder: Path) -> Mapping[str, str]:
     extra = settings.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, dict) else {}), **settings}
     return {name: value for name, value in named.items() if isinstance(value, str)}
+
+
+ENTRY = Entry(model_types=("internvl",), describe=describe)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from afferent.preprocess.entry import Entry
 from afferent.preprocess.families.fixed import FixedFamily, framing
 from afferent.preprocess.family import MediaTokens, processor_settings, read_json
 from afferent.preprocess.settings import pixel_settings
@@ -17,7 +18,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     """The family of a model; ``None`` if its settings ask for what is not done here.
 
     Raises:
-        ConfigError: The folder does not say how pictures are processed.
+        ConfigError: The folder does not say how images are processed.
     """
     settings = pixel_settings(processor_settings(folder))
     frame = settings and framing(settings)
@@ -41,3 +42,6 @@ def _num_embeds(folder: Path, width: int, height: int) -> int | None:
     num_embeds: int = (width // patch_size) * (height // patch_size)
     num_embeds += processor.get("num_additional_image_tokens") or 0
     return num_embeds - (processor.get("vision_feature_select_strategy") == "default")
+
+
+ENTRY = Entry(model_types=("llava",), describe=describe)

@@ -96,7 +96,7 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _mirrored(samples: Samples, start: int, stop: int, end: int) -> Samples:
-    """Samples ``[start, stop)`` of a sound of ``end`` samples, which is mirrored at its ends.
+    """Samples ``[start, stop)`` of an audio clip of ``end`` samples, which is mirrored at its ends.
 
     ``samples`` is its begin, and what follows it is silence.
     """

@@ -59,9 +59,7 @@ class VideoSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.patch_size * self.merge_size
 
 
-def video_settings(
-    given: Mapping[str, Any], generation: Generation, *, max_sampled_frames: int
-) -> VideoSettings:
+def video_settings(given: Mapping[str, Any], generation: Generation) -> VideoSettings:
     """From the video processor's file.
 
     A released Qwen2-VL or Qwen2.5-VL does not say how frames are sampled, and `transformers` then
@@ -87,7 +85,7 @@ def video_settings(
         fps=fps,
         num_frames=num_frames,
         min_frames=given.get("min_frames") or 4,
-        max_frames=min(given.get("max_frames") or 768, max_sampled_frames),
+        max_frames=given.get("max_frames") or 768,
         cap_pixels_per_frame=bool(given.get("cap_pixels_per_frame")),
         max_video_tokens=given.get("max_video_tokens") or (768 if is_third else 128_000),
     )

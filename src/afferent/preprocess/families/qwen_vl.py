@@ -1,6 +1,6 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of a picture at nearly its own size and aspect ratio.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of an image at nearly its own size and aspect ratio.
 
-The patches of a picture are bytes, and are stored once, though the encoder wants each of them
+The patches of an image are bytes, and are stored once, though the encoder wants each of them
 ``temporal_patch_size`` times: an eighth of the processor's own floats. `QwenVlFamily.model_inputs`
 makes these.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 from msgspec import Struct
 
 from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
 from afferent.ingest.probe import ImageHeader, MediaHeader, VideoHeader
+from afferent.preprocess.entry import EngineFacts, Entry
+from afferent.preprocess.families.plain import PlainFamily
 from afferent.preprocess.families.qwen_video import (
     Generation,
     VideoSettings,
@@ -24,17 +26,16 @@ from afferent.preprocess.families.qwen_video import (
     process_video,
     video_settings,
 )
-from afferent.preprocess.family import MediaTokens, processor_settings
-from afferent.preprocess.media import Array, Media, Picture, Pixels, Video
+from afferent.preprocess.family import MediaTokens, ProcessorLayout, processor_settings
+from afferent.preprocess.media import Array, DecodedImage, Media, Pixels, Video
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.patches import write_patches
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import resize
-from afferent.preprocess.settings import pixel_settings
+from afferent.preprocess.settings import CLIP_COLOURS, PLAIN_COLOURS, Defaults, pixel_settings
 from afferent.types import Modality, TensorSpec
 
 _MAX_ASPECT = 200
-MAX_SAMPLED_FRAMES = 768
 _NOT_TAKEN = "the model takes no such media"
 _IMAGE_TOKEN_ID, _VIDEO_TOKEN_ID = 151_655, 151_656  # where the configuration does not say
 
@@ -43,6 +44,22 @@ GENERATIONS: Mapping[str, Generation] = {
     "qwen2_5_vl": "qwen2_5",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3",
+}
+
+_PROCESSORS: Final[Defaults] = {
+    "Qwen2VLImageProcessor": {
+        **CLIP_COLOURS,
+        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    },
+    "Qwen2VLVideoProcessor": {
+        **CLIP_COLOURS,
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
+    },
+    "Qwen3VLVideoProcessor": {
+        **PLAIN_COLOURS,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+        "patch_size": 16,
+    },
 }
 
 
@@ -59,7 +76,9 @@ class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return resize(pixels, size[1], size[0], self.resample)
 
 
-class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QwenVlFamily(
+    PlainFamily, tag="qwen_vl", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """``resample`` is Pillow's number of the filter; ``video`` is ``None`` if it takes none."""
 
     generation: Generation
@@ -80,8 +99,10 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
         return {Modality.IMAGE: self.image, Modality.VIDEO: self.video.tokens}
 
     @property
-    def sample_rate_hz(self) -> int:
-        return 0
+    def processor_layout(self) -> ProcessorLayout:
+        # Its limits may be closer than the processor's own.
+        size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
+        return ProcessorLayout(plan=self._float_plan, arguments={"size": size})
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         match header:
@@ -92,9 +113,12 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
             case _:
                 raise UnsupportedMedia(_NOT_TAKEN)
 
-    def float_plan(self, header: ImageHeader) -> FeaturePlan:
-        """The same in the layout of the model's own processor."""
-        return self._plan_image(header, "float32", repeats=self.temporal_patch_size)
+    def sampling(self, max_frames: int) -> Self:
+        if self.video is None or self.video.settings.max_frames <= max_frames:
+            return self
+        settings = msgspec.structs.replace(self.video.settings, max_frames=max_frames)
+        video = msgspec.structs.replace(self.video, settings=settings)
+        return msgspec.structs.replace(self, video=video)
 
     def bounded(self, max_pixels: int) -> Self:
         if self.max_pixels <= max_pixels:
@@ -104,7 +128,7 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         match media:
-            case Picture():
+            case DecodedImage():
                 self._process_image(media, out)
             case Video() if self.video is not None:
                 process_video(self.video.settings, media, out, self.video.resize)
@@ -123,7 +147,7 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
         return inputs
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """The size that a picture is brought to: whole merged patches, pixels within the limits.
+        """The size that an image is brought to: whole merged patches, pixels within the limits.
 
         The rule is the model family's own; `transformers` calls it ``smart_resize``.
 
@@ -131,7 +155,7 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
             InvalidMedia: The aspect ratio is over 200.
         """
         if max(width, height) > _MAX_ASPECT * min(width, height):
-            raise InvalidMedia("the picture's sides differ by more than a factor of 200")
+            raise InvalidMedia("the image's sides differ by more than a factor of 200")
         unit = self.patch_size * self.merge_size
         fitted = [round(side / unit) * unit for side in (width, height)]
         if math.prod(fitted) > self.max_pixels:
@@ -142,6 +166,9 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
             fitted = [math.ceil(side * grow / unit) * unit for side in (width, height)]
         return fitted[0], fitted[1]
 
+    def _float_plan(self, header: ImageHeader) -> FeaturePlan:
+        return self._plan_image(header, "float32", repeats=self.temporal_patch_size)
+
     def _plan_image(self, header: ImageHeader, dtype: str, *, repeats: int) -> FeaturePlan:
         width, height = self.resized(header.width, header.height)
         num_patches = (width // self.patch_size) * (height // self.patch_size)
@@ -151,9 +178,9 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
         }
         return FeaturePlan(specs, (num_patches // self.merge_size**2,))
 
-    def _process_image(self, picture: Picture, out: Mapping[str, Array]) -> None:
-        width, height = self.resized(picture.header.width, picture.header.height)
-        pixels = resize(picture.pixels, width, height, self.resample)
+    def _process_image(self, image: DecodedImage, out: Mapping[str, Array]) -> None:
+        width, height = self.resized(image.header.width, image.header.height)
+        pixels = resize(image.pixels, width, height, self.resample)
         patches = out["pixel_values"]
         write_patches(pixels, patches, patch_size=self.patch_size, merge_size=self.merge_size)
         out["image_grid_thw"][0] = (1, height // self.patch_size, width // self.patch_size)
@@ -168,21 +195,13 @@ class QwenVlFamily(Struct, tag="qwen_vl", frozen=True, kw_only=True, forbid_unkn
         return normalized.reshape(len(patches), -1)
 
 
-def describe(
-    folder: Path,
-    config: Mapping[str, Any],
-    *,
-    max_sampled_frames: int,
-) -> QwenVlFamily | None:
+def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
     """The family of a model; ``None`` if its settings ask for what is not done here.
 
-    Args:
-        max_sampled_frames: Most frames that are taken of a video, whatever the folder says.
-
     Raises:
-        ConfigError: The folder does not say how pictures are processed.
+        ConfigError: The folder does not say how images are processed.
     """
-    settings = pixel_settings(processor_settings(folder))
+    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
     if settings is None or settings.edges is None or settings.normalization is None:
         return None
     if not settings.do_resize:
@@ -198,15 +217,15 @@ def describe(
         max_pixels=settings.edges[1],
         resample=settings.resample,
         normalization=settings.normalization,
-        video=_describe_video(folder, config, generation, max_sampled_frames),
+        video=_describe_video(folder, config, generation),
     )
 
 
 def _describe_video(
-    folder: Path, config: Mapping[str, Any], generation: Generation, max_sampled_frames: int
+    folder: Path, config: Mapping[str, Any], generation: Generation
 ) -> QwenVideo | None:
     name = "Qwen3VLVideoProcessor" if generation == "qwen3" else "Qwen2VLVideoProcessor"
-    settings = pixel_settings(_video_settings(folder), class_name=name)
+    settings = pixel_settings(_video_settings(folder), _PROCESSORS, class_name=name)
     if settings is None or settings.edges is None or settings.normalization is None:
         return None
     if not settings.do_resize:
@@ -214,14 +233,14 @@ def _describe_video(
     given = _video_settings(folder)
     return QwenVideo(
         tokens=_tokens(config, "video_token_id", _VIDEO_TOKEN_ID),
-        settings=video_settings(given, generation, max_sampled_frames=max_sampled_frames),
+        settings=video_settings(given, generation),
         resample=settings.resample,
         normalization=settings.normalization,
     )
 
 
 def _video_settings(folder: Path) -> Mapping[str, Any]:
-    """Those of videos, or else those of pictures where they have a file of their own: that is where
+    """Those of videos, or else those of images where they have a file of their own: that is where
     `transformers` looks, and the first models of the family have only that.
     """
     for part in ("video_processor", "image_processor"):
@@ -236,3 +255,13 @@ def _video_settings(folder: Path) -> Mapping[str, Any]:
 def _tokens(config: Mapping[str, Any], name: str, default: int) -> MediaTokens:
     token_id = config.get(name, default)
     return MediaTokens(token_id, token_id)
+
+
+ENTRY = Entry(
+    model_types=tuple(GENERATIONS),
+    describe=describe,
+    engine=EngineFacts(
+        position_features=frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}),
+        sharded_like={"qwen3_vl_text": "qwen3"},
+    ),
+)

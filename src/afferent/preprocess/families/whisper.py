@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
-
-from msgspec import Struct
+from typing import Any, Final
 
 from afferent.errors import ConfigError, InternalError, InvalidMedia
 from afferent.ingest.probe import AudioHeader, MediaHeader
+from afferent.preprocess.entry import Entry
 from afferent.preprocess.families.mel import LogMel
+from afferent.preprocess.families.plain import PlainFamily
 from afferent.preprocess.family import MediaTokens, processor_settings
-from afferent.preprocess.media import Array, Media, Sound
+from afferent.preprocess.media import Array, DecodedAudio, Media
 from afferent.preprocess.plan import FeaturePlan
 from afferent.types import Modality
 
@@ -21,7 +21,9 @@ NO_TOKEN: Final = -1
 """In place of a token's id where the prompt names no item."""
 
 
-class WhisperFamily(Struct, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WhisperFamily(
+    PlainFamily, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """An encoder of 30 s, which the decoder attends to: nothing of it stands in the prompt."""
 
     mel: LogMel
@@ -38,20 +40,19 @@ class WhisperFamily(Struct, tag="whisper", frozen=True, kw_only=True, forbid_unk
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """One chunk, whatever the clip's length: more is cut off, as the model's own processor
         does."""
-        _sound_header(header)
+        _audio_header(header)
         return FeaturePlan({FEATURES: self.mel.spec(1)}, ())
 
-    def bounded(self, max_pixels: int) -> Self:
-        return self
-
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.mel.write(_sound(media, self.sample_rate_hz).samples, out[FEATURES])
+        self.mel.write(_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)
 
 
-class VoxtralFamily(Struct, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VoxtralFamily(
+    PlainFamily, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Chunks of 30 s, the last one filled up with silence; each becomes as many embeddings."""
 
     mel: LogMel
@@ -70,34 +71,29 @@ class VoxtralFamily(Struct, tag="voxtral", frozen=True, kw_only=True, forbid_unk
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """So many chunks as the clip, at the model's rate, begins."""
-        header = _sound_header(header)
+        header = _audio_header(header)
         num_samples = -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
         return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))
 
-    def bounded(self, max_pixels: int) -> Self:
-        return self
-
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.mel.write(_sound(media, self.sample_rate_hz).samples, out[FEATURES])
+        self.mel.write(_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)
 
 
-def describe_audio(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | VoxtralFamily | None:
-    """The family of an audio model; ``None`` if it is none of these.
+def describe(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | VoxtralFamily:
+    """The family of an audio model.
 
     Args:
         config: The folder's ``config.json``.
 
     Raises:
-        ConfigError: The folder does not say how sound is processed.
+        ConfigError: The folder does not say how audio is processed.
         UnsupportedModel: Its feature extractor does what is not done here.
     """
-    if config.get("model_type") not in ("whisper", "voxtral"):
-        return None
     mel = LogMel.from_settings(processor_settings(folder, "feature_extractor"))
     if config["model_type"] == "whisper":
         return WhisperFamily(mel=mel)
@@ -113,13 +109,18 @@ def describe_audio(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | V
     return VoxtralFamily(mel=mel, audio_token_id=token, embeds_per_chunk=embeds)
 
 
-def _sound_header(header: MediaHeader) -> AudioHeader:
+def _audio_header(header: MediaHeader) -> AudioHeader:
     if not isinstance(header, AudioHeader):
         raise InvalidMedia("the model takes audio only")
     return header
 
 
-def _sound(media: Media, rate_hz: int) -> Sound:
-    if not isinstance(media, Sound) or media.sample_rate_hz != rate_hz:
-        raise InternalError(f"a sound at {rate_hz} Hz was expected")
+def _audio(media: Media, rate_hz: int) -> DecodedAudio:
+    if not isinstance(media, DecodedAudio) or media.sample_rate_hz != rate_hz:
+        raise InternalError(f"an audio clip at {rate_hz} Hz was expected")
     return media
+
+
+ENTRY: Final[Entry[WhisperFamily | VoxtralFamily]] = Entry(
+    model_types=("whisper", "voxtral"), describe=describe
+)

@@ -1,0 +1,263 @@
+"""What does it cost to bring the images of a request into a store, all of them new?
+
+The whole is, on both sides: read the files into memory of their own, as a request's bytes come,
+digest them, allocate all of them in one call, copy, and say in one call that all are there. Files
+are JPEGs of 644 x 364 (about 55 KB), in the page cache. Neither side's release is in it.
+
+Ours is `ItemCache`, the public library, with all that it costs: BLAKE3, keys over tenant, model and
+options, `allocate`, views of the slots, `publish`; a store daemon behind it. The control is a
+batched cache server (`controls/cache_server.py`: LightLLM's newest, spared rpyc): md5, `allocate`,
+a call that asks which are ready, a segment of shared memory for each image, and a call at the end;
+a server process behind it. Both have one client and one server, which wait for each other, and
+``threads`` more that read and digest (0: the client itself).
+
+First-touched pages fall on the control's segments alone: that is what a segment for each image is.
+
+Expected before, at 128 images: the call 0.6 ms on both sides, because a list of digests costs the
+same in msgpack whoever sends it, and ours allocates besides (0.5 to 1.0 times); the whole 6 to 8 ms
+against 15 to 25 (2 to 3 times): md5 is 2 to 4 times BLAKE3's price, and 128 segments cost as much
+again. At 4 images some 1.5 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from afferent import keys
+from afferent.errors import ConfigError
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.store.daemon.server import StoreServer
+from afferent.types import ContentKey, MiB, Modality, ObjectKind
+from benchmarks.controls.cache_server import CacheClient, cache_server, md5
+from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
+
+QUESTION = (
+    "What does it cost to bring the images of a request into the store, beside a batched cache "
+    "server with a segment for each (LightLLM)?"
+)
+COLUMNS = ("images", "threads", "rpc_ms", "total_ms", "control_rpc_ms", "control_total_ms")
+
+_IMAGES = (4, 16, 64, 128)
+_THREADS = (0, 2)
+_GOAL_RPC_MS, _GOAL_TOTAL_MS, _GOAL_RPC_TIMES, _GOAL_TOTAL_TIMES = 1.0, 8.0, 0.5, 1.8
+_QUALITY = 82  # some 55 KB
+_NUM_TOKENS = 299
+
+AfterSample = Callable[[], None]
+_Digest = TypeVar("_Digest")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--alloc-workers",
+        type=int,
+        metavar="N",
+        help="threads that read and digest, on both sides; 0: one image after another "
+        f"(default: {', '.join(map(str, _THREADS))} in turn)",
+    )
+
+
+def num_steps(*, quick: bool, alloc_workers: int | None = None) -> int:
+    num_sides = 2 * len(_threads(alloc_workers))
+    return len(_IMAGES) * num_sides * (_num_samples(quick=quick) + 1)
+
+
+def _threads(alloc_workers: int | None) -> tuple[int, ...]:
+    return _THREADS if alloc_workers is None else (alloc_workers,)
+
+
+def run(
+    *,
+    quick: bool,
+    after_sample: AfterSample,
+    images: tuple[int, ...] = _IMAGES,
+    alloc_workers: int | None = None,
+) -> Report:
+    """``alloc_workers``: threads that read and digest; 0 is one after another."""
+    threads = _threads(alloc_workers)
+    report = Report("alloc", QUESTION)
+    report.notes.append(
+        "ours: ItemCache and a store daemon; control: a client and a cache server on TCP; "
+        "threads: those that read and digest, the same on both sides"
+    )
+    with (
+        StoreServer(64 * MiB, shares={ObjectKind.RAW: 1.0}) as server,
+        DaemonStore(server.address, name="bench", writable=True) as store,
+        cache_server() as control,
+        _image_files(max(images)) as paths,
+    ):
+        store.wait_populated()
+        meter = BusyMeter()
+        for number in images:
+            with _Allocation(store, control, paths[:number]) as allocation:
+                sides: dict[str, Callable[[], float]] = {}
+                for count in threads:
+                    sides[f"{count}"] = functools.partial(allocation.ours, count)
+                    sides[f"{count} control"] = functools.partial(allocation.control, count)
+                alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
+                for count in threads:
+                    row_keys = {"images": number, "threads": count}
+                    report.rows.append(Row(row_keys, allocation.samples(count)))
+        report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
+    report.goals = _goals(report.rows, images[-1])
+    return report
+
+
+def _num_samples(*, quick: bool) -> int:
+    return MIN_SAMPLES if quick else 5 * MIN_SAMPLES
+
+
+def _goals(rows: list[Row], images: int) -> list[Goal]:
+    last = [row for row in rows if row.keys["images"] == images]
+    best = min(last, key=lambda row: row.median("total_ms"))
+    rpc_ms, total_ms = best.median("rpc_ms"), best.median("total_ms")
+    where = f"at {images}, {best.keys['threads']} threads"
+    goals = [
+        Goal(f"rpc_ms {where} <= {_GOAL_RPC_MS:g}", rpc_ms <= _GOAL_RPC_MS, rpc_ms),
+        Goal(f"total_ms {where} <= {_GOAL_TOTAL_MS:g}", total_ms <= _GOAL_TOTAL_MS, total_ms),
+    ]
+    for name, times in (("rpc", _GOAL_RPC_TIMES), ("total", _GOAL_TOTAL_TIMES)):
+        pairs = zip(best.samples[f"control_{name}_ms"], best.samples[f"{name}_ms"], strict=True)
+        ratio = statistics.median(control / ours for control, ours in pairs)
+        goals.append(
+            Goal(f"control_{name}_ms / {name}_ms {where} >= {times:g}", ratio >= times, ratio)
+        )
+    return goals
+
+
+class _Allocation:
+    """The sides for one number of images; each returns the milliseconds of the whole.
+
+    Each is the second of two in a row: the side before has left the caches cold.
+    """
+
+    def __init__(self, store: DaemonStore, control: CacheClient, paths: Sequence[Path]) -> None:
+        self._cache, self._control = ItemCache(store, kind=ObjectKind.RAW), control
+        self._store, self._paths = store, paths
+        self._turns = itertools.count()
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._recorded: dict[str, list[float]] = {}
+
+    def __enter__(self) -> _Allocation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools.values():
+            pool.shutdown()
+
+    def ours(self, num_threads: int) -> float:
+        self._ours(num_threads)
+        return self._ours(num_threads)
+
+    def control(self, num_threads: int) -> float:
+        self._by_control(num_threads)
+        return self._by_control(num_threads)
+
+    def _ours(self, num_threads: int) -> float:
+        tenant = str(next(self._turns))  # a new one each time, so that all are missing
+        start = time.perf_counter()
+        read = self._read(num_threads, functools.partial(_key, tenant))
+        media = {key: data for data, key in read}
+        before = time.perf_counter()
+        sizes = {key: len(data) for key, data in media.items()}
+        slots = self._cache.allocate("bench", sizes)
+        rpc_ms = (time.perf_counter() - before) * 1e3
+        used = {}
+        for slot in slots:
+            if slot.block is None or slot.handle is None:
+                raise RuntimeError("the benchmark met an image that was there already")
+            data = media[slot.key]
+            slot.block[: len(data)] = data
+            used[slot.handle] = len(data)
+        self._cache.publish("bench", used)
+        total_ms = (time.perf_counter() - start) * 1e3
+        self._cache.release("bench")
+        self._store.evict(ObjectKind.RAW)
+        return self._record(f"{num_threads}", rpc_ms, total_ms)
+
+    def _by_control(self, num_threads: int) -> float:
+        start = time.perf_counter()
+        read = self._read(num_threads, md5)
+        before = time.perf_counter()
+        records = self._control.allocate(
+            [digest for _, digest in read], [_NUM_TOKENS] * len(self._paths)
+        )
+        rpc_ms = (time.perf_counter() - before) * 1e3
+        segments = self._control.store(records, [data for data, _ in read])
+        total_ms = (time.perf_counter() - start) * 1e3
+        self._control.clear()
+        for segment in segments:
+            segment.unlink()
+        if len(segments) < len(self._paths):
+            raise RuntimeError("the benchmark met an image that was there already")
+        return self._record(f"{num_threads} control", rpc_ms, total_ms)
+
+    def samples(self, num_threads: int) -> dict[str, list[float]]:
+        """What was recorded, but for the first of two, and the first turn, which warm up."""
+        found = {
+            "rpc_ms": f"{num_threads} rpc",
+            "total_ms": f"{num_threads} total",
+            "control_rpc_ms": f"{num_threads} control rpc",
+            "control_total_ms": f"{num_threads} control total",
+        }
+        return {name: self._recorded[recorded][3::2] for name, recorded in found.items()}
+
+    def _read(
+        self, num_threads: int, digest: Callable[[bytes], _Digest]
+    ) -> list[tuple[bytes, _Digest]]:
+        if num_threads == 0:
+            return [_read_one(path, digest) for path in self._paths]
+        pool = self._pools.setdefault(num_threads, ThreadPoolExecutor(num_threads))
+        parts = [self._paths[start::num_threads] for start in range(num_threads)]
+        read = pool.map(lambda part: [_read_one(path, digest) for path in part], parts)
+        return [one for part in read for one in part]
+
+    def _record(self, side: str, rpc_ms: float, total_ms: float) -> float:
+        self._recorded.setdefault(f"{side} rpc", []).append(rpc_ms)
+        self._recorded.setdefault(f"{side} total", []).append(total_ms)
+        return total_ms
+
+
+def _read_one(path: Path, digest: Callable[[bytes], _Digest]) -> tuple[bytes, _Digest]:
+    data = path.read_bytes()
+    return data, digest(data)
+
+
+def _key(tenant: str, data: bytes) -> ContentKey:
+    return keys.item_key(
+        tenant=tenant, fingerprint=b"bench", modality=Modality.IMAGE, media=keys.digest(data)
+    )
+
+
+@contextmanager
+def _image_files(number: int) -> Iterator[list[Path]]:
+    """All of them different."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ConfigError("this benchmark needs Pillow: pip install pillow") from error
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(prefix="afferent-bench-") as folder:
+        paths = []
+        for index in range(number):
+            coarse = rng.integers(0, 256, (46, 81, 3), dtype=np.uint8)
+            image = Image.fromarray(coarse).resize((644, 364), Image.Resampling.BICUBIC)
+            encoded = io.BytesIO()
+            image.save(encoded, "JPEG", quality=_QUALITY)
+            paths.append(Path(folder) / f"{index}.jpg")
+            paths[-1].write_bytes(encoded.getvalue())
+        yield paths

@@ -1,0 +1,107 @@
+"""A host for `benchmarks.body`: receives bodies as Afferent does, and as engines do.
+
+    python -m benchmarks.body_host ADDRESS
+
+It prints its port, and ends with its input. Each path receives in its own way; ``/heap`` counts
+what the heap grows by at most between an ``on`` and an ``off``, which is answered with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import socket
+import sys
+import tracemalloc
+
+import blake3
+import uvicorn
+import uvloop
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from afferent.admit.gate import Gate
+from afferent.config import RequestLimits
+from afferent.serve.apis.openai import MEDIA_KEYS
+from afferent.serve.http.body import BodyReader
+from afferent.serve.http.connection import ConnectionLimits, connection_class
+from afferent.serve.http.disconnects import HangUps
+from afferent.store.client.async_store import AsyncDaemonStore
+
+_LIMITS = RequestLimits()
+
+
+class Host:
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        self._store, self._gate = store, Gate(store, timeout_s=30.0)
+        self._known: set[bytes] = set()
+        self._num = self._base_nbytes = 0
+
+    def app(self) -> Starlette:
+        paths = {"/cut": self.cut, "/parse": self.parse, "/decode": self.decode, "/heap": self.heap}
+        return Starlette(routes=[Route(path, do, methods=["POST"]) for path, do in paths.items()])
+
+    async def cut(self, request: Request) -> Response:
+        """As Afferent does: media into the arena while they arrive."""
+        self._num += 1
+        reader = BodyReader(self._store, self._gate, str(self._num), _LIMITS, MEDIA_KEYS)
+        body = await reader.read(request)
+        self._store.forget(str(self._num))
+        return JSONResponse({"nbytes": sum(item.nbytes for item in body.media.values())})
+
+    async def parse(self, request: Request) -> Response:
+        """The control: all of the body, parsed, and then decoded, as vLLM and SGLang do."""
+        return JSONResponse({"nbytes": len(await _media_of(request))})
+
+    async def decode(self, request: Request) -> Response:
+        """The control of a hit: as vLLM, which decodes an image and hashes what it shows."""
+        image = Image.open(io.BytesIO(await _media_of(request))).convert("RGB")
+        key = blake3.blake3(image.tobytes()).digest()
+        is_known = key in self._known
+        self._known.add(key)
+        return JSONResponse({"is_known": is_known})
+
+    async def heap(self, request: Request) -> Response:
+        grown_nbytes = tracemalloc.get_traced_memory()[1] - self._base_nbytes
+        if await request.body() == b"on":
+            tracemalloc.start()
+            self._base_nbytes = tracemalloc.get_traced_memory()[0]
+        else:
+            tracemalloc.stop()
+        return JSONResponse({"nbytes": grown_nbytes})
+
+
+async def _media_of(request: Request) -> bytes:
+    body = json.loads(await request.body())
+    url = body["messages"][0]["content"][0]["image_url"]["url"]
+    return base64.b64decode(url.partition(",")[2])
+
+
+async def _run(address: str) -> None:
+    store = await AsyncDaemonStore.connect(address, name="host", writable=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    limits = ConnectionLimits(header_timeout_s=60.0, discard_timeout_s=60.0, untaken_timeout_s=60.0)
+    http = connection_class(limits, HangUps())
+    config = uvicorn.Config(
+        Host(store).app(), http=http, log_config=None, access_log=False, lifespan="off"
+    )
+    parent_is_gone = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listener]))
+    await parent_is_gone
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await store.close()
+
+
+def main() -> None:
+    uvloop.run(_run("\0" + sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

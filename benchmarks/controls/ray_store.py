@@ -1,0 +1,83 @@
+"""Ray's object store, a Plasma: objects in shared memory that other processes view in place.
+
+Ray's own library, where it is installed (``make bench-ray``); else there is nothing to compare
+with. Its memory is allocated up front, and each reader is an actor with a process of its own;
+behind both are Ray's own daemons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MISSING = "ray: it is not installed, so its columns are empty; make bench-ray installs it"
+
+
+def is_installed() -> bool:
+    return find_spec("ray") is not None
+
+
+class RayStore:
+    """A store, and actors that read from it."""
+
+    def __init__(self, ray: Any, readers: Sequence[Any]) -> None:
+        self._ray, self._readers = ray, readers
+
+    def put(self, array: NDArray[np.uint8]) -> Any:
+        """A reference; the object goes with the last of them."""
+        return self._ray.put(array)
+
+    def get_all(self, references: Sequence[Any], num_readers: int) -> list[list[list[float]]]:
+        """Of each of so many readers at once: microseconds until there is an array of each object,
+        and until all its bytes have been read.
+        """
+        calls = [reader.get_all.remote(list(references)) for reader in self._readers[:num_readers]]
+        taken: list[list[list[float]]] = self._ray.get(calls)
+        return taken
+
+
+class _Reader:
+    def get_all(self, references: Sequence[Any]) -> list[list[float]]:
+        ray: Any = importlib.import_module("ray")
+        get_us, read_us = [], []
+        for reference in references:
+            start = time.perf_counter()
+            array = ray.get(reference)
+            get_us.append((time.perf_counter() - start) * 1e6)
+            array.view(np.int64).sum()
+            read_us.append((time.perf_counter() - start) * 1e6)
+            del array
+        return [get_us, read_us]
+
+
+@contextlib.contextmanager
+def ray_store(nbytes: int, num_readers: int) -> Iterator[RayStore | None]:
+    """``None`` where Ray is not installed."""
+    if not is_installed():
+        yield None
+        return
+    os.environ |= {"RAY_preallocate_plasma_memory": "1"}  # or its pages are touched when used
+    ray: Any = importlib.import_module("ray")
+    ray.init(
+        object_store_memory=nbytes,
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level="error",
+        log_to_driver=False,
+    )
+    try:
+        reader = ray.remote(num_cpus=0)(_Reader)
+        readers = [reader.remote() for _ in range(num_readers)]
+        store = RayStore(ray, readers)
+        store.get_all([], num_readers)  # answered when they are ready
+        yield store
+    finally:
+        ray.shutdown()

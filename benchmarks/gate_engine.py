@@ -1,0 +1,119 @@
+"""An engine for `benchmarks.gate` in the place of the core: it only takes time.
+
+    python -m benchmarks.gate_engine FD
+
+It does with a request's items what the core does: it pins them, accepts, and lets go of them when
+they have been prefilled. Requests are prefilled one at a time, and answered with one token. If it
+``accepts_at_end``, it says only then that it has accepted, so that a frontend holds what it holds
+until acceptance until the request's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from msgspec import Struct
+
+from afferent.engine.protocol import EngineInfo, EngineRequest
+from afferent.engine.remote import messages as m
+from afferent.errors import AfferentError
+from afferent.runtime import wire
+from afferent.runtime.process import ChildProcess, run_until_terminated
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.types import Failure, decode, encode
+
+_INFO = EngineInfo(max_model_len=1 << 17, eos_token_ids=[])
+_TOKEN_ID = 100  # any one that is text
+
+
+class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``prefill_s``: of one request."""
+
+    store_address: str
+    listener_fd: int
+    prefill_s: float
+    accepts_at_end: bool
+
+
+class _Engine:
+    def __init__(self, store: AsyncDaemonStore, settings: Settings) -> None:
+        self._store, self._prefill_s = store, settings.prefill_s
+        self._accepts_at_end = settings.accepts_at_end
+        self._accepted: asyncio.Queue[tuple[_Frontend, EngineRequest]] = asyncio.Queue()
+        self._accepting: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept frontends until cancelled."""
+        listener.setblocking(False)
+        while True:
+            sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+            wire.check_peer(sock)
+            await _Frontend(self).channel.attach(sock)
+
+    def submit(self, frontend: _Frontend, request: EngineRequest) -> None:
+        task = asyncio.create_task(self._accept(frontend, request))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+
+    async def _accept(self, frontend: _Frontend, request: EngineRequest) -> None:
+        try:
+            await self._store.get(request.request_id, [item.handle for item in request.items])
+        except AfferentError as error:
+            failure = Failure(error.code, error.message)
+            frontend.send(m.RequestFailed(request.request_id, failure))
+            return
+        if not self._accepts_at_end:
+            frontend.send(m.RequestAccepted(request.request_id))
+        self._accepted.put_nowait((frontend, request))
+
+    async def prefill(self) -> None:
+        """One request after another, until cancelled."""
+        while True:
+            frontend, request = await self._accepted.get()
+            await asyncio.sleep(self._prefill_s)
+            self._store.forget(request.request_id)
+            if self._accepts_at_end:
+                frontend.send(m.RequestAccepted(request.request_id))
+            frontend.send(m.RequestTokens(request.request_id, [_TOKEN_ID], [], []))
+            frontend.send(m.RequestFinished(request.request_id, "length", []))
+
+
+class _Frontend:
+    """A connection."""
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self.channel = wire.AsyncChannel(self._on_frame, lambda: None)
+
+    def send(self, message: m.ToFrontend) -> None:
+        if self.channel.is_open:
+            self.channel.send(encode(message))
+
+    def _on_frame(self, frame: bytes) -> None:
+        match decode(m.from_frontend_decoder, frame):
+            case m.FrontendHello():
+                self.send(m.Health(_INFO))
+            case m.Submit(request=request):
+                self._engine.submit(self, request)
+            case m.Abort():
+                pass  # of a request whose client has gone; it is prefilled in its turn
+            case m.AskStats():
+                self.send(m.Stats(None))
+
+
+async def _run(child: ChildProcess, settings: Settings) -> None:
+    store = await AsyncDaemonStore.connect(settings.store_address, name="core")
+    engine = _Engine(store, settings)
+    listener = socket.socket(fileno=settings.listener_fd)
+    child.report("stub engine", ready=True)
+    await run_until_terminated(engine.serve(listener), engine.prefill())
+
+
+def main() -> None:
+    child = ChildProcess.start()
+    asyncio.run(_run(child, child.settings(Settings)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The memory of one side of `benchmarks.gate`, looked at from outside while it works."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PERIOD_S = 0.05
+_PAGE_NBYTES = resource.getpagesize()
+_PRIVATE = re.compile(rb"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
+
+
+def private_nbytes(roots: Sequence[int]) -> int:
+    """Bytes that one process alone has mapped, of these processes and all below them.
+
+    The arena is mapped by several, and is not among them. To find out takes the kernel tens of
+    milliseconds, most of them for the arena: this is for a moment at which nothing runs.
+    """
+    return sum(map(_private_nbytes, _trees(roots)))
+
+
+def anonymous_nbytes(roots: Sequence[int]) -> int:
+    """Heaps and stacks of these processes and all below them, from counters, in microseconds.
+
+    It grows as `private_nbytes` does: what they share with the process that they were forked from
+    is in both figures of a difference.
+    """
+    return sum(map(_anonymous_nbytes, _trees(roots)))
+
+
+def _private_nbytes(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+    except OSError:  # it has just ended
+        return 0
+    return 1024 * sum(map(int, _PRIVATE.findall(rollup)))
+
+
+def _anonymous_nbytes(pid: int) -> int:
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_NBYTES
+
+
+def _trees(roots: Sequence[int]) -> list[int]:
+    """These processes and those that their main threads have started."""
+    found: list[int] = []
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        with contextlib.suppress(OSError):  # it has just ended
+            waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return found
+
+
+class Sampler:
+    """Reads a figure again and again, in a thread, until the block ends; ``peak`` is the greatest.
+
+    What goes wrong while reading is raised where the block ends.
+    """
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+        self._error: Exception | None = None
+        self.peak = 0
+        self.num_samples = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.peak = max(self.peak, self._read())
+                self.num_samples += 1
+                self._stop.wait(_PERIOD_S)
+        except Exception as error:
+            self._error = error

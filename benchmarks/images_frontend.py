@@ -1,0 +1,145 @@
+"""Our side of `benchmarks.images`: a request's way through a frontend, as the server goes it.
+
+All of its parts are the server's own, from the reader of bodies to `ItemStage`: only the socket in
+front and the prompt behind are left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+
+from afferent.admit.gate import Gate
+from afferent.config import ServeConfig
+from afferent.preprocess.registry import AnyFamily, fingerprint
+from afferent.serve.apis.chat.api import OpenAIChat
+from afferent.serve.flow.item_state import Processor
+from afferent.serve.flow.items import ItemSettings, ItemStage
+from afferent.serve.http.body import BodyReader
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.trace import Trace
+from afferent.types import Handle, ObjectKind
+from benchmarks.pages import photo
+
+WIDTH, HEIGHT = 644, 364
+_MODEL = "bench"
+_CHUNK_NBYTES = 64 << 10
+
+
+def chat_body(number: int) -> bytes:
+    """A request with so many different images, as a client sends it."""
+    rng, content = np.random.default_rng(0), []
+    for _ in range(number):
+        file = io.BytesIO()
+        photo(rng, WIDTH, HEIGHT).save(file, "JPEG", quality=85)
+        url = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    body = {"model": _MODEL, "messages": [{"role": "user", "content": content}]}
+    return json.dumps(body).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Features of a body. ``last_byte_s`` is when it was complete, on `time.perf_counter`;
+    ``cut_ms`` is what had been worked on it before.
+    """
+
+    request_id: str
+    handles: list[Handle]
+    last_byte_s: float
+    cut_ms: float
+
+
+class Frontend:
+    """A body's way through a frontend, until its features are made; all of them are missing."""
+
+    def __init__(
+        self, store: AsyncDaemonStore, config: ServeConfig, folder: Path, family: AnyFamily
+    ) -> None:
+        self._store, self._limits = store, config.request_limits
+        self._gate = Gate(store, timeout_s=config.admission_timeout_s)
+        self._api = OpenAIChat()
+        self._items = ItemStage(
+            store,
+            self._gate,
+            Processor(family, fingerprint(folder, family)),
+            ItemSettings(
+                limits=config.request_limits,
+                shares=config.shares,
+                timeout_s=config.request_timeout_s,
+                num_digest_threads=config.alloc_workers,
+            ),
+        )
+        self._numbers = itertools.count()
+
+    @classmethod
+    async def connect(
+        cls, address: str, config: ServeConfig, folder: Path, family: AnyFamily
+    ) -> Frontend:
+        """``folder`` is the model's, from which its fingerprint is made."""
+        store = await AsyncDaemonStore.connect(address, name="bench frontend", writable=True)
+        return cls(store, config, folder, family)
+
+    async def features(self, body: bytes) -> Made:
+        """The request holds them until `clear`."""
+        arrival, number = _Arrival(body), next(self._numbers)
+        request_id = f"images-{number}"
+        reader = BodyReader(self._store, self._gate, request_id, self._limits, self._api.media_keys)
+        received = await reader.read(arrival.request)
+        call = self._api.parse(received, request_id=request_id, model=_MODEL)
+        # A tenant of its own each time: what another has cached, it can't hit.
+        request = replace(call.generate, tenant=str(number))
+        self._items.check(request.media)
+        trace = Trace(request_id, "bench")
+        sources = await self._items.read(request, trace)
+        ready = await self._items.prepare(request_id, sources, trace)
+        handles = [item.handle for item in ready]
+        return Made(request_id, handles, arrival.last_byte_s, arrival.cut_ms)
+
+    async def clear(self, made: Made) -> None:
+        await self._store.release(made.request_id)
+        for kind in (ObjectKind.RAW, ObjectKind.FEATURES):
+            await self._store.evict(kind)
+
+    async def close(self) -> None:
+        await self._items.close()
+        await self._store.close()
+
+
+class _Arrival:
+    """A body that arrives in chunks, and when it did."""
+
+    def __init__(self, body: bytes) -> None:
+        self._chunks = [
+            body[start : start + _CHUNK_NBYTES] for start in range(0, len(body), _CHUNK_NBYTES)
+        ]
+        self._messages = self._arrive()
+        headers = [(b"content-length", str(len(body)).encode())]
+        scope = {"type": "http", "method": "POST", "headers": headers}
+        self.request = Request(scope, self._receive)
+        self._first_byte_s = self.last_byte_s = 0.0
+
+    @property
+    def cut_ms(self) -> float:
+        return (self.last_byte_s - self._first_byte_s) * 1e3
+
+    async def _receive(self) -> dict[str, Any]:
+        return await anext(self._messages)
+
+    async def _arrive(self) -> AsyncIterator[dict[str, Any]]:
+        self._first_byte_s = time.perf_counter()
+        for number, chunk in enumerate(self._chunks, start=1):
+            is_last = number == len(self._chunks)
+            if is_last:
+                self.last_byte_s = time.perf_counter()
+            yield {"type": "http.request", "body": chunk, "more_body": not is_last}

@@ -1,0 +1,157 @@
+"""What a benchmark reports: rows of medians with their samples, the machine, and its goals."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+FORMAT_VERSION = 1
+MIN_SAMPLES = 7
+
+
+class Goal(Struct, frozen=True):
+    what: str
+    met: bool
+    value: float
+
+
+class Row(Struct, frozen=True):
+    """``keys`` say which case this is, ``samples`` hold every measurement by its name."""
+
+    keys: dict[str, Any]
+    samples: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.samples[name])
+
+    def as_record(self) -> dict[str, Any]:
+        medians = {name: self.median(name) for name in self.samples}
+        return {**self.keys, **medians, "samples": self.samples}
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of one benchmark."""
+
+    benchmark: str
+    question: str
+    rows: list[Row] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    busy_cores_elsewhere: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the table has to know: who works on which side, and why a cell is empty."""
+
+    def as_json(self) -> bytes:
+        record = {
+            "benchmark": self.benchmark,
+            "version": FORMAT_VERSION,
+            "machine": machine(),
+            "versions": versions(),
+            "busy_cores_elsewhere": round(self.busy_cores_elsewhere, 2),
+            "rows": [row.as_record() for row in self.rows],
+            "goals": self.goals,
+            "notes": self.notes,
+        }
+        return msgspec.json.format(msgspec.json.encode(record), indent=2)
+
+
+def machine() -> dict[str, Any]:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu,
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "kernel": platform.release(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("afferent", "numpy", "msgspec"):
+        found[name] = metadata.version(name)
+    return found
+
+
+class BusyMeter:
+    """How many cores other processes kept busy while a benchmark ran."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def busy_cores_elsewhere(self) -> float:
+        used, total, own = (
+            now - before for now, before in zip(self._read(), self._start, strict=True)
+        )
+        cores = os.cpu_count() or 1
+        return max(0.0, (used - own) / max(total, 1.0) * cores)
+
+    def _read(self) -> tuple[float, float, float]:
+        """Busy and total ticks of the machine, and the ticks of this process tree."""
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        ticks = [float(value) for value in fields]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), _tree_ticks()
+
+
+def _tree_ticks() -> float:
+    """The processor time of this process and all below it, those that have ended included."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(float(field) for field in fields[11:15])
+    total, waiting = 0.0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        total += ticks.get(pid, 0.0)
+        waiting += children.get(pid, [])
+    return total
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], float]],
+    *,
+    num_samples: int,
+    after_sample: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Run the sides in turn, ``num_samples`` times each after one warm-up; what each returned."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(num_samples + 1):
+        for name, side in sides.items():
+            value = side()
+            if number:
+                samples[name].append(value)
+            after_sample()
+    return samples
+
+
+def spread(values: Sequence[float]) -> str:
+    """The least and the greatest, for a table."""
+    return f"{figure(min(values))}..{figure(max(values))}"
+
+
+def figure(value: float) -> str:
+    """Three digits of it, and no power of ten up to a million."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"

@@ -1,0 +1,91 @@
+"""The tiny engine as one that a server can be told to use.
+
+    afferent serve --engine examples.tiny_plugin:Tiny --tiny-max-model-len 512
+
+`Tiny` describes it; the supervisor and every frontend import this module, so nothing that takes
+long is imported above. The engine runs in a process of its own, which is this module too.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import uvloop
+from msgspec import Struct
+
+from afferent import AsyncDaemonStore, MiB, errors
+from afferent.engine import (
+    ChildProcess,
+    EngineHost,
+    EnginePlan,
+    EngineProcess,
+    EngineSite,
+    Group,
+    RemoteKind,
+    RemoteLink,
+    Settings,
+    listening,
+    run_until_terminated,
+    setting,
+)
+
+MODULE = "examples.tiny_plugin"
+
+
+class TinySettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tiny_max_model_len: int = setting(
+        4096, "longest prompt and answer, in tokens", Group.ENGINE, gt=0
+    )
+
+
+class TinyProcess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What its process is told."""
+
+    store_address: str
+    listener_fd: int
+    max_model_len: int
+
+
+class Tiny(RemoteKind[TinySettings]):
+    name = "tiny"
+    summary = "says the mean colour of each image; an example"
+    settings_type = TinySettings
+
+    def check(self, model_folder: Path, settings: TinySettings) -> None:
+        config = json.loads((model_folder / "config.json").read_text())
+        if not str(config.get("model_type")).startswith("qwen2"):
+            raise errors.UnsupportedModel("the tiny engine knows the features of Qwen2-VL alone")
+
+    def reserved_nbytes(self, model_folder: Path, settings: TinySettings) -> int:
+        return 64 * MiB
+
+    def plan(self, site: EngineSite, settings: TinySettings) -> EnginePlan[RemoteLink]:
+        at = listening("tiny")
+        told = TinyProcess(
+            store_address=site.store_address,
+            listener_fd=at.fd,
+            max_model_len=settings.tiny_max_model_len,
+        )
+        process = EngineProcess(name="tiny", module=MODULE, settings=told, fds=(at.fd,))
+        return EnginePlan(processes=(process,), link=at.link)
+
+
+async def _run(child: ChildProcess, told: TinyProcess) -> None:
+    from examples.tiny_engine import TinyEngine
+
+    store = await AsyncDaemonStore.connect(told.store_address, name=child.name)
+    engine = TinyEngine(store, max_model_len=told.max_model_len)
+    child.report(f"up to {told.max_model_len:,} tokens a request", ready=True)
+    listener = socket.socket(fileno=told.listener_fd)
+    await run_until_terminated(EngineHost(engine).serve(listener))
+
+
+def main() -> None:
+    child = ChildProcess.start()
+    uvloop.run(_run(child, child.settings(TinyProcess)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Settings from flags, the environment and a TOML file: read only here.
+
+The order is flag, environment (``AFFERENT_PORT=9000``), file, default; `Loaded.sources` remembers
+where each value came from. An unknown key is an error, and so is a value of the wrong type.
+
+An engine has settings of its own, which stand beside the server's in one namespace. Which engine it
+is, is a setting too, so it is read first::
+
+    engine = peek("engine", flags, file=file)
+    loaded = load(flags, file=file, extra=[EchoSettings])
+    loaded.config.port, loaded.of(EchoSettings).echo_delay_s
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from afferent.config import hints
+from afferent.config.declaring import ENV_PREFIX, Setting, Settings, declared
+from afferent.config.settings import ServeConfig
+from afferent.config.sizes import parse_nbytes
+from afferent.errors import ConfigError
+
+S = TypeVar("S", bound=Settings)
+
+
+class Loaded(Struct, frozen=True):
+    """A configuration, and for each key which of flag, environment, file or default set it."""
+
+    config: ServeConfig
+    extra: tuple[Settings, ...]
+    """Of the structs that `load` was given besides, in their order."""
+    sources: dict[str, str]
+
+    def of(self, struct: type[S]) -> S:
+        """Of those, the one of this type."""
+        (found,) = [one for one in self.extra if type(one) is struct]
+        return found
+
+    def values(self) -> Iterator[tuple[str, object]]:
+        """Of all structs, by key."""
+        for struct in (self.config, *self.extra):
+            for key in struct.__struct_fields__:
+                yield key, getattr(struct, key)
+
+
+def load(
+    flags: Mapping[str, str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    extra: Sequence[type[Settings]] = (),
+) -> Loaded:
+    """Read the settings: the server's, and those of ``extra``.
+
+    Raises:
+        ConfigError: An unknown key or a bad value; the message says which, and where it came from.
+    """
+    known = declared(ServeConfig, *extra)
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(known, "default")
+    for origin, layer in _layers(flags, environ, file):
+        for key, value in layer.items():
+            if key not in known:
+                raise ConfigError(hints.unknown(key, known, origin))
+            values[key] = _convert(known[key], value, origin)
+            sources[key] = origin
+    others = tuple(_build(struct, values) for struct in extra)
+    return Loaded(_build(ServeConfig, values), others, sources)
+
+
+def peek(
+    key: str,
+    flags: Mapping[str, str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Any:
+    """One of the server's settings alone, before it is known which others there are.
+
+    Raises:
+        ConfigError: Its value is bad, or the file can't be read.
+    """
+    one = declared(ServeConfig)[key]
+    value = one.default
+    for origin, layer in _layers(flags, environ, file):
+        if key in layer:
+            value = _convert(one, layer[key], origin)
+    return value
+
+
+def _build(struct: type[S], values: Mapping[str, Any]) -> S:
+    chosen = {key: values[key] for key in struct.__struct_fields__ if key in values}
+    settings = struct(**chosen)
+    settings.check()
+    return settings
+
+
+def _layers(
+    flags: Mapping[str, str] | None, environ: Mapping[str, str] | None, file: Path | None
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """By origin; the last one wins."""
+    return [
+        (str(file), _read_file(file) if file is not None else {}),
+        ("environment", _read_environment(os.environ if environ is None else environ)),
+        ("flag", flags or {}),
+    ]
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}") from error
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our part of the environment.
+
+    A Kubernetes service called ``afferent`` puts variables of the same names there, which are not
+    meant for us: ``AFFERENT_SERVICE_HOST`` gives them away.
+    """
+    ours = {k.removeprefix(ENV_PREFIX): v for k, v in environ.items() if k.startswith(ENV_PREFIX)}
+    if "SERVICE_HOST" in ours:
+        ours = {
+            key: value
+            for key, value in ours.items()
+            if not key.startswith(("SERVICE_", "PORT_")) and not value.startswith("tcp://")
+        }
+    return {key.lower(): value for key, value in ours.items()}
+
+
+def _convert(one: Setting, value: Any, origin: str) -> Any:
+    """A value of any origin in the type of its field."""
+    if one.is_table and isinstance(value, str):
+        raise ConfigError(f"{one.key} are tables of the file ({origin})")
+    try:
+        if isinstance(value, str):
+            if one.is_size:
+                value = parse_nbytes(value)
+            elif one.is_list:
+                value = [part for part in value.split(",") if part]
+        return msgspec.convert(value, one.type, strict=not isinstance(value, str))
+    except (msgspec.ValidationError, ConfigError) as error:
+        shown = "" if one.is_secret else f" = {value!r}"
+        raise ConfigError(f"{one.key}{shown} ({origin}): {error}") from error

@@ -1,0 +1,265 @@
+"""The server's settings: frozen, and each declared in one line."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from afferent.config.declaring import Group, Settings, setting
+from afferent.errors import ConfigError
+from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
+
+LEAST_RECORDS_NBYTES = MiB
+
+_API_KEY = r"^[!-~]{16,256}\Z"
+ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
+"""Printable, without blanks, and too long to be guessed."""
+
+
+class ModalityLimits(NamedTuple):
+    """The limits that each modality has of its own."""
+
+    max_items: int
+    max_nbytes: int
+    fetch_timeout_s: float
+
+
+class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request's media may be. Every refusal names its limit."""
+
+    max_images: int = setting(128, "most images in a request", Group.LIMITS, ge=1, le=4096)
+    max_image_nbytes: int = setting(32 * MiB, "largest image file", Group.LIMITS, gt=0)
+    max_image_pixels: int = setting(64_000_000, "most pixels of an image", Group.LIMITS, gt=0)
+    max_image_side: int = setting(16_384, "longest side of an image", Group.LIMITS, gt=0)
+    max_image_aspect: int = setting(200, "largest ratio of its sides", Group.LIMITS, gt=0)
+    max_videos: int = setting(8, "most videos in a request", Group.LIMITS, ge=0, le=256)
+    max_video_nbytes: int = setting(512 * MiB, "largest video file", Group.LIMITS, gt=0)
+    max_video_s: float = setting(3600.0, "longest video", Group.LIMITS, gt=0)
+    max_video_frames: int = setting(36_000, "most frames that a video has", Group.LIMITS, gt=0)
+    max_sampled_frames: int = setting(768, "most frames taken from a video", Group.LIMITS, gt=0)
+    max_frame_pixels: int = setting(8_800_000, "most pixels of a video's frame", Group.LIMITS, gt=0)
+    max_video_decoded_nbytes: int = setting(GiB, "most of a video as RGB", Group.LIMITS, gt=0)
+    max_audio_clips: int = setting(16, "most audio clips in a request", Group.LIMITS, ge=0, le=256)
+    max_audio_nbytes: int = setting(64 * MiB, "largest audio file", Group.LIMITS, gt=0)
+    max_audio_s: float = setting(600.0, "longest audio clip", Group.LIMITS, gt=0)
+    max_audio_channels: int = setting(8, "most channels of an audio clip", Group.LIMITS, gt=0)
+    max_audio_rate_hz: int = setting(192_000, "highest rate of an audio clip", Group.LIMITS, gt=0)
+
+    fetch_connect_timeout_s: float = setting(
+        3.0, "to connect to a media host", Group.FETCHING, gt=0
+    )
+    fetch_idle_timeout_s: float = setting(5.0, "without a byte from it", Group.FETCHING, gt=0)
+    fetch_total_timeout_s: float = setting(10.0, "for one image in all", Group.FETCHING, gt=0)
+    fetch_audio_timeout_s: float = setting(15.0, "for one audio clip in all", Group.FETCHING, gt=0)
+    fetch_video_timeout_s: float = setting(30.0, "for one video in all", Group.FETCHING, gt=0)
+    fetch_min_nbytes_per_s: int = setting(
+        64 * KiB,
+        "slowest rate at which a media host may deliver, after a while",
+        Group.FETCHING,
+        ge=0,
+        unit="BYTES",
+    )
+    fetch_max_per_host: int = setting(
+        8, "most fetches from one media host at a time, by each frontend", Group.FETCHING, gt=0
+    )
+    fetch_allow: tuple[str, ...] = setting(
+        (),
+        "your own media hosts that may be fetched from though they are private",
+        Group.FETCHING,
+        unit="HOST:PORT,...",
+    )
+    file_roots: tuple[str, ...] = setting(
+        (),
+        "folders whose files may be named by file: URLs; none by default",
+        Group.FETCHING,
+        unit="FOLDER,...",
+    )
+
+    def of(self, modality: Modality) -> ModalityLimits:
+        match modality:
+            case Modality.IMAGE:
+                return ModalityLimits(
+                    self.max_images, self.max_image_nbytes, self.fetch_total_timeout_s
+                )
+            case Modality.AUDIO:
+                return ModalityLimits(
+                    self.max_audio_clips, self.max_audio_nbytes, self.fetch_audio_timeout_s
+                )
+            case Modality.VIDEO:
+                return ModalityLimits(
+                    self.max_videos, self.max_video_nbytes, self.fetch_video_timeout_s
+                )
+
+
+class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What its body may be besides, and how long it may wait for room."""
+
+    max_body_nbytes: int = setting(64 * MiB, "longest request body", Group.LIMITS, gt=0)
+    max_json_nbytes: int = setting(MiB, "longest body, media left out", Group.LIMITS, gt=0)
+
+    body_idle_timeout_s: float = setting(
+        10.0, "without a byte from the client", Group.TIMEOUTS, gt=0
+    )
+    body_timeout_s: float = setting(60.0, "for a body to arrive in all", Group.TIMEOUTS, gt=0)
+    admission_timeout_s: float = setting(
+        30.0, "for room in the arena, before a 503 is sent", Group.TIMEOUTS, gt=0
+    )
+
+
+class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody with API keys of its own. What it has cached, no other tenant can hit."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
+    api_keys: Annotated[tuple[ApiKey, ...], Meta(min_length=1, max_length=64)]
+    max_requests: Annotated[int, Meta(ge=0, le=65536)] = 0
+    """At a time, over all frontends; 0: no limit of its own."""
+
+
+class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of ``afferent serve``, but for its engine's own."""
+
+    model: str = setting(
+        "shapes", "folder of a transformers image-text model, or the built-in one", Group.COMMON
+    )
+    served_model_name: str = setting(
+        "", "its name in the API; default: the folder's name", Group.COMMON, unit="NAME"
+    )
+    engine: str = setting(
+        "reference",
+        "what runs the model, with settings of its own: the built-in one (for tests and small "
+        "models), one that is installed, or MODULE:FACTORY",
+        Group.COMMON,
+        unit="NAME",
+    )
+    host: str = setting("127.0.0.1", "address to listen on", Group.COMMON, unit="ADDRESS")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", Group.COMMON, ge=0, le=65535)
+    api_key: str = setting(
+        "",
+        "key that clients must send, best by the environment; none: no key is asked for",
+        Group.COMMON,
+        pattern=rf"{_API_KEY}|^\Z",
+        unit="KEY",
+        is_secret=True,
+    )
+    tenants: tuple[Tenant, ...] = setting(
+        (),
+        "[[tenants]] of the file: name, api_keys and max_requests of each",
+        Group.COMMON,
+        is_secret=True,
+        is_table=True,
+    )
+    frontends: int = setting(
+        1, "processes that answer HTTP, all on the one port", Group.COMMON, ge=1, le=64
+    )
+    preprocess_workers: int = setting(
+        0, "processes that decode and process; 0: one a core", Group.COMMON, ge=0, le=1024
+    )
+    arena_nbytes: int = setting(
+        0,
+        "shared memory for media, features and embeddings; 0: what suits the memory",
+        Group.COMMON,
+        ge=0,
+    )
+    explain: bool = setting(False, "print a trace of each request", Group.COMMON)
+
+    raw_share: float = setting(
+        0.25, "part of the arena for media as they came", Group.MEMORY, gt=0, lt=1
+    )
+    embeddings_share: float = setting(
+        0.0, "part for embeddings; features get the rest", Group.MEMORY, ge=0, lt=1
+    )
+    records_share: float = setting(
+        0.02,
+        "part for conversations, names and plans; 1 MiB at least, where there is that much",
+        Group.MEMORY,
+        gt=0,
+        lt=1,
+    )
+    preprocess_memory_nbytes: int = setting(
+        GiB,
+        "what one preprocess worker may allocate, the arena apart",
+        Group.MEMORY,
+        ge=64 * MiB,
+    )
+
+    processor: Literal["fast", "reference"] = setting(
+        "fast",
+        "how features are made: fast, or by the model's own processor in transformers",
+        Group.PREPROCESSING,
+    )
+    max_mm_preprocess_concurrency: int = setting(
+        0,
+        "requests whose media are made at a time, over all frontends; 0: as many as fit",
+        Group.PREPROCESSING,
+        ge=0,
+        le=2**31,
+    )
+    alloc_workers: int = setting(
+        1,
+        "threads that hash a request's media before they are allocated; 0: one by one",
+        Group.PREPROCESSING,
+        ge=0,
+        le=64,
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "warning", "least severe events to log", Group.LOGGING
+    )
+    log_format: Literal["text", "json"] = setting("text", "form of the log lines", Group.LOGGING)
+
+    request_timeout_s: float = setting(300.0, "for one request in all", Group.TIMEOUTS, gt=0)
+    preprocess_timeout_s: float = setting(
+        60.0, "for one item; a worker that takes longer is killed", Group.TIMEOUTS, gt=0
+    )
+    drain_timeout_s: float = setting(
+        30.0, "for running requests after SIGTERM", Group.TIMEOUTS, gt=0
+    )
+
+    def check(self) -> None:
+        if 0 < self.arena_nbytes < MiB:
+            raise ConfigError(f"arena_nbytes = {self.arena_nbytes}: at least 1 MiB, or 0")
+        if self.raw_share + self.embeddings_share + self.records_share >= 1:
+            raise ConfigError(
+                "raw_share, embeddings_share and records_share leave nothing of the arena for "
+                "features"
+            )
+        names = [tenant.name for tenant in self.tenants]
+        keys = [key for tenant in self.tenants for key in tenant.api_keys]
+        keys += [self.api_key] if self.api_key else []
+        for what, values in (("tenant's name", names), ("API key", keys)):
+            if len(set(values)) < len(values):  # which key it is, is not for a log
+                raise ConfigError(f"a {what} stands twice in the settings")
+
+    @property
+    def limits(self) -> Limits:
+        """Only the limits, for processes that need no more."""
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        names = RequestLimits.__struct_fields__
+        return RequestLimits(**{name: getattr(self, name) for name in names})
+
+    @property
+    def num_preprocess_workers(self) -> int:
+        return self.preprocess_workers or len(os.sched_getaffinity(0))
+
+    @property
+    def shares(self) -> dict[ObjectKind, float]:
+        """What part of the arena each kind of object has.
+
+        Records have at least `LEAST_RECORDS_NBYTES`, or a quarter of what they divide with features
+        where that is less: in a small arena their share alone would not hold one conversation.
+        """
+        left = 1.0 - self.raw_share - self.embeddings_share
+        records = self.records_share
+        if self.arena_nbytes:  # what is chosen is never as small as that
+            records = max(records, min(LEAST_RECORDS_NBYTES / self.arena_nbytes, left / 4))
+        return {
+            ObjectKind.RAW: self.raw_share,
+            ObjectKind.FEATURES: left - records,
+            ObjectKind.EMBEDDINGS: self.embeddings_share,
+            ObjectKind.RECORDS: records,
+        }

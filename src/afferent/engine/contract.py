@@ -1,0 +1,154 @@
+"""How an engine is chosen, started and reached: what a server asks of an engine's package.
+
+``afferent serve --engine NAME`` finds a description (`afferent.engine.registry`), checks it, counts
+its memory, and starts its processes; each frontend connects to them. A description is a subclass of
+`EngineKind`. It is imported by the supervisor and by each frontend, so its module imports neither
+torch nor anything else that takes long: what does belongs into the processes that it names.
+
+`Backend` is what any description says of its start. An `EngineKind` adds how frontends get an
+`Engine`, which takes token ids and handles.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from msgspec import Struct
+
+from afferent.config import Settings
+from afferent.engine.protocol import Engine
+from afferent.preprocess.registry import AnyFamily
+from afferent.types import ObjectKind
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+LinkT = TypeVar("LinkT", bound=Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSite:
+    """Where an engine is to run.
+
+    Attributes:
+        model_folder: The weights' and the tokenizer's.
+        model_name: As clients call it.
+        family: What features are made for the model.
+        store_address: Each of the engine's processes that looks at features connects there.
+        shares: What part of the arena each kind of object has.
+        left_nbytes: Memory that is left to the server beside the arena, all processes, and what
+            the engine has reserved; an engine may divide it as it likes.
+    """
+
+    model_folder: Path
+    model_name: str
+    family: AnyFamily
+    store_address: str
+    shares: Mapping[ObjectKind, float]
+    left_nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcess:
+    """A process of an engine: ``python -m module FD``, started again whenever it ends.
+
+    It reads its settings from `ChildProcess.start`, says `report(..., ready=True)` once it can be
+    used, and ends on SIGTERM. What is no Python module is the child of one that watches it. A
+    process that ends because one that it works with is gone does so with `LOST_PARTNERS`; any other
+    end before it was ready counts as a failed start, of which the server takes three.
+
+    Attributes:
+        name: In log lines; no other process of the server has it.
+        settings: What it is told at each start.
+        fds: Descriptors that it inherits, under the same numbers. They are the server's from now
+            on, which keeps them open for the next start.
+        env: Added to its environment, which has none of the server's own settings.
+        needs_arena: It connects to the store at once. What does not is started while the arena is
+            allocated, and connects when the store is there.
+    """
+
+    name: str
+    module: str
+    settings: Struct
+    fds: tuple[int, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    needs_arena: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan(Generic[LinkT]):
+    """What a server starts for an engine.
+
+    Attributes:
+        processes: In the order in which they are started; none for an engine that runs elsewhere,
+            or in the frontends.
+        link: All that a frontend has to know to reach it: addresses, and secrets of this start.
+        notes: Lines for the operator.
+    """
+
+    processes: tuple[EngineProcess, ...]
+    link: LinkT
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A frontend that wants to reach the engine."""
+
+    name: str
+    """New for each process."""
+    store_address: str
+
+
+class Backend(ABC, Generic[SettingsT, LinkT]):
+    """What answers requests, as far as it has to be started. It is made without arguments.
+
+    Attributes:
+        name: What it calls itself.
+        summary: What it is for, in a few words; the server says so at its start.
+        settings_type: Settings of its own, which stand beside the server's: as flags, variables and
+            keys of the file.
+        link_type: What frontends are told, from the supervisor's process to theirs.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    settings_type: type[SettingsT]
+    link_type: type[LinkT]
+
+    def check(self, model_folder: Path, settings: SettingsT) -> None:
+        """Refuse what can be refused before a process is started.
+
+        Raises:
+            ConfigError: The engine can't run this model, or not with these settings.
+            UnsupportedModel: Likewise.
+        """
+
+    @abstractmethod
+    def reserved_nbytes(self, model_folder: Path, settings: SettingsT) -> int:
+        """The machine's memory that its processes take whatever is asked of them, and keep for
+        what requests leave behind; the arena is fitted in beside it.
+        """
+
+    @abstractmethod
+    def plan(self, site: EngineSite, settings: SettingsT) -> EnginePlan[LinkT]:
+        """Which processes to start, and how they are reached. Called once, in the supervisor.
+
+        Raises:
+            ConfigError: What `check` could not see.
+        """
+
+
+class EngineKind(Backend[SettingsT, LinkT]):
+    """A backend that takes token ids and handles."""
+
+    @abstractmethod
+    def connect(self, link: LinkT, caller: Caller) -> AbstractAsyncContextManager[Engine]:
+        """The engine as this frontend sees it, for as long as the context lasts.
+
+        It is entered before the engine's processes are ready, and does not wait for them:
+        `Engine.info` is ``None`` until then. It sees to it that a lost connection comes back.
+        """

@@ -1,0 +1,159 @@
+"""What the core holds in the store: requests' features until they are encoded, a step's items.
+
+A step's items are pinned for the workers in the same round trip, so that they need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afferent import keys
+from afferent.engine.protocol import EngineRequest
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.model.grids import grids_of
+from afferent.errors import (
+    AfferentError,
+    ClientGone,
+    EngineUnavailable,
+    StaleHandle,
+    StoreRestarted,
+)
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find
+from afferent.types import ContentKey, Failure, Handle, Item
+
+Grids = dict[str, m.Grid]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An item that a step encodes, and the sequence that it is encoded for."""
+
+    sequence_id: str
+    item: Item
+
+
+@dataclass(slots=True)
+class StepPins:
+    """A step's items as workers are told of them, and those that can't be had, by key."""
+
+    items: list[m.EncodeItem]
+    are_pinned: bool
+    failed: dict[bytes, Failure]
+
+
+class Pins:
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        self._store = store
+
+    async def hold(self, request: EngineRequest) -> list[Grids]:
+        """Pin a request's features under its id; the grids of its items.
+
+        Raises:
+            StaleHandle: The features are gone.
+            StoreRestarted: They were lost with a former life of the store.
+            StoreUnavailable: There is no store now.
+        """
+        try:
+            await self._store.get(request.request_id, [item.handle for item in request.items])
+            return [self._grids(item.handle) for item in request.items]
+        except BaseException:  # an answer that came too late has pinned them, too
+            self.let_go(request.request_id)
+            raise
+
+    def let_go(self, name: str) -> None:
+        """Drop all that is held under a request's id or a step's lease."""
+        self._store.forget(name)
+
+    async def hold_step(
+        self, lease: str, wanted: Sequence[Wanted], *, weights: bytes, clients: Sequence[int]
+    ) -> StepPins:
+        """Pin what the workers need for these items, here and for each of them.
+
+        Args:
+            lease: A new name. The workers have to be told of it, whatever became of the items: the
+                store may have pinned some for them.
+            wanted: The items. Their requests may have let go of the features: then those may be
+                gone, or have been evicted and made again, and are found by their keys.
+            weights: To look for embeddings of these weights first; empty for not at all.
+            clients: The workers, as the store calls them.
+        """
+        failed: dict[bytes, Failure] = {}
+        if not wanted:
+            return StepPins([], False, failed)
+        try:
+            found = await self._find(lease, wanted, weights) if weights else {}
+            items = [_encode_item(each, found.get(each.item.key)) for each in wanted]
+            try:
+                are_pinned = await self._pin(lease, items, clients)
+            except (StaleHandle, StoreRestarted):
+                failed = await self._find_stale(lease, items)
+                items = [item for item in items if item.key not in failed]
+                are_pinned = await self._pin(lease, items, clients)
+        except AfferentError as error:
+            failure = _failure(error)
+            return StepPins([], False, {each.item.key: failure for each in wanted})
+        return StepPins(items, are_pinned, failed)
+
+    # Inner steps
+
+    def _grids(self, handle: Handle) -> Grids:
+        return grids_of(codec.view(self._store.block(handle)))
+
+    async def _find(
+        self, lease: str, wanted: Sequence[Wanted], weights: bytes
+    ) -> dict[bytes, Handle]:
+        """Embeddings in the store, pinned, by the items' keys."""
+        names = {
+            each.item.key: keys.embeddings_key(item=ContentKey(each.item.key), weights=weights)
+            for each in wanted
+        }
+        asked = [Find(name) for name in names.values()]
+        outcomes = await self._store.acquire(lease, asked)
+        return {
+            key: outcome.handle
+            for key, outcome in zip(names, outcomes, strict=True)
+            if outcome.state == "hit" and outcome.handle is not None
+        }
+
+    async def _pin(self, lease: str, items: Sequence[m.EncodeItem], clients: Sequence[int]) -> bool:
+        """Whether the items are pinned for the workers too; else they do it themselves."""
+        handles = [item.handle for item in items]
+        if not handles:
+            return False
+        try:
+            await self._store.get(lease, handles, also_for=clients)
+        except ClientGone:  # one comes back to the store, under a number that is not known yet
+            await self._store.get(lease, handles)
+            return False
+        return True
+
+    async def _find_stale(self, lease: str, items: Sequence[m.EncodeItem]) -> dict[bytes, Failure]:
+        """What can't be had; of what was made again, the item's handle is now the new one."""
+        stale: dict[bytes, Failure] = {}
+        for item in items:
+            try:
+                await self._store.get(lease, [item.handle])
+            except (StaleHandle, StoreRestarted) as error:
+                asked = Find(item.key)
+                (outcome,) = await self._store.acquire(lease, [asked])
+                if outcome.state == "hit" and outcome.handle is not None:
+                    item.handle = outcome.handle
+                else:
+                    stale[item.key] = _failure(error)
+        return stale
+
+
+def _encode_item(wanted: Wanted, found: Handle | None) -> m.EncodeItem:
+    item = wanted.item
+    handle = item.handle if found is None else found
+    return m.EncodeItem(wanted.sequence_id, item.key, item.modality, handle, found is not None)
+
+
+def _failure(error: AfferentError) -> Failure:
+    """What is gone by now was there when the request was accepted: it can be tried again."""
+    if isinstance(error, StaleHandle):
+        error = EngineUnavailable("an item's features are gone; try again")
+    return Failure(error.code, error.message)

@@ -1,0 +1,103 @@
+"""The reference engine as a server sees it: what it needs, and the processes that it consists of.
+
+It imports none of them. A core takes requests; workers, one for each rank, compute.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
+from afferent.engine.reference import launch
+from afferent.engine.reference.kv_budget import KvBudget, kv_budget
+from afferent.engine.reference.settings import ReferenceSettings
+from afferent.engine.reference.weights import weights_nbytes
+from afferent.engine.remote.kind import Listening, RemoteKind, RemoteLink, listening
+from afferent.telemetry.trace import declare_stages
+from afferent.types import GiB, ObjectKind
+
+# Frontends, which count them, import this description and none of the processes.
+declare_stages("accept", "encode", "copy_embeddings", "prefill", "decode_tokens")
+
+_WORKER_NBYTES = GiB // 2
+"""What a worker takes, its part of the model apart: imports of torch, mostly."""
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
+"""No progress bars between the server's lines, and nothing looked up on a hub."""
+
+
+class ReferenceEngine(RemoteKind[ReferenceSettings]):
+    """`transformers` models, computed plainly: the one that every answer is compared with."""
+
+    name = "reference"
+    summary = "models of transformers as they are; for tests and small models"
+    settings_type = ReferenceSettings
+
+    def check(self, model_folder: Path, settings: ReferenceSettings) -> None:
+        """See `Backend.check`."""
+        launch.check_workers(model_folder, settings.tensor_parallel_size)
+
+    def reserved_nbytes(self, model_folder: Path, settings: ReferenceSettings) -> int:
+        """See `Backend.reserved_nbytes`."""
+        return settings.tensor_parallel_size * (_WORKER_NBYTES + settings.encoder_cache_nbytes)
+
+    def plan(self, site: EngineSite, settings: ReferenceSettings) -> EnginePlan[RemoteLink]:
+        """See `Backend.plan`."""
+        budget = kv_budget(
+            settings,
+            left_nbytes=site.left_nbytes,
+            weights_nbytes=weights_nbytes(site.model_folder),
+        )
+        at = listening("core")
+        processes = (*_workers(site, settings, budget, at.link), _core(site, settings, budget, at))
+        room = f"{budget.nbytes / 2**20:,.0f} MiB for the KV cache of requests"
+        return EnginePlan(processes=processes, link=at.link, notes=(room,) if budget.nbytes else ())
+
+
+def _workers(
+    site: EngineSite, settings: ReferenceSettings, budget: KvBudget, link: RemoteLink
+) -> list[EngineProcess]:
+    """One for each rank; the core sees to it that they start and end together."""
+    num_workers = settings.tensor_parallel_size
+    num_threads = min(8, max(1, (os.cpu_count() or 2) - 1)) // num_workers
+    return [
+        EngineProcess(
+            name=f"worker-{rank}" if num_workers > 1 else "worker",
+            module=launch.WORKER,
+            settings=launch.WorkerSettings(
+                store_address=site.store_address,
+                core_address=link.address,
+                rank=rank,
+                num_workers=num_workers,
+                model_folder=str(site.model_folder),
+                family=site.family,
+                max_model_len=settings.max_model_len,
+                kv_budget=budget,
+                shares_embeddings=site.shares[ObjectKind.EMBEDDINGS] > 0,
+            ),
+            env={"OMP_NUM_THREADS": str(max(1, num_threads)), **_QUIET},
+            needs_arena=False,
+        )
+        for rank in range(num_workers)
+    ]
+
+
+def _core(
+    site: EngineSite, settings: ReferenceSettings, budget: KvBudget, at: Listening
+) -> EngineProcess:
+    return EngineProcess(
+        name="core",
+        module=launch.CORE,
+        settings=launch.CoreSettings(
+            store_address=site.store_address,
+            listener_fd=at.fd,
+            num_workers=settings.tensor_parallel_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_embeds=settings.max_num_batched_embeds,
+            encoder_cache_nbytes=settings.encoder_cache_nbytes,
+            kv_budget=budget,
+            step_timeout_s=settings.engine_step_timeout_s,
+        ),
+        fds=(at.fd,),
+    )

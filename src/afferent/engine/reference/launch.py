@@ -1,0 +1,66 @@
+"""What starts an engine needs to know of it, without importing it: no torch is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from afferent.engine.reference.kv_budget import KvBudget
+from afferent.errors import ConfigError
+from afferent.preprocess.family import read_json
+from afferent.preprocess.registry import AnyFamily
+
+CORE: Final = "afferent.engine.reference.core.main"
+WORKER: Final = "afferent.engine.reference.worker.main"
+
+_SHARED = {
+    "num_attention_heads": "attention heads",
+    "num_key_value_heads": "key-value heads",
+    "intermediate_size": "inner columns",
+}
+"""What each worker gets an equal part of."""
+
+
+class CoreSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    store_address: str
+    listener_fd: int
+    num_workers: Annotated[int, Meta(ge=1)]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_batched_embeds: int
+    encoder_cache_nbytes: int
+    kv_budget: KvBudget
+    step_timeout_s: float
+
+
+class WorkerSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``shares_embeddings``: whether the arena has room for embeddings, to be used again."""
+
+    store_address: str
+    core_address: str
+    rank: int
+    num_workers: int
+    model_folder: str
+    family: AnyFamily
+    max_model_len: int
+    kv_budget: KvBudget
+    shares_embeddings: bool
+
+
+def check_workers(folder: Path, num_workers: int) -> None:
+    """Refuse more workers than a model can be divided among, as far as its config says.
+
+    Raises:
+        ConfigError: Some would get more of it than others.
+    """
+    config = read_json(folder / "config.json")
+    text = config.get("text_config", config)
+    for name, words in _SHARED.items():
+        number = text.get(name)
+        if isinstance(number, int) and number % num_workers:
+            raise ConfigError(
+                f"the model's {number} {words} can't be divided among {num_workers} engine "
+                "workers; choose another number of --tensor-parallel-size"
+            )

@@ -1,0 +1,1 @@
+"""The model itself: one rank of it, in one process."""

@@ -1,0 +1,228 @@
+"""Running a multimodal `transformers` model: one rank of it, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
+
+from afferent.engine.protocol import Chosen, EngineInfo
+from afferent.engine.reference.model.attention import GROWTH
+from afferent.engine.reference.model.chunks import Decoder, RunningSequence, SequenceChunk
+from afferent.engine.reference.model.cross import CrossDecoder
+from afferent.engine.reference.model.embeddings import Embeddings, Features, PlacedItem
+from afferent.engine.reference.model.group import Group
+from afferent.engine.reference.model.packed import PackedDecoder
+from afferent.engine.reference.model.sampling import choose, logprobs
+from afferent.engine.reference.model.shards import keep_shard
+from afferent.errors import InternalError
+from afferent.preprocess.family import Family
+from afferent.schedule.step import Chunk
+from afferent.types import Modality, Sampling
+
+
+class Runner:
+    """One model in this process. Sequences are known by the ids their caller chose."""
+
+    def __init__(
+        self,
+        folder: Path,
+        family: Family,
+        *,
+        max_model_len: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        """Load the model from a local folder; onto the GPU, if there is one.
+
+        Args:
+            folder: What `transformers` saves: config, weights, generation config.
+            family: Of the model; it finishes the features.
+            max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own.
+            group: The other ranks of the model, who are told the same steps; waited for here.
+
+        Raises:
+            UnsupportedModel: Its answers would be wrong here, or it can't be sharded for ranks.
+            ConfigError: It can't be shared by so many ranks.
+        """
+        self._family, self._group = family, group
+        self._model = _place(load_model(folder), group)
+        is_pair = bool(self._model.config.is_encoder_decoder)
+        self._decoder: Decoder = (
+            CrossDecoder(self._model) if is_pair else PackedDecoder(self._model, family)
+        )
+        self._sequences: dict[str, RunningSequence] = {}
+        self.info = self._describe(max_model_len)
+
+    @torch.inference_mode()
+    def encode(self, modality: Modality, features: Features) -> Embeddings:
+        """The embeddings of one item.
+
+        The features are read where they are, without a copy unless it is to another device, and
+        not needed any more when this returns.
+        """
+        device, dtype = self._model.device, self._model.dtype
+        tensors = {
+            name: torch.utils.dlpack.from_dlpack(array).to(device, non_blocking=True)
+            for name, array in features.items()
+        }
+        copied = torch.cuda.current_stream().record_event() if device.type == "cuda" else None
+        try:
+            inputs = {
+                name: value.to(dtype) if torch.is_floating_point(value) else value
+                for name, value in self._family.model_inputs(tensors).items()
+            }
+            out = self._encode(modality, inputs)
+        finally:
+            if copied is not None:
+                copied.synchronize()
+        if isinstance(out, torch.Tensor):
+            return Embeddings(_rows(out))
+        layers = getattr(out, "deepstack_features", None) or ()
+        return Embeddings(_rows(out.pooler_output), tuple(map(_rows, layers)))
+
+    def begin(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        items: Sequence[PlacedItem],
+        sampling: Sampling,
+    ) -> None:
+        """Take a new sequence, or one that was dropped once more; nothing is computed.
+
+        Args:
+            sequence_id: What it is called from now on.
+            token_ids: Its prompt, and the tokens chosen before it was dropped.
+            items: In prompt order.
+            sampling: How to choose tokens; its seed is drawn by the caller.
+
+        Raises:
+            InvalidPlaceholders: Items overlap, or are not in prompt order.
+            InternalError: An item does not fit the prompt.
+        """
+        state = self._decoder.begin(token_ids, items)
+        self._sequences[sequence_id] = RunningSequence(
+            sequence_id, list(token_ids), sampling, state
+        )
+
+    @torch.inference_mode()
+    def run(
+        self,
+        chunks: Sequence[Chunk],
+        decode: Sequence[str],
+        embeddings: Mapping[bytes, Embeddings],
+    ) -> list[Chosen]:
+        """Compute chunks of prompts, and the last tokens of other sequences.
+
+        Args:
+            chunks: Each of a sequence of its own, and from where the sequence is computed to.
+            decode: Sequences of which all but the last token is computed.
+            embeddings: By key; those of the items that the chunks touch have to be there.
+
+        Returns:
+            The next token of each sequence that samples, first those of ``chunks``.
+
+        Raises:
+            UnusableEmbeddings: Of one sequence, which it names; nothing has been computed.
+        """
+        wanted = [self._of_sequence(chunk) for chunk in chunks]
+        for sequence_id in decode:
+            start = len(self._sequence(sequence_id).token_ids) - 1
+            wanted.append(self._of_sequence(Chunk(sequence_id, start, 1, samples=True)))
+        if not wanted:
+            return []
+        for each in wanted:
+            self._decoder.check(each, embeddings)
+        logits = self._decoder.logits(wanted, embeddings)
+        for each in wanted:
+            each.sequence.num_computed = each.end
+        sequences = [each.sequence for each in wanted if each.samples]
+        tokens = choose(logits, [(each.sampling, len(each.token_ids)) for each in sequences])
+        if self._group is not None:
+            tokens = self._group.broadcast(tokens)
+        return list(map(_chosen, sequences, tokens, logits))
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence; unknown ones are ignored."""
+        self._sequences.pop(sequence_id, None)
+
+    def _encode(self, modality: Modality, inputs: dict[str, Any]) -> Any:
+        if self.info.cross_attention:
+            return self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
+        return getattr(self._model, f"get_{modality}_features")(**inputs, return_dict=True)
+
+    def _sequence(self, sequence_id: str) -> RunningSequence:
+        if sequence_id not in self._sequences:
+            raise InternalError("a step is about a sequence that has not begun")
+        return self._sequences[sequence_id]
+
+    def _of_sequence(self, chunk: Chunk) -> SequenceChunk:
+        sequence = self._sequence(chunk.sequence_id)
+        end = chunk.start + chunk.num_tokens
+        if chunk.start != sequence.num_computed:
+            raise InternalError("a step does not go on where its sequence is")
+        if chunk.samples != (end == len(sequence.token_ids)) or chunk.num_tokens < 1:
+            raise InternalError("a step does not end where its sequence does")
+        return SequenceChunk(sequence, chunk.start, end, chunk.samples)
+
+    def _describe(self, max_model_len: int) -> EngineInfo:
+        config = self._model.config
+        text = config.get_text_config()
+        own = getattr(text, "max_position_embeddings", 0) or getattr(
+            config, "max_target_positions", 0
+        )
+        limit = int(own or 4096)
+        eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
+        row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
+        return EngineInfo(
+            max_model_len=min(max_model_len, limit) if max_model_len else limit,
+            eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
+            embed_nbytes=row_nbytes * self._decoder.num_embed_layers,
+            can_split_items=self._decoder.can_split_items,
+            cross_attention=bool(config.is_encoder_decoder),
+            kv_token_nbytes=self._kv_token_nbytes(),
+        )
+
+    def _kv_token_nbytes(self) -> int:
+        """In all layers and of all heads, whichever rank has those."""
+        model = self._model
+        if model.config.is_encoder_decoder or model.device.type != "cpu":
+            return 0  # most is for items, or it is not this machine's memory
+        text = model.config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return int(GROWTH * 2 * text.num_hidden_layers * heads * head_dim * model.dtype.itemsize)
+
+
+def load_model(folder: Path) -> Any:
+    """A model with its weights, of `transformers` alone; in this machine's memory."""
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
+    return auto.from_pretrained(folder, config=config, dtype="auto").eval()
+
+
+def _place(model: Any, group: Group | None) -> Any:
+    """Cut down to this rank's shard, on this rank's device."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", group.rank if group else 0)
+        torch.cuda.set_device(device)
+    if group is not None:
+        keep_shard(model, group)
+        group.meet(device)
+    return model.to(device)
+
+
+def _rows(out: Any) -> torch.Tensor:
+    """An item's rows as one matrix, however the model hands them out: some cut them into the item's
+    own parts.
+    """
+    joined = out if isinstance(out, torch.Tensor) else torch.cat(list(out))
+    return joined.reshape(-1, joined.shape[-1])
+
+
+def _chosen(sequence: RunningSequence, token: int, logits: torch.Tensor) -> Chosen:
+    sequence.token_ids.append(token)
+    return Chosen(sequence.sequence_id, token, logprobs(logits, sequence.sampling, token))

@@ -1,0 +1,51 @@
+"""The reference engine's own settings."""
+
+from __future__ import annotations
+
+from afferent.config import Group, Settings, setting
+from afferent.errors import ConfigError
+from afferent.types import MiB
+
+
+class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the model is divided, what is computed at a time, and in how much memory."""
+
+    tensor_parallel_size: int = setting(
+        1, "processes that the model's heads are divided among", Group.COMMON, ge=1, le=64
+    )
+    max_model_len: int = setting(
+        0, "longest prompt and answer, in tokens; 0: what the model allows", Group.COMMON, ge=0
+    )
+    max_num_seqs: int = setting(16, "requests that the engine runs at a time", Group.COMMON, gt=0)
+    kv_cache_tokens: int = setting(
+        0,
+        "tokens that running requests may hold in all; 0: what suits the memory",
+        Group.COMMON,
+        ge=0,
+    )
+    max_num_batched_tokens: int = setting(
+        2048, "tokens computed in a step: longer prompts are done in chunks", Group.ENGINE, gt=0
+    )
+    max_num_batched_embeds: int = setting(
+        32_768,
+        "rows of embeddings encoded in a step; no item may have more",
+        Group.ENGINE,
+        gt=0,
+    )
+    encoder_cache_nbytes: int = setting(
+        256 * MiB,
+        "embeddings that each engine worker keeps for the next request",
+        Group.MEMORY,
+        ge=MiB,
+    )
+    engine_step_timeout_s: float = setting(
+        120.0, "for one step; engine workers that take longer are killed", Group.TIMEOUTS, gt=0
+    )
+
+    def check(self) -> None:
+        """See `Settings.check`."""
+        if 0 < self.kv_cache_tokens < self.max_model_len:
+            raise ConfigError(
+                f"a request of {self.max_model_len:,} tokens, as --max-model-len allows, does not "
+                f"fit into the {self.kv_cache_tokens:,} of --kv-cache-tokens"
+            )

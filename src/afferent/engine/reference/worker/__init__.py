@@ -1,0 +1,1 @@
+"""Its workers: views over the arena, and the embeddings that they keep."""

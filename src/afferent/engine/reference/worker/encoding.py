@@ -1,0 +1,139 @@
+"""A worker's embeddings: of which items it has them, and how it comes to more.
+
+They are made from views of features in the arena, or copied from where an earlier engine left them.
+Copies, because a view would pin its block for as long as the embeddings are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.model.embeddings import Embeddings
+from afferent.engine.reference.model.grids import tensors_of
+from afferent.engine.reference.model.runner import Runner
+from afferent.engine.reference.worker.page_lock import PageLock
+from afferent.errors import AfferentError, InternalError
+from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.types import ContentKey, Failure, Handle, Span, span_since
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Encoded:
+    """What came of a step's items."""
+
+    failed: list[tuple[bytes, Failure]] = field(default_factory=list)
+    spans: list[tuple[str, Span]] = field(default_factory=list)
+    num_encoded: int = 0
+
+
+class ItemEncoder:
+    """Follows what the core says: the core's encoder cache is the truth."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        store: DaemonStore,
+        *,
+        published: ItemCache | None,
+        page_lock: PageLock | None,
+    ) -> None:
+        """``published``: where embeddings are left for others, if they are."""
+        self._runner, self._store = runner, store
+        self._published, self._page_lock = published, page_lock
+        self._embeddings: dict[bytes, Embeddings] = {}
+
+    @property
+    def embeddings(self) -> Mapping[bytes, Embeddings]:
+        """By key."""
+        return self._embeddings
+
+    def evict(self, key: bytes) -> None:
+        """Forget the embeddings of an item; there may be none."""
+        self._embeddings.pop(key, None)
+
+    def encode(self, work: m.Work) -> Encoded:
+        """Have the embeddings of a step's items; the views are gone when this returns."""
+        encoded = Encoded()
+        try:
+            if self._pin(work, encoded):
+                if self._page_lock is not None:
+                    self._page_lock.follow(self._store.arena)
+                for item in work.encode:
+                    self._add(item, encoded)
+                self._publish(work, encoded)
+        finally:
+            self._store.forget(work.lease)
+        return encoded
+
+    def _pin(self, work: m.Work, encoded: Encoded) -> bool:
+        """Whether there is something to look at, and it is pinned."""
+        if work.are_pinned or not work.encode:
+            return bool(work.encode)
+        try:
+            self._store.get(work.lease, [item.handle for item in work.encode])
+        except AfferentError as error:
+            failure = Failure(error.code, error.message)
+            encoded.failed += [(item.key, failure) for item in work.encode]
+            return False
+        return True
+
+    def _add(self, item: m.EncodeItem, encoded: Encoded) -> None:
+        """One item; what goes wrong is a failure of that item alone."""
+        start_ns = time.monotonic_ns()
+        try:
+            self._embeddings[item.key] = self._copy(item) if item.found else self._make(item)
+        except AfferentError as error:
+            encoded.failed.append((item.key, Failure(error.code, error.message)))
+            return
+        except Exception:
+            log.exception("an item could not be encoded", extra={"request_id": item.sequence_id})
+            failure = Failure(InternalError.code, "the engine failed on this item")
+            encoded.failed.append((item.key, failure))
+            return
+        encoded.num_encoded += not item.found
+        copied = self._embeddings[item.key].nbytes if item.found else 0
+        viewed = f"{item.handle.nbytes / 1000:,.0f} kB in place"
+        span = span_since(
+            start_ns,
+            "worker",
+            "copy_embeddings" if item.found else "encode",
+            copied_nbytes=copied,
+            note="" if item.found else viewed,
+        )
+        encoded.spans.append((item.sequence_id, span))
+
+    def _make(self, item: m.EncodeItem) -> Embeddings:
+        """From the features, where they are."""
+        features = tensors_of(codec.view(self._store.block(item.handle).toreadonly()))
+        return self._runner.encode(item.modality, features)
+
+    def _copy(self, item: m.EncodeItem) -> Embeddings:
+        """From what somebody has made of the same features with the same weights."""
+        view = Embeddings.from_tree(codec.view(self._store.block(item.handle).toreadonly()))
+        return Embeddings(view.rows.clone(), tuple(layer.clone() for layer in view.layers))
+
+    def _publish(self, work: m.Work, encoded: Encoded) -> None:
+        """Leave what was made here for others; it is no failure if there is no room for it."""
+        if self._published is None:
+            return
+        failed = {key for key, _ in encoded.failed}
+        made: dict[ContentKey, Handle] = {
+            ContentKey(item.key): item.handle
+            for item in work.encode
+            if not item.found and item.key not in failed
+        }
+        if not made:
+            return
+        trees = {key: self._embeddings[key].tree() for key in made}
+        try:
+            self._published.set_embeddings(work.lease, trees, computed_from=made)
+        except AfferentError as error:
+            log.info("embeddings were not stored", extra={"reason": error.code})

@@ -1,0 +1,226 @@
+"""An engine worker: views over a read-only map of the arena, and the model, or its part of it.
+
+    python -m afferent.engine.reference.worker.main FD      (started by the supervisor)
+
+Features never pass through a socket: the worker is told where they are, reads them in place under
+pins of its own, and lets go. All workers of an engine are told the same, and answer alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from afferent.engine.protocol import Chosen, EngineInfo
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.kv_budget import KvBudget
+from afferent.engine.reference.launch import WorkerSettings
+from afferent.engine.reference.model.grids import as_arrays
+from afferent.engine.reference.weights import weights_digest
+from afferent.errors import (
+    AfferentError,
+    ConfigError,
+    ConnectionClosed,
+    FormatError,
+    InternalError,
+    UnsupportedModel,
+    UnusableEmbeddings,
+)
+from afferent.runtime import wire
+from afferent.runtime.process import LOST_PARTNERS, ChildProcess
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.types import Failure, Span, decode, encode, span_since
+
+if TYPE_CHECKING:
+    from afferent.engine.reference.model.group import Group
+    from afferent.engine.reference.model.runner import Runner
+    from afferent.engine.reference.worker.encoding import ItemEncoder
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 30.0
+
+
+class EngineWorker:
+    def __init__(
+        self,
+        runner: Runner,
+        encoder: ItemEncoder,
+        store: DaemonStore,
+        core: wire.SyncChannel,
+        *,
+        has_partners: bool,
+    ) -> None:
+        """``has_partners``: other workers hold parts of the model, too."""
+        self._runner, self._encoder = runner, encoder
+        self._store, self._core = store, core
+        self._has_partners = has_partners
+        self._num_failed_steps = 0
+
+    def run(self) -> None:
+        """Do what the core says until it is gone."""
+        while True:
+            work = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
+            if not isinstance(work, m.Work):
+                raise FormatError("the core says what it has said before")
+            self._core.send(encode(self._do(work)), timeout_s=None)
+
+    def _do(self, work: m.Work) -> m.WorkDone:
+        done = m.WorkDone(work.number, self._store.client_number, [], [], [], [], 0)
+        for sequence_id in work.drop:
+            self._runner.drop(sequence_id)
+        for key in work.evict:
+            self._encoder.evict(key)
+        if work.lease:
+            encoded = self._encoder.encode(work)
+            done.failed_items, done.spans = encoded.failed, encoded.spans
+            done.num_encoded = encoded.num_encoded
+        failed: dict[str, Failure] = {}
+        for begin in work.begin:
+            self._begin(begin, failed)
+        done.chosen = self._compute(work, failed, done.spans)
+        for sequence_id in failed:
+            self._runner.drop(sequence_id)
+        done.failed_sequences = list(failed.items())
+        return done
+
+    def _begin(self, begin: m.Begin, failed: dict[str, Failure]) -> None:
+        from afferent.engine.reference.model.embeddings import PlacedItem
+
+        try:
+            items = [
+                PlacedItem(item.modality, item.placeholder, item.key, as_arrays(item.grids))
+                for item in begin.items
+            ]
+            self._runner.begin(begin.sequence_id, begin.token_ids, items, begin.sampling)
+        except AfferentError as error:
+            failed[begin.sequence_id] = Failure(error.code, error.message)
+        except Exception:
+            log.exception("a sequence failed", extra={"request_id": begin.sequence_id})
+            failed[begin.sequence_id] = _FAILED
+
+    def _compute(
+        self, work: m.Work, failed: dict[str, Failure], spans: list[tuple[str, Span]]
+    ) -> list[Chosen]:
+        """What was chosen for those that have not failed; adds to those that have."""
+
+        while True:
+            prefill = [chunk for chunk in work.prefill if chunk.sequence_id not in failed]
+            if not prefill and not work.decode:
+                return []
+            start_ns = time.monotonic_ns()
+            try:
+                chosen = self._runner.run(prefill, work.decode, self._encoder.embeddings)
+            except UnusableEmbeddings as error:
+                failed[error.sequence_id] = Failure(error.code, error.message)
+                continue
+            except Exception:
+                self._num_failed_steps += 1
+                if self._has_partners or self._num_failed_steps > 1:
+                    # The partners may be elsewhere by now, or this process is of no use any more.
+                    raise
+                # How far it came is not known of any of them.
+                log.exception("a step failed")
+                sequences = [*(chunk.sequence_id for chunk in prefill), *work.decode]
+                failed |= dict.fromkeys(sequences, _FAILED)
+                return []
+            self._num_failed_steps = 0
+            for chunk in prefill:
+                note = f"{chunk.num_tokens} tokens"
+                span = span_since(start_ns, "worker", "prefill", note=note)
+                spans.append((chunk.sequence_id, span))
+            return chosen
+
+
+_FAILED = Failure(InternalError.code, "the engine failed on this request")
+
+
+def watch(core: socket.socket) -> None:
+    """End this process when the core is gone, or has cut it off, whatever it is doing then."""
+    poll = select.poll()
+    poll.register(core.fileno(), select.POLLRDHUP)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(LOST_PARTNERS)
+
+    threading.Thread(target=wait, name="watch-core", daemon=True).start()
+
+
+def rendezvous(core: wire.SyncChannel, settings: WorkerSettings) -> Group | None:
+    """Say hello to the core, and wait for the other workers; ``None`` if there are no others."""
+    from afferent.engine.reference.model.group import Group
+
+    rank, size = settings.rank, settings.num_workers
+    group = Group.host(size) if rank == 0 and size > 1 else None
+    hello = m.WorkerHello(rank, 0 if group is None else group.port)
+    core.send(encode(hello), timeout_s=_CONNECT_TIMEOUT_S)
+    told = decode(m.to_worker_decoder, core.receive(timeout_s=None))
+    if not isinstance(told, m.Rendezvous):
+        raise FormatError("the core gives work to a worker that has no model")
+    return group if rank == 0 else Group.join(told.port, rank=rank, size=size)
+
+
+def load(child: ChildProcess, settings: WorkerSettings, core: wire.SyncChannel) -> Runner:
+    """The model, or its part of it. What can't be served is told to the operator."""
+    from afferent.engine.reference.model.runner import Runner
+
+    group = rendezvous(core, settings)
+    child.report("loading the model")
+    folder, family = Path(settings.model_folder), settings.family
+    try:
+        return Runner(folder, family, max_model_len=settings.max_model_len, group=group)
+    except (ConfigError, UnsupportedModel) as error:
+        child.report(error.message)
+        raise SystemExit(1) from error
+
+
+def _capacity(info: EngineInfo, kv_budget: KvBudget) -> str:
+    """What can be served, of what the model can."""
+    bounded, num_tokens = kv_budget.bounded(info), kv_budget.tokens_for(info)
+    in_all = "" if num_tokens is None else f", {num_tokens:,} in all"
+    if bounded.max_model_len < info.max_model_len:
+        in_all = f", for which there is room, of {info.max_model_len:,}"
+    return f"up to {bounded.max_model_len:,} tokens a request{in_all}"
+
+
+def main() -> None:
+    child = ChildProcess.start()
+    settings = child.settings(WorkerSettings)
+    child.report("importing torch and transformers")
+    from afferent.engine.reference.worker.encoding import ItemEncoder
+    from afferent.engine.reference.worker.page_lock import PageLock
+
+    core = wire.SyncChannel(wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S))
+    watch(core.sock)
+    runner = load(child, settings, core)
+    publishes = settings.shares_embeddings and settings.rank == 0
+    weights = weights_digest(Path(settings.model_folder)) if publishes else b""
+    store = DaemonStore(settings.store_address, name=child.name, writable=publishes)
+    published = ItemCache(store, weights=weights) if publishes else None
+    page_lock = PageLock.of_this_machine()
+    encoder = ItemEncoder(runner, store, published=published, page_lock=page_lock)
+    info = settings.kv_budget.bounded(runner.info)
+    ready = m.WorkerReady(store.client_number, info, weights)
+    core.send(encode(ready), timeout_s=_CONNECT_TIMEOUT_S)
+    child.report(_capacity(runner.info, settings.kv_budget), ready=True)
+    try:
+        has_partners = settings.num_workers > 1
+        EngineWorker(runner, encoder, store, core, has_partners=has_partners).run()
+    except ConnectionClosed:
+        log.info("the core is gone")
+        raise SystemExit(LOST_PARTNERS) from None
+    finally:
+        if page_lock is not None:
+            page_lock.release()
+
+
+if __name__ == "__main__":
+    main()

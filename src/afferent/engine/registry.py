@@ -1,0 +1,62 @@
+"""From the name of an engine to its description.
+
+``--engine`` is the name of an entry point in the group `GROUP`, by which a package that is
+installed offers an engine, or ``MODULE:FACTORY``; an entry point names the same. The factory is
+called without arguments and gives an `EngineKind`: a subclass of it will do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from afferent.engine.contract import EngineKind
+from afferent.errors import ConfigError
+
+GROUP: Final = "afferent.engines"
+
+BUILT_IN: Mapping[str, str] = {"reference": "afferent.engine.reference.kind:ReferenceEngine"}
+"""Declared as an entry point too. It is not looked for: that reads every package's metadata, and
+there may be none of ours where the sources were never installed.
+"""
+
+
+def find(name: str) -> EngineKind[Any, Any]:
+    """The description of the engine of this name.
+
+    Raises:
+        ConfigError: There is none, or what is there can't be used; one line says why.
+    """
+    if ":" in name:
+        # Its processes are started with `python -m`, which looks in the current folder too.
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)
+        return _made(name, name)
+    offered = BUILT_IN if name in BUILT_IN else {**_installed(), **BUILT_IN}
+    if name not in offered:
+        choices = ", ".join(sorted(offered))
+        raise ConfigError(f"there is no engine {name!r}; there are: {choices}, or MODULE:FACTORY")
+    return _made(name, offered[name])
+
+
+def _installed() -> dict[str, str]:
+    return {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+
+
+def _made(name: str, path: str) -> EngineKind[Any, Any]:
+    module_name, _, attribute = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+        made = factory()
+    except Exception as error:  # it is not ours, and may raise anything
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"the engine {name!r} can't be loaded from {path}: {what}") from error
+    if not isinstance(made, EngineKind):
+        raise ConfigError(
+            f"{path} gives a {type(made).__name__}, which is no EngineKind (engine {name!r})"
+        )
+    return made

@@ -1,0 +1,130 @@
+"""An engine of another process as a frontend sees it: `Engine` over a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from afferent.engine.protocol import (
+    Accepted,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Finished,
+    Tokens,
+)
+from afferent.engine.remote import messages as m
+from afferent.errors import AfferentError, ConnectionClosed, EngineUnavailable, error_from
+from afferent.runtime import wire
+from afferent.types import decode, encode
+
+log = logging.getLogger(__name__)
+
+_RECONNECT_S = 0.2
+_STATS_TIMEOUT_S = 1.0
+_Event = EngineEvent | AfferentError
+
+
+class RemoteEngine:
+    """Keeps a connection to the engine; while there is none, requests fail retryably."""
+
+    def __init__(self, address: str, *, name: str) -> None:
+        self._address, self._name = address, name
+        self._channel: wire.AsyncChannel | None = None
+        self._closed = asyncio.Event()
+        self._queues: dict[str, asyncio.Queue[_Event]] = {}
+        self._asked: list[asyncio.Future[EngineStats | None]] = []
+        self.info: EngineInfo | None = None
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the engine went away; until cancelled."""
+        while True:
+            try:
+                sock = await asyncio.to_thread(wire.connect, self._address, timeout_s=5.0)
+            except ConnectionClosed:
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            self._closed.clear()
+            self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
+            try:
+                await self._channel.attach(sock)
+                with contextlib.suppress(ConnectionClosed):  # it has died since
+                    self._channel.send(encode(m.FrontendHello(self._name)))
+                await self._closed.wait()
+            finally:
+                self._channel.abort()
+            log.warning("the engine is gone")
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        """See `Engine.submit`."""
+        channel = self._channel
+        if channel is None or not channel.is_open or self.info is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        queue: asyncio.Queue[_Event] = asyncio.Queue()
+        self._queues[request.request_id] = queue
+        finished = False
+        try:
+            channel.send(encode(m.Submit(request)))
+            while not finished:
+                event = await queue.get()
+                finished = isinstance(event, Finished | AfferentError)
+                if isinstance(event, AfferentError):
+                    raise event
+                yield event
+        finally:
+            del self._queues[request.request_id]
+            if not finished and channel.is_open:
+                channel.send(encode(m.Abort(request.request_id)))
+
+    async def stats(self) -> EngineStats | None:
+        """See `Engine.stats`."""
+        if self._channel is None or not self._channel.is_open:
+            return None
+        future: asyncio.Future[EngineStats | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._channel.send(encode(m.AskStats()))
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(future, _STATS_TIMEOUT_S)
+        return None
+
+    def _answer(self, stats: EngineStats | None) -> None:
+        """To all who have asked."""
+        for future in self._asked:
+            if not future.done():
+                future.set_result(stats)
+        self._asked.clear()
+
+    def _on_frame(self, frame: bytes) -> None:
+        message: m.ToFrontend = decode(m.to_frontend_decoder, frame)
+        match message:
+            case m.Health(info=info):
+                self.info = info
+            case m.Stats(stats=stats):
+                self._answer(stats)
+            case _:
+                self._on_event(message)
+
+    def _on_event(self, message: m.RequestEvent) -> None:
+        queue = self._queues.get(message.request_id)
+        if queue is None:  # aborted meanwhile
+            return
+        match message:
+            case m.RequestAccepted():
+                queue.put_nowait(Accepted())
+            case m.RequestTokens(token_ids=token_ids, spans=spans, logprobs=logprobs):
+                queue.put_nowait(Tokens(token_ids, spans, logprobs))
+            case m.RequestFinished(reason=reason, spans=spans):
+                queue.put_nowait(Finished(reason, spans))
+            case m.RequestFailed(failure=failure):
+                queue.put_nowait(error_from(failure.code, failure.message))
+
+    def _on_close(self) -> None:
+        self.info = None
+        self._answer(None)
+        for queue in self._queues.values():
+            queue.put_nowait(EngineUnavailable("the engine went away; try again"))
+        self._closed.set()

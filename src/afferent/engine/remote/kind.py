@@ -1,0 +1,50 @@
+"""The half of a description that engines in a process of their own have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from msgspec import Struct
+
+from afferent.engine.contract import Caller, EngineKind, SettingsT
+from afferent.engine.protocol import Engine
+from afferent.engine.remote.client import RemoteEngine
+from afferent.runtime import wire
+
+
+class RemoteLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the engine listens for frontends."""
+
+    address: str
+
+
+class Listening(Struct, frozen=True, kw_only=True):
+    """A socket for an engine's process, which outlives it: who comes meanwhile waits."""
+
+    link: RemoteLink
+    fd: int
+
+
+def listening(name: str) -> Listening:
+    """A new socket, at an address that nobody guesses."""
+    address = wire.new_address(name)
+    return Listening(link=RemoteLink(address=address), fd=wire.listen(address).detach())
+
+
+class RemoteKind(EngineKind[SettingsT, RemoteLink]):
+    """An engine that speaks `afferent.engine.remote.messages`, by `EngineHost` or by itself."""
+
+    link_type = RemoteLink
+
+    @asynccontextmanager
+    async def connect(self, link: RemoteLink, caller: Caller) -> AsyncIterator[Engine]:
+        """See `EngineKind.connect`."""
+        engine = RemoteEngine(link.address, name=caller.name)
+        running = asyncio.create_task(engine.run())
+        try:
+            yield engine
+        finally:
+            running.cancel()
+            await asyncio.wait([running])

@@ -1,0 +1,81 @@
+"""What frontends and an engine in another process say to each other: schema'd msgpack."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from afferent.engine.protocol import EngineInfo, EngineRequest, EngineStats
+from afferent.types import Failure, RequestId, Span, TokenLogprobs
+
+
+class _Message(Struct, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+# Frontend to engine.
+
+
+class FrontendHello(_Message, tag="frontend"):
+    """The first message of a connection."""
+
+    name: str
+
+
+class Submit(_Message, tag="submit"):
+    request: EngineRequest
+
+
+class Abort(_Message, tag="abort"):
+    request_id: RequestId
+
+
+class AskStats(_Message, tag="ask"):
+    """Answered with `Stats`."""
+
+
+# Engine to frontend.
+
+
+class Health(_Message, tag="health"):
+    """Sent at once, and whenever it changes."""
+
+    info: EngineInfo | None
+
+
+class RequestAccepted(_Message, tag="accepted"):
+    request_id: str
+
+
+class RequestTokens(_Message, tag="tokens"):
+    request_id: str
+    token_ids: list[int]
+    spans: list[Span]
+    logprobs: list[TokenLogprobs]
+
+
+class RequestFinished(_Message, tag="finished"):
+    request_id: str
+    reason: Literal["stop", "length"]
+    spans: list[Span]
+
+
+class RequestFailed(_Message, tag="failed"):
+    request_id: str
+    failure: Failure
+
+
+class Stats(_Message, tag="stats"):
+    """``None``: there are none to be had now."""
+
+    stats: EngineStats | None
+
+
+FromFrontend = FrontendHello | Submit | Abort | AskStats
+RequestEvent = RequestAccepted | RequestTokens | RequestFinished | RequestFailed
+ToFrontend = Health | Stats | RequestEvent
+
+from_frontend_decoder = msgspec.msgpack.Decoder(FromFrontend)
+to_frontend_decoder = msgspec.msgpack.Decoder(ToFrontend)

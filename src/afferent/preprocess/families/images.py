@@ -1,0 +1,38 @@
+"""What is common to the families that take images and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from afferent.errors import UnsupportedMedia
+from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.preprocess.families.plain import PlainFamily
+from afferent.preprocess.family import MediaTokens
+from afferent.preprocess.media import DecodedImage, Media
+from afferent.types import Modality
+
+_IMAGES_ONLY = "the model takes images only"
+
+
+class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``image`` are an image's tokens."""
+
+    image: MediaTokens
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        return {Modality.IMAGE: self.image}
+
+
+def image_header(header: MediaHeader) -> ImageHeader:
+    """Raises: UnsupportedMedia: It is another medium's."""
+    if not isinstance(header, ImageHeader):
+        raise UnsupportedMedia(_IMAGES_ONLY)
+    return header
+
+
+def decoded_image(media: Media) -> DecodedImage:
+    """Raises: UnsupportedMedia: It is none."""
+    if not isinstance(media, DecodedImage):
+        raise UnsupportedMedia(_IMAGES_ONLY)
+    return media

@@ -1,0 +1,45 @@
+"""What most families answer alike."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+from msgspec import Struct
+
+from afferent.ingest.probe import MediaHeader
+from afferent.preprocess import resize
+from afferent.preprocess.family import ProcessorLayout
+from afferent.preprocess.plan import FeaturePlan
+
+
+class _Plans(Protocol):
+    def plan(self, header: MediaHeader) -> FeaturePlan: ...
+
+
+class PlainFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A family that plans by itself and makes its features here, whatever the size of an image or
+    the length of a video: see `Family` for what each answer means.
+    """
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return 0
+
+    @property
+    def processor_layout(self) -> ProcessorLayout | None:
+        return None
+
+    def plan_exactly(self: _Plans, header: MediaHeader) -> FeaturePlan:
+        return self.plan(header)
+
+    def without_paths(self) -> Self:
+        return self
+
+    def sampling(self, max_frames: int) -> Self:
+        return self
+
+    def bounded(self, max_pixels: int) -> Self:
+        return self
+
+    def load(self) -> None:
+        resize.load()

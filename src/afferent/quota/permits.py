@@ -1,0 +1,212 @@
+"""Semaphores: how many requests may be at something at a time, over all processes. Pure.
+
+A semaphore has a name, and as many permits as whoever asks for one says. They are given in order of
+arrival. A request that has gone while its jobs still run keeps its permit until they have ended: it
+is their work that the permit stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from afferent.errors import NoPermitLeft, NotPermitted, StoreError
+from afferent.types import ClientId, Lease, Ticket
+
+MAX_QUEUED = 1024
+
+Work = tuple[int, ClientId]
+"""A job, and the worker that has taken it."""
+
+
+class PermitStatistics(Struct, forbid_unknown_fields=True):
+    """The semaphores of one family: permits that are held, and requests that wait for one."""
+
+    num_held: int
+    num_queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class PermitRequest:
+    """A request that wants a permit, and the call that is answered when it has one."""
+
+    ticket: Ticket
+    lease: Lease
+    semaphore: str
+    limit: int
+
+
+@dataclass(slots=True, eq=False)
+class _Semaphore:
+    holders: set[Lease]
+    queue: dict[Lease, PermitRequest]  # in order of arrival
+    num_lingering: int = 0
+
+    @property
+    def num_held(self) -> int:
+        return len(self.holders) + self.num_lingering
+
+
+class Semaphores:
+    """A semaphore is remembered while somebody has a permit, or waits for one."""
+
+    def __init__(self) -> None:
+        self._semaphores: dict[str, _Semaphore] = {}
+        self._of_lease: dict[Lease, set[str]] = {}  # of which it has, or wants, a permit
+        # Permits of requests that have gone, and the work that is still done for them.
+        self._lingering: list[tuple[str, frozenset[Work]]] = []
+        self._num_queued = 0
+        self._stirred: dict[str, None] = {}  # where something has changed for those who queue
+
+    # Questions
+
+    def leases_of(self, client: ClientId) -> list[Lease]:
+        return [lease for lease in self._of_lease if lease[0] == client]
+
+    def __contains__(self, lease: Lease) -> bool:
+        """Whether a request has a permit of some semaphore, or waits for one."""
+        return lease in self._of_lease
+
+    def statistics(self) -> dict[str, PermitStatistics]:
+        """By family, which is what comes before the slash of a name."""
+        found: dict[str, PermitStatistics] = {}
+        for name, semaphore in self._semaphores.items():
+            family = found.setdefault(name.partition("/")[0], PermitStatistics(0, 0))
+            family.num_held += semaphore.num_held
+            family.num_queued += len(semaphore.queue)
+        return found
+
+    # Events
+
+    def acquire(self, asked: PermitRequest, *, queue: bool) -> bool:
+        """Take a permit; whether there was one. Otherwise `settle` says when there is.
+
+        Raises:
+            NoPermitLeft: There is no permit, and the request does not queue, or too many do.
+            NotPermitted: It has one already, or waits.
+        """
+        lease, name = asked.lease, asked.semaphore
+        semaphore = self._semaphores.get(name) or _Semaphore(set(), {})
+        if lease in semaphore.holders or lease in semaphore.queue:
+            raise NotPermitted("a request has one permit of a semaphore")
+        is_free = not semaphore.queue and semaphore.num_held < asked.limit
+        if not is_free and not queue:
+            raise NoPermitLeft("as many requests as may are at work; try again")
+        if not is_free and self._num_queued >= MAX_QUEUED:
+            raise NoPermitLeft("too many requests wait for their turn; try again")
+        self._semaphores[name] = semaphore
+        self._of_lease.setdefault(lease, set()).add(name)
+        if is_free:
+            semaphore.holders.add(lease)
+        else:
+            semaphore.queue[lease] = asked
+            self._num_queued += 1
+        return is_free
+
+    def release(self, lease: Lease, name: str) -> Ticket | None:
+        """Give a permit back at once; the call to answer, if the request was still waiting.
+
+        Nothing happens where it is not.
+        """
+        if name not in self._of_lease.get(lease, ()):
+            return None
+        return self._remove(lease, name)
+
+    def retire(self, lease: Lease, work: Collection[Work]) -> list[Ticket]:
+        """A request has gone: give its permits back, but for what is still done for it.
+
+        Args:
+            work: Jobs that run, and that nobody else waits for. For those that began for a request
+                that went before, its permit stands.
+
+        Returns:
+            The calls to answer, of semaphores for which it was waiting.
+        """
+        cancelled = []
+        for name in list(self._of_lease.get(lease, ())):
+            semaphore = self._semaphores[name]
+            if lease in semaphore.holders and (left := self._uncovered(name, work)):
+                semaphore.num_lingering += 1
+                self._lingering.append((name, left))
+            if (ticket := self._remove(lease, name)) is not None:
+                cancelled.append(ticket)
+        return cancelled
+
+    def settle(self, is_running: Callable[[Work], bool]) -> list[PermitRequest]:
+        """Give permits that have become free to those who queue; who has got one now."""
+        if self._lingering:
+            self._end_lingering(is_running)
+        stirred, self._stirred = self._stirred, {}
+        return [
+            asked for name in stirred if name in self._semaphores for asked in self._let_in(name)
+        ]
+
+    def validate(self) -> None:
+        """Check every rule of this class; for tests."""
+        where: dict[Lease, set[str]] = {}
+        for name, semaphore in self._semaphores.items():
+            if not semaphore.num_held and not semaphore.queue:
+                raise StoreError("an empty semaphore is remembered")
+            if not semaphore.holders.isdisjoint(semaphore.queue):
+                raise StoreError("a request waits for a permit that it has")
+            first = next(iter(semaphore.queue.values()), None)
+            if first is not None and semaphore.num_held < first.limit and name not in self._stirred:
+                raise StoreError("a permit is free while a request waits for it")
+            if semaphore.num_lingering != sum(name == other for other, _ in self._lingering):
+                raise StoreError("the permits of requests that have gone do not add up")
+            for lease in (*semaphore.holders, *semaphore.queue):
+                where.setdefault(lease, set()).add(name)
+        if where != self._of_lease:
+            raise StoreError("the list of semaphores by request is wrong")
+        if self._num_queued != sum(len(semaphore.queue) for semaphore in self._semaphores.values()):
+            raise StoreError("those who queue for a semaphore do not add up")
+
+    # Inner steps
+
+    def _remove(self, lease: Lease, name: str) -> Ticket | None:
+        semaphore, names = self._semaphores[name], self._of_lease[lease]
+        names.discard(name)
+        if not names:
+            del self._of_lease[lease]
+        semaphore.holders.discard(lease)
+        asked = semaphore.queue.pop(lease, None)
+        self._num_queued -= asked is not None
+        self._changed(name)
+        return asked.ticket if asked is not None else None
+
+    def _uncovered(self, name: str, work: Collection[Work]) -> frozenset[Work]:
+        """The work for which no permit of a request that has gone stands."""
+        return frozenset(work).difference(
+            *(them for semaphore, them in self._lingering if semaphore == name)
+        )
+
+    def _changed(self, name: str) -> None:
+        semaphore = self._semaphores[name]
+        if semaphore.queue:
+            self._stirred[name] = None
+        if not semaphore.num_held and not semaphore.queue:
+            del self._semaphores[name]
+
+    def _end_lingering(self, is_running: Callable[[Work], bool]) -> None:
+        before, self._lingering = self._lingering, []
+        for name, work in before:
+            left = frozenset(filter(is_running, work))
+            if left:
+                self._lingering.append((name, left))
+            else:
+                self._semaphores[name].num_lingering -= 1
+                self._changed(name)
+
+    def _let_in(self, name: str) -> list[PermitRequest]:
+        semaphore, entered = self._semaphores[name], []
+        while semaphore.queue:
+            lease, asked = next(iter(semaphore.queue.items()))
+            if semaphore.num_held >= asked.limit:
+                break
+            del semaphore.queue[lease]
+            self._num_queued -= 1
+            semaphore.holders.add(lease)
+            entered.append(asked)
+        return entered

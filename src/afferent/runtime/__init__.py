@@ -1,0 +1,1 @@
+"""What every process stands on: starting, talking, logging, the memory there is."""

@@ -1,0 +1,306 @@
+"""Messages between processes: msgpack in length-prefixed frames over abstract unix sockets.
+
+An abstract socket has no file, so nothing is left when its owner dies. Whoever accepts a connection
+checks that the peer runs under its own uid. A frame is a little-endian ``u32`` length and that many
+bytes; a length over the limit ends the connection before a byte of the body is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import msgspec
+
+from afferent.errors import ConnectionClosed, DeadlineExceeded, FormatError
+from afferent.types import decode
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+MAX_FRAME_NBYTES = 4 << 20
+_MAX_UNSENT_NBYTES = 32 << 20
+# From 128 KiB on, memory for what may come is mapped anew for every message.
+_RECEIVE_NBYTES = 1 << 16
+_LOOK_S = 100e-6
+_MAX_MISSES = 6
+_LENGTH = struct.Struct("<I")
+_SO_PEERPIDFD = 77  # since Linux 6.5; not named by the socket module
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    pid: int
+    uid: int
+
+
+def new_address(name: str) -> str:
+    """An abstract address that nobody guesses, such as ``"\\0afferent-store-3f..."``."""
+    return f"\0afferent-{name}-{secrets.token_hex(16)}"
+
+
+def listen(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(address)
+    sock.listen(1024)
+    return sock
+
+
+def connect(address: str, *, timeout_s: float) -> socket.socket:
+    """A blocking connection to a `listen`-ing process of our own uid."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect(address)
+    except OSError as error:
+        sock.close()
+        raise ConnectionClosed("the process to connect to is not there") from error
+    check_peer(sock)
+    return sock
+
+
+def check_peer(sock: socket.socket) -> Peer:
+    """Who is on the other side.
+
+    Raises:
+        ConnectionClosed: It runs under another uid, or where its death could not be seen; the
+            socket is closed.
+    """
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    if pid == 0 or uid != os.getuid():  # 0: it lives in another pid namespace
+        sock.close()
+        raise ConnectionClosed("the peer runs under another uid")
+    return Peer(pid=pid, uid=uid)
+
+
+async def accept_peers(listener: socket.socket) -> AsyncIterator[tuple[socket.socket, Peer]]:
+    """Who connects, one after another, until cancelled; strangers are refused."""
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
+    while True:
+        sock, _ = await loop.sock_accept(listener)
+        try:
+            peer = check_peer(sock)
+        except ConnectionClosed:
+            log.warning("a connection was refused")
+            continue
+        yield sock, peer
+
+
+def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:
+    """A descriptor that becomes readable when the process that connected has died."""
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        return os.pidfd_open(peer.pid)
+
+
+async def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """The one short message with which a stranger begins; nothing may follow it yet.
+
+    Raises:
+        ConnectionClosed: It has left.
+        FormatError: It said something else.
+    """
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    cutter = FrameCutter(max_nbytes=4096)
+    frames: list[bytes] = []
+    while not frames:
+        data = await loop.sock_recv(sock, 4096)
+        if not data:
+            raise ConnectionClosed("the peer left before it said a word")
+        frames = list(cutter.feed(data))
+    if len(frames) > 1:
+        raise FormatError("a peer waits for the answer to its first message")
+    return decode(decoder, frames[0])
+
+
+def pack_frame(payload: bytes) -> bytes:
+    """A frame; what the other side would refuse is refused here.
+
+    Raises:
+        FormatError: The message is longer than a frame may be.
+    """
+    if len(payload) > MAX_FRAME_NBYTES:
+        raise FormatError(f"a message of {len(payload)} bytes is over the limit")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameCutter:
+    """Cuts a stream of bytes into frames; pure."""
+
+    def __init__(self, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
+        self._max_nbytes = max_nbytes
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that ``data`` completes; to be read to the end.
+
+        Raises:
+            FormatError: A frame is longer than the limit; the stream can't be used any more.
+        """
+        pending = self._pending
+        pending += data
+        while len(pending) >= _LENGTH.size:
+            (nbytes,) = _LENGTH.unpack_from(pending)
+            if nbytes > self._max_nbytes:
+                raise FormatError(f"a message of {nbytes} bytes is over the limit")
+            end = _LENGTH.size + nbytes
+            if len(pending) < end:
+                return
+            frame = bytes(pending[_LENGTH.size : end])
+            del pending[:end]
+            yield frame
+
+
+class SyncChannel:
+    """Frames over a blocking socket; every call has a deadline. Not for use by several threads."""
+
+    def __init__(self, sock: socket.socket, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
+        self.sock = sock
+        self.is_torn = False
+        """Whether a frame was sent in part: nothing that follows would be understood."""
+        self._cutter = FrameCutter(max_nbytes=max_nbytes)
+        self._ready: list[bytes] = []
+        self._num_misses = self._num_blind = 0
+
+    def send(self, payload: bytes, *, timeout_s: float | None) -> None:
+        try:
+            self._limit(timeout_s)
+            self.is_torn = True  # also if a signal's handler raises in the middle
+            self.sock.sendall(pack_frame(payload))
+            self.is_torn = False
+        except TimeoutError as error:
+            raise DeadlineExceeded("a message could not be sent in time") from error
+        except OSError as error:
+            raise ConnectionClosed("the connection is gone") from error
+
+    def receive(self, *, timeout_s: float | None, soon: bool = False) -> bytes:
+        """The next frame; ``None`` waits for ever.
+
+        Args:
+            soon: It is on its way, so that looking for it takes less time than being woken up.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ready:
+            try:
+                data = self._look() if soon else None
+                if data is None:
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        raise DeadlineExceeded("no answer in time")
+                    self._limit(remaining)
+                    data = self.sock.recv(_RECEIVE_NBYTES)
+            except TimeoutError as error:
+                raise DeadlineExceeded("no answer in time") from error
+            except OSError as error:
+                raise ConnectionClosed("the connection is gone") from error
+            if not data:
+                raise ConnectionClosed("the connection is gone")
+            self._ready = list(self._cutter.feed(data))
+        return self._ready.pop(0)
+
+    def _limit(self, timeout_s: float | None) -> None:
+        if self.sock.gettimeout() != timeout_s:  # setting it is a system call
+            self.sock.settimeout(timeout_s)
+
+    def _look(self) -> bytes | None:
+        """What arrives within a moment; not tried for a while where it did not help lately."""
+        if self._num_blind:
+            self._num_blind -= 1
+            return None
+        self.sock.setblocking(False)
+        end_s = time.monotonic() + _LOOK_S
+        while time.monotonic() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                data = self.sock.recv(_RECEIVE_NBYTES)
+                self._num_misses = 0
+                return data
+        # Others need the processor more, perhaps the one who is to answer.
+        self._num_misses = min(self._num_misses + 1, _MAX_MISSES)
+        self._num_blind = 1 << self._num_misses
+        return None
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class AsyncChannel(asyncio.Protocol):
+    """Frames over an asyncio transport.
+
+    ``on_frame`` is called for each frame, ``on_close`` once when the connection ends. An exception
+    of `FormatError` in ``on_frame`` ends the connection: the peer does not speak our protocol.
+    """
+
+    def __init__(
+        self,
+        on_frame: Callable[[bytes], None],
+        on_close: Callable[[], None],
+        *,
+        max_nbytes: int = MAX_FRAME_NBYTES,
+    ) -> None:
+        self._on_frame, self._on_close = on_frame, on_close
+        self._cutter = FrameCutter(max_nbytes=max_nbytes)
+        self._transport: asyncio.Transport | None = None
+        self._ended = asyncio.Event()
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Take over a connected or accepted socket; frames may arrive before this returns."""
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=sock)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._cutter.feed(data):
+                self._on_frame(frame)
+        except FormatError as error:
+            log.warning("a connection broke the protocol", extra={"reason": error.message})
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._ended.set()
+        self._on_close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, payload: bytes) -> None:
+        """Queue a frame; a peer that does not read is cut off before it costs much memory.
+
+        Raises:
+            ConnectionClosed: The connection has ended.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionClosed("the connection is gone")
+        self._transport.write(pack_frame(payload))
+        if self._transport.get_write_buffer_size() > _MAX_UNSENT_NBYTES:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """End the connection after what has been queued; returns when it has ended."""
+        if self._transport is not None:
+            self._transport.close()
+            await self._ended.wait()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,157 @@
+"""The schema of OpenAI's chat completions, as far as it is served.
+
+Top-level keys that nobody knows are refused, not dropped: a misspelt ``max_token`` must not become
+a long answer. So is a known parameter that is not served, unless its value changes nothing.
+
+In messages, content parts and what those hold, unknown keys are ignored: clients send back what
+other servers and libraries put there (``refusal``, ``annotations``, ``reasoning_content``,
+``cache_control``), and there is nothing in them for a model that takes text and media.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from afferent.serve.apis.openai import OpenAIRequest
+from afferent.serve.apis.schema import MAX_PARTS, MaxTokens, Name, NoOpValues, Stop
+from afferent.serve.flow.request import Detail
+
+Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
+"""The client's own name of an item; the item itself may be left out where it has been before."""
+
+
+class TextContent(Struct, tag="text"):
+    text: str
+
+
+class RefusalContent(Struct, tag="refusal"):
+    refusal: str
+
+
+class ImageUrl(Struct):
+    url: str | None = None
+    detail: Detail | None = None
+
+
+class ImageContent(Struct, tag="image_url"):
+    image_url: ImageUrl | None = None
+    uuid: Uuid | None = None
+
+
+class MediaUrl(Struct):
+    url: str | None = None
+
+
+class VideoContent(Struct, tag="video_url"):
+    video_url: MediaUrl | None = None
+    uuid: Uuid | None = None
+
+
+class AudioUrlContent(Struct, tag="audio_url"):
+    audio_url: MediaUrl | None = None
+    uuid: Uuid | None = None
+
+
+class InputAudio(Struct):
+    """``format`` is a hint: the bytes decide."""
+
+    data: str | None = None
+    format: Annotated[str, Meta(pattern="^[a-z0-9]{1,8}$")] = "wav"
+
+
+class AudioContent(Struct, tag="input_audio"):
+    input_audio: InputAudio | None = None
+    uuid: Uuid | None = None
+
+
+Content = (
+    TextContent | RefusalContent | ImageContent | VideoContent | AudioUrlContent | AudioContent
+)
+
+
+class FunctionCall(Struct):
+    """``arguments`` is JSON as a string; some clients send the JSON itself."""
+
+    name: Name | None = None
+    arguments: Raw | UnsetType = UNSET
+
+
+class CustomCall(Struct):
+    """Its ``input`` is text of any form."""
+
+    name: Name | None = None
+    arguments: Raw | UnsetType = msgspec.field(name="input", default=UNSET)
+
+
+AnyCall = FunctionCall | CustomCall
+
+
+class ToolCall(Struct):
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[Content], Meta(max_length=MAX_PARTS)] | None = None
+    # Looked into where the assistant calls; elsewhere they mean nothing.
+    tool_calls: Raw | UnsetType = UNSET
+    function_call: Raw | UnsetType = UNSET
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+NO_OPS: NoOpValues = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "store": (False,),
+}
+
+
+class ChatRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    logprobs: bool | None = None
+    # Accepted; they do not change the answer.
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    # Accepted with a no-op value only.
+    presence_penalty: Any = UNSET
+    frequency_penalty: Any = UNSET
+    logit_bias: Any = UNSET
+    response_format: Any = UNSET
+    parallel_tool_calls: Any = UNSET
+    functions: Any = UNSET
+    function_call: Any = UNSET
+    modalities: Any = UNSET
+    reasoning_effort: Any = UNSET
+    verbosity: Any = UNSET
+    store: Any = UNSET
+
+
+decoder = msgspec.json.Decoder(ChatRequest)
+tool_calls_decoder = msgspec.json.Decoder(
+    Annotated[list[ToolCall], Meta(max_length=MAX_PARTS)] | None
+)
+function_call_decoder = msgspec.json.Decoder(FunctionCall | str | None)
+"""A string says what may be called, not what is."""

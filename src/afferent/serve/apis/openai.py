@@ -1,0 +1,73 @@
+"""What OpenAI's APIs have in common: parameters, the form of errors, and of log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from afferent.errors import AfferentError, MediaNotCached, Param
+from afferent.ingest.cutter import MediaKeys
+from afferent.serve.apis.api import KeyHeader
+from afferent.serve.apis.schema import AnyRequest, TopP
+from afferent.serve.apis.statuses import message_of, param_of, status_of
+from afferent.serve.flow.request import ScoredToken
+
+MEDIA_KEYS = MediaKeys(
+    urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
+)
+"""Of both APIs: where a client takes one for the other, the schema says what is wrong, not how long
+the body is.
+"""
+KEY_HEADER = KeyHeader("authorization", "bearer ")
+
+
+class OpenAIRequest(AnyRequest, kw_only=True, forbid_unknown_fields=True):
+    """Of chat completions and Responses."""
+
+    stream: bool | None = False
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # Accepted; they do not change the answer.
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+
+def error_body(error: AfferentError, params: Mapping[Param, str] | None = None) -> dict[str, Any]:
+    """The error as these APIs write it. A defect of ours shows no detail.
+
+    Args:
+        params: What the API calls its parameters.
+    """
+    body: dict[str, Any] = {
+        "message": message_of(error),
+        "type": "invalid_request_error" if status_of(error) < 500 else "server_error",
+        "param": param_of(error, params or {}),
+        "code": error.code,
+    }
+    if isinstance(error, MediaNotCached):
+        body["uuids"] = error.uuids
+    return {"error": body}
+
+
+def scored_token(text: str, logprob: float, top: Sequence[tuple[str, float]]) -> ScoredToken:
+    """
+    Args:
+        text: Of the token alone.
+        top: The likeliest instead.
+    """
+    likely = [_likely(other, value) for other, value in top]
+    entry = {**_likely(text, logprob), "top_logprobs": likely}
+    return ScoredToken(msgspec.json.encode(entry))
+
+
+def _likely(text: str, logprob: float) -> dict[str, Any]:
+    """``bytes`` are unknown of a token that is a part of a character."""
+    octets = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": octets}

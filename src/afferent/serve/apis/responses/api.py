@@ -1,0 +1,154 @@
+"""OpenAI Responses: the request's schema, and what it means in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct
+
+from afferent.errors import AfferentError
+from afferent.serve.apis import openai, schema
+from afferent.serve.apis.openai import OpenAIRequest
+from afferent.serve.apis.responses.events import ResponsesReply, error_body
+from afferent.serve.apis.responses.input import InputItem, read_input
+from afferent.serve.apis.responses.kept import LOOKUPS
+from afferent.serve.flow.call import Call, ReceivedBody
+from afferent.serve.flow.request import GenerateRequest, Logprobs, Message, TextPart
+
+_LOGPROBS = "message.output_text.logprobs"
+
+_Include = Literal[
+    "message.output_text.logprobs",
+    # Of these an answer holds none.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+]
+
+_NO_OPS: schema.NoOpValues = {
+    "access_programs": (),
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
+    "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncation": ("disabled",),
+}
+
+
+class _StreamOptions(Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool = False
+
+
+class ResponsesRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """What is asked for; parameters without a meaning here only where that changes nothing."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
+    store: bool | None = True
+    max_output_tokens: schema.MaxTokens | None = None
+    include: Annotated[list[_Include], Meta(max_length=16)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16),
+        ]
+        | None
+    ) = None
+    # Accepted; they do not change the answer.
+    max_tool_calls: int | None = None
+    parallel_tool_calls: bool | None = True
+    prompt_cache_options: Any = UNSET
+    stream_options: _StreamOptions | None = None
+    # Accepted with a no-op value only.
+    access_programs: Any = UNSET
+    background: Any = UNSET
+    context_management: Any = UNSET
+    conversation: Any = UNSET
+    image: Any = UNSET
+    moderation: Any = UNSET
+    prompt: Any = UNSET
+    reasoning: Any = UNSET
+    text: Any = UNSET
+    truncation: Any = UNSET
+
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+
+class OpenAIResponses:
+    """See `afferent.serve.apis.api.Api`."""
+
+    name = "openai_responses"
+    path = "/v1/responses"
+    id_prefix = "resp_"
+    request_type = ResponsesRequest
+    media_keys = openai.MEDIA_KEYS
+    key_header = openai.KEY_HEADER
+    besides = LOOKUPS
+
+    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
+        request = schema.read(_decoder, body.json, served=model, no_ops=_NO_OPS)
+        generate = GenerateRequest(
+            request_id=request_id,
+            messages=read_input(request.input, body),
+            max_tokens=request.max_output_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            logprobs=_wanted_logprobs(request),
+        )
+        instructions = request.instructions
+        return Call(
+            generate,
+            is_stream=bool(request.stream),
+            reply=ResponsesReply(request_id, _echo(request)),
+            instructions=Message("system", (TextPart(instructions),)) if instructions else None,
+            previous_id=request.previous_response_id,
+            is_kept=request.store is not False,
+        )
+
+    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
+        return error_body(error)
+
+
+def _wanted_logprobs(request: ResponsesRequest) -> Logprobs | None:
+    if request.top_logprobs is None and _LOGPROBS not in (request.include or []):
+        return None
+    return Logprobs(request.top_logprobs or 0, openai.scored_token)
+
+
+def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    """What the answer repeats of the request, or says of what was not asked for."""
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.store is not False,
+        "temperature": request.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "none" if request.tool_choice == "none" else "auto",
+        "tools": [],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }

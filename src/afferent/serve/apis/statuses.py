@@ -1,0 +1,38 @@
+"""What APIs say of errors: a status for each class of the tree, a message, and the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from afferent import errors as e
+
+# The nearest class decides; a test walks the tree and finds each class here or below one of these.
+_STATUS: dict[type[e.AfferentError], int] = {
+    e.ModelNotFound: 404,
+    e.ResponseNotFound: 404,
+    e.NotAuthenticated: 401,
+    e.BodyTooLarge: 413,
+    e.BodyTooSlow: 408,
+    e.ArenaTooSmall: 413,
+    e.MediaNotCached: 409,
+    e.InvalidRequest: 400,
+    e.QuotaExceeded: 429,
+    e.Unavailable: 503,
+    e.AfferentError: 500,
+}
+
+
+def status_of(error: e.AfferentError) -> int:
+    return next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+
+
+def message_of(error: e.AfferentError) -> str:
+    """A defect of ours shows no detail."""
+    return error.message if status_of(error) != 500 else "the server failed on this request"
+
+
+def param_of(error: e.AfferentError, names: Mapping[e.Param, str]) -> str | None:
+    """Which parameter is wrong, by the API's own name for it."""
+    if not isinstance(error, e.InvalidRequest):
+        return None
+    return names.get(error.param) if isinstance(error.param, e.Param) else error.param

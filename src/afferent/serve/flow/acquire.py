@@ -1,0 +1,143 @@
+"""Objects that a request wants: made with a reservation, waited for, and their failures raised."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from afferent.admit.gate import Gate
+from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull, error_from
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Join, Queue, ReserveItem
+from afferent.store.protocol.results import Outcome
+from afferent.store.state.allocator import round_up
+from afferent.store.state.region import Shares
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Handle, Modality, ObjectKind
+
+
+class Maker:
+    """Has objects made, with one store behind it."""
+
+    def __init__(
+        self, store: AsyncDaemonStore, gate: Gate, *, shares: Shares, timeout_s: float
+    ) -> None:
+        self._store, self._gate = store, gate
+        self._shares, self._timeout_s = shares, timeout_s
+
+    async def acquire(
+        self,
+        request_id: str,
+        wanted: Sequence[Join | Queue],
+        trace: Trace,
+        *,
+        room: Sequence[ReserveItem],
+        in_turn: bool,
+    ) -> list[Outcome]:
+        """Pin what there is, and have the rest made, once there is room for all of it.
+
+        Room is given in order of arrival, all of it or nothing; what it was not needed for goes
+        back. Follow with `settle`.
+
+        Args:
+            room: For what is made, and for pins on what there is.
+            in_turn: Wait at the count gate too. Nothing that waits for bytes may follow, or those
+                who have bytes and wait for their turn would wait for one another.
+
+        Raises:
+            ArenaTooSmall: It could never be had.
+            StoreFull: Too many wait for room.
+            NoPermitLeft: Too many wait for their turn.
+            DeadlineExceeded: It was not granted in time.
+        """
+        for kind in {item.kind for item in room}:
+            self.check_share(kind, [item.nbytes for item in room if item.kind is kind])
+        start_ns = time.monotonic_ns()
+        with trace.at("admission"):
+            await self._gate.admit(request_id, room)
+            trace.stage(start_ns, "room_for_features")
+            if in_turn and self._gate.is_counting:
+                start_ns = time.monotonic_ns()
+                await self._gate.enter(request_id)
+                trace.stage(start_ns, "wait_for_a_permit")
+        start_ns = time.monotonic_ns()
+        outcomes = await self._store.acquire(request_id, wanted)
+        if any(outcome.state != "scheduled" for outcome in outcomes):
+            await self._store.unreserve(request_id, room)
+        trace.stage(start_ns, "queue_jobs", note=summary(outcomes))
+        if any(outcome.state == "absent" for outcome in outcomes):
+            raise StoreFull("features were evicted while this request waited for room; try again")
+        return outcomes
+
+    async def settle(
+        self,
+        request_id: str,
+        item_keys: Sequence[ContentKey],
+        outcomes: list[Outcome],
+        trace: Trace,
+        *,
+        stage: str = "wait_for_features",
+    ) -> list[Outcome]:
+        """The outcomes once none of them is pending."""
+        pending = [
+            i for i, outcome in enumerate(outcomes) if outcome.state in ("in_flight", "scheduled")
+        ]
+        if not pending:
+            return outcomes
+        start_ns = time.monotonic_ns()
+        made = await self._store.wait(
+            request_id, [item_keys[index] for index in pending], timeout_s=self._timeout_s
+        )
+        trace.stage(start_ns, stage, note=count(len(made), "item"))
+        settled = list(outcomes)
+        for index, outcome in zip(pending, made, strict=True):
+            settled[index] = outcome
+            trace.add(outcome.spans)
+        return settled
+
+    def share_nbytes(self, kind: ObjectKind) -> int:
+        """How much of the arena objects of a kind may take."""
+        return int(self._store.capacity_nbytes * self._shares[kind])
+
+    def check_share(self, kind: ObjectKind, sizes: Sequence[int]) -> None:
+        """Raises: ArenaTooSmall: They are more than the kind's share."""
+        needed = sum(map(round_up, sizes))
+        share = self.share_nbytes(kind)
+        if needed > share:
+            raise ArenaTooSmall(
+                f"the request's media take {needed} bytes as {kind}; "
+                f"their share of the arena is {share}",
+                param=Param.MESSAGES,
+            )
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """How many of each, such as ``"3 hit, 1 absent"``."""
+    counts = Counter(outcome.state for outcome in outcomes)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def handle_of(outcome: Outcome) -> Handle:
+    """Of an object that was made; otherwise what went wrong is raised."""
+    if outcome.failure is not None:
+        raise error_from(outcome.failure.code, outcome.failure.message)
+    if outcome.handle is None:
+        raise InternalError("the store named no handle")
+    return outcome.handle
+
+
+def handle_if_there(outcome: Outcome) -> Handle | None:
+    """Of an object that was looked for; ``None`` if there is none.
+
+    Raises:
+        StoreFull: It is there, and can't be held while its room is promised to others.
+    """
+    return None if outcome.state == "absent" else handle_of(outcome)
+
+
+def count(number: int, noun: str) -> str:
+    """In words, such as ``"2 images"``."""
+    if noun == Modality.AUDIO:
+        noun = "audio clip"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,40 @@
+"""Answers put together from their pieces."""
+
+from __future__ import annotations
+
+from afferent.errors import InternalError
+from afferent.serve.flow.call import Answer
+from afferent.serve.flow.request import End, Output, PromptInfo, ScoredToken, TextDelta
+
+
+class AnswerCollector:
+    """Takes all that a request says of its ``n`` answers. Pure."""
+
+    def __init__(self, num_answers: int = 1) -> None:
+        self._texts: list[list[str]] = [[] for _ in range(num_answers)]
+        self._tokens: list[list[ScoredToken]] = [[] for _ in range(num_answers)]
+        self._ends: dict[int, End] = {}
+        self.digests: tuple[bytes, ...] = ()
+        """Of the prompt's media."""
+
+    def add(self, output: Output) -> None:
+        match output:
+            case PromptInfo(digests):
+                self.digests = digests
+            case TextDelta(text, index, logprobs):
+                self._texts[index].append(text)
+                self._tokens[index] += logprobs
+            case End():
+                self._ends[output.index] = output
+
+    def complete(self) -> list[Answer]:
+        """
+        Raises:
+            InternalError: One of them has no end.
+        """
+        if len(self._ends) != len(self._texts):
+            raise InternalError("an answer has no end")
+        return [
+            Answer("".join(text), self._ends[index], tuple(tokens))
+            for index, (text, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
+        ]

@@ -1,0 +1,231 @@
+"""Conversations that can be gone on with: kept in the store, so that all frontends share them.
+
+A conversation is an object like any other: it is evicted when it is the least recently used, so all
+of them together are bounded by the arena. Of its media only digests are kept; their features are
+objects of their own, and may be evicted before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from afferent import keys
+from afferent.errors import AfferentError, Param, ResponseNotFound
+from afferent.serve.flow.acquire import handle_if_there
+from afferent.serve.flow.call import Call
+from afferent.serve.flow.collector import AnswerCollector
+from afferent.serve.flow.request import (
+    Detail,
+    End,
+    MediaPart,
+    Message,
+    Output,
+    Part,
+    Role,
+    SeenMedia,
+    TextPart,
+)
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, Find, SealItem
+from afferent.telemetry.registry import counter
+from afferent.types import ContentKey, KeyBytes, KiB, Modality, ObjectKind, decode, encode
+
+log = logging.getLogger(__name__)
+
+MAX_NBYTES = 256 * KiB
+"""Of one conversation; an answer that makes it longer is given, and not kept."""
+MAX_PARTS = 4096
+"""Of one conversation, its messages counted too: each takes time to read, however short it is."""
+_KEEP_TIMEOUT_S = 2.0
+"""The answer's end waits no longer for a store that does not answer."""
+
+_WHY = (
+    f"it was not to be stored, its conversation has more than {MAX_NBYTES} bytes or {MAX_PARTS} "
+    "messages and parts, or it had to make room; send the conversation's messages again"
+)
+
+
+class _Text(Struct, frozen=True, array_like=True, tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class _Media(Struct, frozen=True, array_like=True, tag="media", forbid_unknown_fields=True):
+    modality: Modality
+    digest: KeyBytes
+    detail: Detail
+
+
+class _Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    role: Role
+    parts: list[_Text | _Media]
+
+
+class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All that was said, the last answer included, and that answer as the API gave it, in JSON."""
+
+    turns: list[_Turn]
+    answer: bytes
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """In our own words; media are such as were seen before."""
+        return tuple(
+            Message(turn.role, tuple(_part(part) for part in turn.parts)) for turn in self.turns
+        )
+
+    @classmethod
+    def of(
+        cls, messages: Sequence[Message], digests: Sequence[bytes], answer: bytes
+    ) -> Conversation:
+        """
+        Args:
+            digests: Of the media of all messages, in order.
+        """
+        left = iter(digests)
+        turns = [
+            _Turn(message.role, [_kept(part, left) for part in message.parts])
+            for message in messages
+        ]
+        return cls(turns, answer)
+
+
+_decoder = msgspec.msgpack.Decoder(Conversation)
+
+
+CONVERSATIONS = counter(
+    "afferent_conversations_total",
+    "Conversations by outcome: kept, too_long or no_room; resumed or unknown",
+    outcome=("kept", "too_long", "no_room", "resumed", "unknown"),
+)
+
+
+class History:
+    """Conversations in one store."""
+
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        self._store = store
+
+    async def resume(self, call: Call) -> Call:
+        """The call with all that comes before its own messages.
+
+        Raises:
+            ResponseNotFound: The answer that it goes on from is not kept.
+            Unavailable: Try again.
+        """
+        generate = call.generate
+        before: tuple[Message, ...] = (call.instructions,) if call.instructions else ()
+        if call.previous_id is not None:
+            found = await self.find(generate.request_id, generate.tenant, call.previous_id)
+            CONVERSATIONS.labels("unknown" if found is None else "resumed").inc()
+            if found is None:
+                raise not_found(call.previous_id, param=Param.PREVIOUS_ANSWER)
+            before += found.messages
+        if not before:
+            return call
+        return replace(call, generate=replace(generate, messages=before + generate.messages))
+
+    async def follow(
+        self, call: Call, outputs: AsyncGenerator[Output, None]
+    ) -> AsyncGenerator[Output, None]:
+        """The outputs as they are; the conversation is kept before the end is passed on.
+
+        Whatever prevents that is no failure of the request.
+
+        Args:
+            call: As `resume` gave it.
+        """
+        collector = AnswerCollector()
+        async with aclosing(outputs):
+            async for output in outputs:
+                collector.add(output)
+                if isinstance(output, End):
+                    await self._keep(call, collector)
+                yield output
+
+    async def find(self, request_id: str, tenant: str, response_id: str) -> Conversation | None:
+        """What was kept with the answer of this id.
+
+        Raises:
+            Unavailable: Try again.
+        """
+        key = keys.conversation_key(tenant=tenant, response_id=response_id)
+        wanted = Find(key)
+        (outcome,) = await self._store.acquire(request_id, [wanted])
+        if (handle := handle_if_there(outcome)) is None:
+            return None
+        found = decode(_decoder, self._store.block(handle))  # a copy
+        await self._store.release(request_id, [handle])
+        return found
+
+    def forget(self, request_id: str) -> None:
+        """What the request still holds, because it ended within a `find`."""
+        self._store.forget(request_id)
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Forget it; whether it was there.
+
+        Raises:
+            StoreUnavailable: Try again.
+        """
+        key = keys.conversation_key(tenant=tenant, response_id=response_id)
+        (was_there,) = await self._store.delete([key])
+        return was_there
+
+    async def _keep(self, call: Call, collector: AnswerCollector) -> None:
+        generate, (answer,) = call.generate, collector.complete()
+        said = generate.messages[1:] if call.instructions else generate.messages
+        last = Message("assistant", (TextPart(answer.text),))
+        if sum(1 + len(message.parts) for message in (*said, last)) > MAX_PARTS:
+            CONVERSATIONS.labels("too_long").inc()
+            return
+        body = msgspec.json.encode(call.reply.whole([answer]))
+        data = encode(Conversation.of((*said, last), collector.digests, body))
+        if len(data) > MAX_NBYTES:
+            CONVERSATIONS.labels("too_long").inc()
+            return
+        key = keys.conversation_key(tenant=generate.tenant, response_id=generate.request_id)
+        try:
+            async with asyncio.timeout(_KEEP_TIMEOUT_S):
+                await self._write(generate.request_id, key, data)
+        except (AfferentError, TimeoutError) as error:
+            log.warning("a conversation was not kept", extra={"reason": type(error).__name__})
+            CONVERSATIONS.labels("no_room").inc()
+        else:
+            CONVERSATIONS.labels("kept").inc()
+        finally:
+            # The engine has its own pins: this is all that the request holds.
+            self._store.forget(generate.request_id)
+
+    async def _write(self, request_id: str, key: ContentKey, data: bytes) -> None:
+        wanted = CreateItem(ObjectKind.RECORDS, len(data), key)
+        (handle,) = await self._store.create(request_id, [wanted])
+        np.copyto(np.frombuffer(self._store.block(handle), np.uint8), np.frombuffer(data, np.uint8))
+        await self._store.seal(request_id, [SealItem(handle, len(data))])
+
+
+def not_found(response_id: str, *, param: Param | None = None) -> ResponseNotFound:
+    return ResponseNotFound(f"the response {response_id!r} is not kept: {_WHY}", param=param)
+
+
+def _kept(part: Part, digests: Iterator[bytes]) -> _Text | _Media:
+    match part:
+        case TextPart(text):
+            return _Text(text)
+        case MediaPart():
+            return _Media(part.modality, next(digests), part.detail)
+
+
+def _part(part: _Text | _Media) -> Part:
+    match part:
+        case _Text(text):
+            return TextPart(text)
+        case _Media(modality, digest, detail):
+            return MediaPart(modality, SeenMedia(digest), detail)

@@ -1,0 +1,150 @@
+"""What is counted of a request, from its trace, and of the event loop that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from afferent import errors
+from afferent.serve.flow.request import MediaPart
+from afferent.telemetry.registry import SECONDS, SHORT_SECONDS, WAIT_SECONDS, counter, histogram
+from afferent.telemetry.trace import STAGES, Trace
+from afferent.types import Modality
+
+APIS: set[str] = set()
+"""Each API's name is put here when it gets an endpoint."""
+MEDIA = ("none", *Modality, "mixed", "unknown")
+"""The modality of a request's media; unknown where its body was not read to the end."""
+PLACES = ("body", "admission", "fetch", "preprocess", "engine")
+"""Where a request may end that does not end well."""
+
+
+class _Outcomes:
+    """``ok``, ``client_gone``, or the code of an error, whichever module it is in."""
+
+    def __contains__(self, word: object) -> bool:
+        return word in ("ok", "client_gone") or any(cls.code == word for cls in errors.walk())
+
+
+REQUESTS = counter(
+    "afferent_requests_total",
+    "Requests by API and outcome: ok, client_gone, or the code of an error",
+    api=APIS,
+    outcome=_Outcomes(),
+)
+REQUEST_SECONDS = histogram(
+    "afferent_request_seconds",
+    "Seconds from a request's arrival to the end of its answer",
+    SECONDS,
+    api=APIS,
+)
+REJECTIONS = counter(
+    "afferent_rejections_total",
+    "Requests that did not end well, by the error's code, where they had come to, and their media",
+    code=_Outcomes(),
+    where=PLACES,
+    media=MEDIA,
+)
+STAGE_SECONDS = histogram(
+    "afferent_stage_seconds",
+    "Seconds of each stage that a request has completed, by the modality of its media",
+    SHORT_SECONDS,
+    stage=STAGES,
+    media=MEDIA,
+)
+COPIED_BYTES = counter(
+    "afferent_copied_bytes_total",
+    "Bytes that stages copied, by the modality of the request's media",
+    stage=STAGES,
+    media=MEDIA,
+)
+LOOP_SECONDS = histogram(
+    "afferent_event_loop_late_seconds",
+    "Seconds by which a frontend's event loop came late to a timer, ten times a second",
+    (0.001, *SHORT_SECONDS[3:]),
+)
+TTFT_SECONDS = histogram(
+    "afferent_time_to_first_token_seconds",
+    "Seconds from a request's arrival to the first token of each answer, by its media",
+    WAIT_SECONDS,
+    media=MEDIA,
+)
+INTER_TOKEN_SECONDS = histogram(
+    "afferent_inter_token_seconds",
+    "Seconds between a token of an answer and the next one; tokens of one step share its time",
+    SHORT_SECONDS,
+)
+PER_OUTPUT_TOKEN_SECONDS = histogram(
+    "afferent_time_per_output_token_seconds",
+    "Seconds that each token of an answer took after the first one, on average over the answer",
+    SHORT_SECONDS,
+)
+
+_NO_ROOM = (errors.StoreFull.code, errors.ArenaTooSmall.code, errors.DeadlineExceeded.code)
+"""What the gate says to a body; one that is late itself is `BodyTooSlow`."""
+
+_TICK_S = 0.1
+
+
+def media_of(parts: Sequence[MediaPart]) -> str:
+    """One word for the modality of a request's media."""
+    found = {part.modality for part in parts}
+    if len(found) > 1:
+        return "mixed"
+    return str(found.pop()) if found else "none"
+
+
+def count_request(trace: Trace, api: str, outcome: str, *, seconds: float) -> None:
+    """A request has ended: ``ok``, ``client_gone``, or with an error of that code."""
+    REQUESTS.labels(api, outcome).inc()
+    REQUEST_SECONDS.labels(api).observe(seconds)
+    if outcome != "ok":
+        is_refused = trace.where == "body" and outcome in _NO_ROOM
+        where = "admission" if is_refused else trace.where
+        REJECTIONS.labels(outcome, where, trace.media).inc()
+
+
+def count_stages(trace: Trace) -> None:
+    """The stages that a request has come through."""
+    for span in trace.spans:
+        labels = (span.stage, trace.media)
+        STAGE_SECONDS.labels(*labels).observe((span.end_ns - span.start_ns) / 1e9)
+        if span.copied_nbytes:
+            COPIED_BYTES.labels(*labels).inc(span.copied_nbytes)
+
+
+class AnswerTimes:
+    """When the tokens of one answer come to this process; counted as they come."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._first_ns = self._latest_ns = self._num_later = 0
+
+    def tokens(self, num_tokens: int, *, now_ns: int) -> None:
+        """So many more, which one step of the engine has given."""
+        if num_tokens == 0:
+            return
+        if self._first_ns == 0:
+            seconds = (now_ns - self._trace.start_ns) / 1e9
+            TTFT_SECONDS.labels(self._trace.media).observe(seconds)
+            self._first_ns = now_ns
+        else:
+            seconds = (now_ns - self._latest_ns) / 1e9 / num_tokens
+            INTER_TOKEN_SECONDS.labels().observe(seconds, times=num_tokens)
+            self._num_later += num_tokens
+        self._latest_ns = now_ns
+
+    def end(self) -> None:
+        """Of the answer, however it ends."""
+        if self._num_later:
+            seconds = (self._latest_ns - self._first_ns) / 1e9 / self._num_later
+            PER_OUTPUT_TOKEN_SECONDS.labels().observe(seconds)
+
+
+async def count_lateness() -> None:
+    """How late this event loop comes to what is due, again and again, until cancelled."""
+    while True:
+        due_s = time.monotonic() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        LOOP_SECONDS.labels().observe(max(0.0, time.monotonic() - due_s))

@@ -1,0 +1,111 @@
+"""From an engine's tokens to the pieces of an answer, and several answers as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from afferent.engine.protocol import Tokens
+from afferent.serve.flow.prompt import Detokenizer
+from afferent.serve.flow.request import (
+    End,
+    Output,
+    ScoredToken,
+    StopMatcher,
+    TextDelta,
+    Usage,
+    WriteScored,
+)
+from afferent.types import TokenLogprobs
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class AnswerWriter:
+    """Writes one of a request's answers; no I/O.
+
+    Text may come later than its tokens, while it may be the start of a stop string or is a part of
+    a character. Log-probabilities don't wait for it: each token's entry, as
+    ``write_scored`` writes it, goes out when the token comes, once, those of a stop string's
+    tokens, too.
+    """
+
+    index: int
+    num_prompt_tokens: int
+    detokenizer: Detokenizer
+    matcher: StopMatcher
+    write_scored: WriteScored | None = None
+    num_tokens: int = field(default=0, init=False)
+
+    def feed(self, tokens: Tokens) -> list[Output]:
+        """The next piece; and the end, if a stop string was met."""
+        self.num_tokens += len(tokens.token_ids)
+        text = self.matcher.feed(self.detokenizer.feed(tokens.token_ids))
+        scored: tuple[ScoredToken, ...] = ()
+        if (write := self.write_scored) is not None:
+            scored = tuple(
+                self._scored(write, token, logprobs)
+                for token, logprobs in zip(tokens.token_ids, tokens.logprobs, strict=False)
+            )
+        outputs: list[Output] = [TextDelta(text, self.index, scored)] if text or scored else []
+        if self.matcher.met is not None:
+            outputs.append(self._end("stop", self.matcher.met))
+        return outputs
+
+    def finish(self, reason: Literal["stop", "length"]) -> list[Output]:
+        """The rest, when the engine has ended the answer."""
+        text = self.matcher.flush()
+        rest: list[Output] = [TextDelta(text, self.index)] if text else []
+        return [*rest, self._end(reason)]
+
+    def _end(self, reason: Literal["stop", "length"], stop: str | None = None) -> End:
+        return End(reason, Usage(self.num_prompt_tokens, self.num_tokens), self.index, stop)
+
+    def _scored(self, write: WriteScored, token: int, logprobs: TokenLogprobs) -> ScoredToken:
+        text_of = self.detokenizer.text_of
+        top = [(text_of(other), logprob) for other, logprob in logprobs.top]
+        return write(text_of(token), logprobs.logprob, top)
+
+
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """What all of them yield, as it comes; all are closed when this is, or when one fails."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for value in only:
+                yield value
+        return
+    arrived: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
+    # Nobody runs ahead of who reads; an end waits for no one, who may have ceased to read.
+    room = asyncio.Semaphore(1)
+
+    async def forward(stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream) as values:
+                async for value in values:
+                    await room.acquire()
+                    arrived.put_nowait((value,))
+        except Exception as error:
+            arrived.put_nowait(error)
+        else:
+            arrived.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            match await arrived.get():
+                case (value,):
+                    room.release()
+                    yield value
+                case Exception() as error:
+                    raise error
+                case None:
+                    num_running -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

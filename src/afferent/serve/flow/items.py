@@ -1,0 +1,265 @@
+"""A request's media: from URLs to handles of features, pinned under the request's id.
+
+What there is of an item is asked first, what has to be made comes after: encoded bytes go into the
+arena, a plan says how large the features are, and a job makes them. `item_state` has the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from afferent.admit.gate import Gate
+from afferent.config import RequestLimits
+from afferent.errors import InternalError, Param, TooManyItems, UnsupportedMedia
+from afferent.ingest.digest import Digester
+from afferent.preprocess.plan import Prompt
+from afferent.serve.flow.acquire import Maker, count, handle_if_there, handle_of, summary
+from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
+from afferent.serve.flow.names import Names
+from afferent.serve.flow.plan import Planner, features_job
+from afferent.serve.flow.receive import ItemReader, not_cached
+from afferent.serve.flow.request import GenerateRequest, MediaPart
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem, Find, Join, Queue, ReserveItem, SealItem
+from afferent.store.protocol.results import Outcome
+from afferent.store.state.region import Shares
+from afferent.telemetry.registry import counter
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Handle, Modality, ObjectKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSettings:
+    """``timeout_s`` is how long a request waits for what others make."""
+
+    limits: RequestLimits
+    shares: Shares
+    timeout_s: float
+    num_digest_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyItem:
+    """Its features are there, and pinned; ``prompt`` says how it is written."""
+
+    key: ContentKey
+    handle: Handle
+    prompt: Prompt
+
+
+MEDIA_BYTES = counter(
+    "afferent_media_bytes_total",
+    "Bytes of media as they came, by where from: in the body, or fetched",
+    modality=tuple(Modality),
+    origin=("data", "fetch"),
+)
+ITEMS = counter(
+    "afferent_items_total",
+    "Media items by modality and outcome: hit, made, joined or failed",
+    modality=tuple(Modality),
+    outcome=("hit", "made", "joined", "failed"),
+)
+
+
+class ItemStage:
+    """Reads, plans and prepares items, with one store behind it."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        processor: Processor,
+        settings: ItemSettings,
+    ) -> None:
+        self._store, self._gate = store, gate
+        self._family, self._limits = processor.family, settings.limits
+        self._names = Names(store, timeout_s=settings.timeout_s)
+        digester = Digester(settings.num_digest_threads)
+        self._reader = ItemReader(
+            store, processor, self._names, limits=settings.limits, digester=digester
+        )
+        self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
+        self._planner = Planner(store, self._maker, processor)
+
+    def check(self, parts: Sequence[MediaPart]) -> None:
+        """Refuse what can be refused by counting.
+
+        Raises:
+            TooManyItems: More of a kind than a request may have.
+            UnsupportedMedia: Of a kind that the model does not take.
+        """
+        for modality in Modality:
+            most = self._limits.of(modality).max_items
+            number = sum(part.modality is modality for part in parts)
+            if number > most:
+                raise TooManyItems(
+                    f"the request has {count(number, modality)}; at most {most} are accepted",
+                    param=Param.MESSAGES,
+                )
+            if number and modality not in self._family.tokens:
+                raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
+
+    async def read(self, request: GenerateRequest, trace: Trace) -> RequestItems:
+        """The items' bytes, keys, and, of images, plans.
+
+        Raises:
+            MediaNotCached: Some were not sent, and are not here.
+            InvalidMedia: An item can't be used, or its name is another's.
+            Unavailable: Try again.
+        """
+        if not request.media:
+            return RequestItems()
+        items = await self._reader.read(request, trace)
+        distinct = items.distinct
+        for item in distinct:
+            for raw in item.copies:
+                MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
+        await self._planner.plan_images(request.request_id, distinct, trace)
+        return items
+
+    async def prepare(self, request_id: str, items: RequestItems, trace: Trace) -> list[ReadyItem]:
+        """The features of all items, in order, made where they are missing.
+
+        Raises:
+            InvalidMedia: An item can't be used.
+            ArenaTooSmall: The items could never be in the arena at once.
+            Unavailable: Try again.
+        """
+        if not (distinct := items.distinct):
+            return []
+        sealed, unsealed = items.received
+        await self._find(request_id, distinct, trace)
+        if all(item.state == "hit" for item in distinct):
+            if unsealed:
+                self._store.discard(request_id, unsealed)
+        else:
+            self._check_room(distinct)
+            if unsealed:
+                to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
+                sealed += await self._store.seal(request_id, to_seal)
+            await self._admit(request_id, distinct, trace)
+            await self._acquire(request_id, distinct, trace)
+        if sealed:  # jobs hold what they need of what was received
+            await self._store.release(request_id, sealed)
+        self._count_outcomes(distinct, trace)
+        ready = {item: self._ready(item) for item in distinct}
+        if items.new_names:  # only now: what can't be used is bound to no name
+            await self._names.bind(request_id, items.new_names)
+        return [ready[item] for item in items.in_order]
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    # The steps
+
+    async def _find(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """Pin what is there; nothing else is made or waited for."""
+        start_ns = time.monotonic_ns()
+        wanted = [Find(item.key) for item in items]
+        outcomes = await self._store.acquire(request_id, wanted)
+        trace.stage(start_ns, "acquire", note=summary(outcomes))
+        _set_outcomes(items, outcomes)
+
+    async def _admit(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """The bytes of what is missing come into the arena, for the workers to read and to plan.
+
+        Nothing is pinned while this waits for room, or requests might wait for one another.
+        """
+        if pinned := [item.pinned for item in items if item.pinned is not None]:
+            await self._store.release(request_id, pinned)
+        unsent = [item.name for item in items if item.raw is None and not _is_there(item)]
+        if unsent:
+            raise not_cached(unsent)
+        missing = [item for item in items if item.pinned is None]
+        await self._write_raw(request_id, missing, trace)
+        await self._planner.plan_files(request_id, missing, trace)
+
+    async def _acquire(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """Have room for all features granted, and those made that nobody has made."""
+        wanted: list[Join | Queue] = []
+        room = []
+        for item in items:
+            if item.pinned is None:
+                wanted.append(job := features_job(item))
+                room.append(ReserveItem(ObjectKind.FEATURES, job.nbytes))
+            else:
+                wanted.append(Join(item.key))
+                room.append(ReserveItem(ObjectKind.FEATURES, item.pinned.nbytes))
+        outcomes = await self._maker.acquire(request_id, wanted, trace, room=room, in_turn=True)
+        _set_outcomes(items, outcomes)
+        if written := [item.written for item in items if item.written is not None]:
+            await self._store.release(request_id, written)
+        keys = [item.key for item in items]
+        settled = await self._maker.settle(request_id, keys, outcomes, trace)
+        for item, outcome in zip(items, settled, strict=True):
+            item.outcome = outcome
+
+    async def _write_raw(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """What is on the heap comes into the arena."""
+        on_heap = [(item, item.data) for item in items if item.data is not None]
+        if not on_heap:
+            return
+        start_ns = time.monotonic_ns()
+        blocks = [CreateItem(ObjectKind.RAW, len(data)) for _, data in on_heap]
+        if all(item.file is None for item in items):
+            with trace.at("admission"):
+                handles = await self._gate.create(request_id, blocks)
+        else:  # who holds raw bytes already must not wait for more: he might wait for himself
+            handles = await self._store.create(request_id, blocks)
+        for (_, data), handle in zip(on_heap, handles, strict=True):
+            target = np.frombuffer(self._store.block(handle), dtype=np.uint8)
+            np.copyto(target, np.frombuffer(data, dtype=np.uint8))
+        items_to_seal = [SealItem(handle, handle.nbytes) for handle in handles]
+        sealed = await self._store.seal(request_id, items_to_seal)
+        for (item, _), handle in zip(on_heap, sealed, strict=True):
+            item.written = handle
+        nbytes = sum(len(data) for _, data in on_heap)
+        trace.stage(start_ns, "into_the_arena", copied_nbytes=nbytes)
+
+    def _ready(self, item: ItemState) -> ReadyItem:
+        if item.outcome is None:
+            raise InternalError("an item was not looked for")
+        handle = handle_of(item.outcome)
+        if item.plan is not None:
+            return ReadyItem(item.key, handle, item.plan.prompt)
+        tree: Any = codec.view(self._store.block(handle))
+        return ReadyItem(item.key, handle, tuple(tree["prompt"]))
+
+    # Room and figures
+
+    def _check_room(self, items: Sequence[ItemState]) -> None:
+        """Refuse what could never be in the arena at once, however long one waits."""
+        on_heap = [len(item.data) for item in items if item.data is not None]
+        self._maker.check_share(ObjectKind.RAW, on_heap)
+        planned = [item.plan.nbytes for item in items if item.plan is not None]
+        self._maker.check_share(ObjectKind.FEATURES, planned)
+
+    def _count_outcomes(self, items: Sequence[ItemState], trace: Trace) -> None:
+        words = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
+        names = Counter(
+            (item.modality, "failed" if _has_failed(item) else words[item.state]) for item in items
+        )
+        for (modality, name), number in names.items():
+            ITEMS.labels(modality, name).inc(number)
+            trace.items.append(f"{count(number, modality)} {name}")
+
+
+def _set_outcomes(items: Sequence[ItemState], outcomes: Sequence[Outcome]) -> None:
+    for item, outcome in zip(items, outcomes, strict=True):
+        item.outcome, item.state = outcome, outcome.state
+
+
+def _is_there(item: ItemState) -> bool:
+    """Raises: StoreFull: It is, and can't be held now."""
+    return item.outcome is not None and handle_if_there(item.outcome) is not None
+
+
+def _has_failed(item: ItemState) -> bool:
+    return item.outcome is not None and item.outcome.state == "failed"

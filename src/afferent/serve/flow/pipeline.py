@@ -1,0 +1,279 @@
+"""The one path of every request: media to handles, messages to tokens, tokens to text.
+
+Everything that a request holds in the store is under its own id, so that one message drops it all,
+wherever the request ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from afferent.engine.protocol import Accepted, Engine, EngineRequest, Finished, Tokens
+from afferent.errors import EngineUnavailable, Param, PromptTooLong
+from afferent.preprocess.plan import Prompt as ItemPrompt
+from afferent.serve.flow import capabilities, counting
+from afferent.serve.flow.generate import AnswerWriter, merge
+from afferent.serve.flow.items import ItemStage
+from afferent.serve.flow.prompt import Prompt, PromptBuilder
+from afferent.serve.flow.request import (
+    End,
+    GenerateRequest,
+    Output,
+    PromptInfo,
+    Rendered,
+    RenderedItem,
+    SamplingDefaults,
+    StopMatcher,
+    TextPart,
+)
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.registry import counter
+from afferent.telemetry.trace import Trace
+from afferent.types import Handle, Item, Sampling
+
+_LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
+_PART_CHARACTERS = 8  # a message or a part takes at least the time of so many
+
+
+TOKENS = counter(
+    "afferent_tokens_total",
+    "Tokens of prompts and of answers",
+    kind=("prompt", "completion"),
+)
+
+
+class Pipeline:
+    """Runs requests against one store and one engine."""
+
+    def __init__(
+        self,
+        *,
+        store: AsyncDaemonStore,
+        engine: Engine,
+        prompts: PromptBuilder,
+        items: ItemStage,
+        sampling: SamplingDefaults,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self._prompts = prompts
+        self._items = items
+        self._sampling = sampling
+
+    async def run(self, request: GenerateRequest, trace: Trace) -> AsyncGenerator[Output, None]:
+        """`PromptInfo`, then pieces of text and the `End` of each answer.
+
+        Closing the iterator early aborts the request.
+
+        Raises:
+            InvalidRequest: Something in the request can't be used.
+            Unavailable: Try again.
+        """
+        if self.engine.info is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        self._items.check(request.media)
+        capabilities.check(self.engine.info, request)
+        hold = _Hold(self.store, request.request_id, request.n)
+        try:
+            engine_request, info = await self._prepare(request, trace)
+            trace.where = "engine"
+            yield info
+            answers = self._answers(request, engine_request, hold, trace)
+            async with aclosing(merge(answers)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            hold.drop()
+            counting.count_stages(trace)
+
+    async def render(
+        self, request: GenerateRequest, trace: Trace, *, with_features: bool
+    ) -> Rendered:
+        """The prompt that the engine would get, and nothing of it is run.
+
+        Images are placed by their headers alone. Features are made only if they are asked for, or
+        if the length of a video or audio clip has to be known.
+
+        Raises:
+            InvalidRequest: Something in the request can't be used.
+            Unavailable: Try again.
+        """
+        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        self._items.check(request.media)
+        try:
+            found = await self._items.read(request, trace)
+            handles: list[Handle | None] = [None] * len(found.in_order)
+            prompts = found.prompts
+            if prompts is None or with_features:
+                ready = await self._items.prepare(request.request_id, found, trace)
+                prompts = [item.prompt for item in ready]
+                if with_features:
+                    handles = [item.handle for item in ready]
+            prompt, _ = await self._prompt(request, prompts, trace)
+            items = [
+                RenderedItem(item.modality, item.key.hex(), placeholder, handle)
+                for item, placeholder, handle in zip(
+                    found.in_order, prompt.placeholders, handles, strict=True
+                )
+            ]
+            return Rendered(prompt.token_ids, items)
+        finally:
+            self.store.forget(request.request_id)
+
+    async def _prepare(
+        self, request: GenerateRequest, trace: Trace
+    ) -> tuple[EngineRequest, PromptInfo]:
+        """All that the engine has to know; the features are pinned under the request."""
+        request_id = request.request_id
+        found = await self._items.read(request, trace)
+        if (prompts := found.prompts) is not None:
+            # What is too long is refused before any work is done.
+            prompt, sampling = await self._prompt(request, prompts, trace)
+            ready = await self._items.prepare(request_id, found, trace)
+        else:
+            ready = await self._items.prepare(request_id, found, trace)
+            prompts = [item.prompt for item in ready]
+            prompt, sampling = await self._prompt(request, prompts, trace)
+        items = [
+            Item(part.modality, item.key, item.handle, placeholder)
+            for part, item, placeholder in zip(
+                request.media, ready, prompt.placeholders, strict=True
+            )
+        ]
+        engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling)
+        digests = tuple(item.digest for item in found.in_order)
+        return engine_request, PromptInfo(digests, len(prompt.token_ids))
+
+    def _answers(
+        self,
+        request: GenerateRequest,
+        engine_request: EngineRequest,
+        hold: _Hold,
+        trace: Trace,
+    ) -> list[AsyncGenerator[Output, None]]:
+        """A run of the engine for each answer; the items of all of them are the same."""
+        TOKENS.labels("prompt").inc(len(engine_request.token_ids))
+        return [
+            self._generate(
+                msgspec.structs.replace(
+                    engine_request,
+                    request_id=f"{request.request_id}-{index}" if index else request.request_id,
+                    sampling=_sampling_of(engine_request.sampling, index),
+                ),
+                self._writer(request, engine_request, index),
+                hold,
+                trace,
+            )
+            for index in range(request.n)
+        ]
+
+    def _writer(
+        self, request: GenerateRequest, engine_request: EngineRequest, index: int
+    ) -> AnswerWriter:
+        num_prompt = len(engine_request.token_ids)
+        detokenizer = self._prompts.detokenizer()
+        write_scored = request.logprobs.write if request.logprobs is not None else None
+        return AnswerWriter(index, num_prompt, detokenizer, StopMatcher(request.stop), write_scored)
+
+    async def _generate(
+        self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
+    ) -> AsyncGenerator[Output, None]:
+        start_ns, times = time.monotonic_ns(), counting.AnswerTimes(trace)
+        try:
+            async with aclosing(self.engine.submit(engine_request)) as events:
+                async for event in events:
+                    match event:
+                        case Accepted():
+                            hold.accepted()
+                            continue
+                        case Tokens(token_ids, spans):
+                            times.tokens(len(token_ids), now_ns=time.monotonic_ns())
+                            trace.add(spans)
+                            if writer.num_tokens == 0:
+                                trace.stage(start_ns, "first_token")
+                            outputs = writer.feed(event)
+                        case Finished(reason, spans):
+                            trace.add(spans)
+                            outputs = writer.finish(reason)
+                    for output in outputs:
+                        yield output
+                    if outputs and isinstance(outputs[-1], End):
+                        return
+        finally:
+            times.end()
+            TOKENS.labels("completion").inc(writer.num_tokens)
+
+    async def _prompt(
+        self, request: GenerateRequest, written: Sequence[ItemPrompt], trace: Trace
+    ) -> tuple[Prompt, Sampling]:
+        """The prompt's tokens, and how to go on from them; refused if there is no room.
+
+        Raises:
+            PromptTooLong: The prompt and the answer asked for exceed what the model has room for.
+        """
+        if self.engine.info is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        info = self.engine.info
+        limit = info.max_model_len
+        start_ns = time.monotonic_ns()
+        texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
+        num_characters = sum(len(part.text) for part in texts)
+        # Tokenizing costs time and memory; what can't fit is refused by its length alone.
+        if num_characters > limit * self._prompts.max_token_characters:
+            raise PromptTooLong(
+                f"the text has {num_characters} characters; the model has room for {limit} tokens",
+                param=Param.MESSAGES,
+            )
+        num_parts = len(request.messages) + len(texts)
+        if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
+            prompt = self._prompts.build(request.messages, written)
+        else:
+            prompt = await asyncio.to_thread(self._prompts.build, request.messages, written)
+        num_tokens = len(prompt.token_ids)
+        trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
+        room = limit - num_tokens
+        max_tokens = room if request.max_tokens is None else request.max_tokens
+        if room < 1 or max_tokens > room:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and {max(max_tokens, 1)} were asked for; "
+                f"the model has room for {limit} in all",
+                param=Param.MESSAGES,
+            )
+        sampling = self._sampling.apply(request, max_tokens=max_tokens)
+        return prompt, capabilities.within(info, sampling)
+
+    async def close(self) -> None:
+        await self._items.close()
+
+
+class _Hold:
+    """What a request has in the store, until the engine holds it for each of its answers."""
+
+    def __init__(self, store: AsyncDaemonStore, request_id: str, num_answers: int) -> None:
+        self._store, self._request_id = store, request_id
+        self._num_waiting = num_answers
+
+    def accepted(self) -> None:
+        """The engine holds its own pins for one answer more."""
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._store.forget(self._request_id)
+
+    def drop(self) -> None:
+        """The request has ended, wherever it had come to."""
+        if self._num_waiting:
+            self._num_waiting = 0
+            self._store.forget(self._request_id)
+
+
+def _sampling_of(sampling: Sampling, index: int) -> Sampling:
+    """A request's answers differ, and are the same each time if it has a seed."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + index)

@@ -1,0 +1,245 @@
+"""Messages to prompt tokens, and answer tokens back to text.
+
+This uses `tokenizers` and Jinja directly: `transformers` would bring torch, and with it 300 MB and
+three seconds, into every frontend.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
+from afferent.preprocess.family import Family, MediaTokens, read_json
+from afferent.preprocess.plan import Prompt as ItemPrompt
+from afferent.serve.flow.request import MediaPart, Message, SamplingDefaults, TextPart
+from afferent.types import Modality, Placeholder
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``placeholders`` are one for each item, in the items' order."""
+
+    token_ids: list[int]
+    placeholders: list[Placeholder]
+
+
+class PromptBuilder:
+    """The chat template and the tokenizer of one model."""
+
+    def __init__(self, folder: Path, family: Family) -> None:
+        """Raises: ConfigError: The folder has no ``tokenizer.json`` or no chat template."""
+        tokenizer_file = folder / "tokenizer.json"
+        if not tokenizer_file.exists():
+            raise ConfigError(f"{folder} has no tokenizer.json; save the model's fast tokenizer")
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        # For text of clients in which special tokens are spelled out: there they are plain text.
+        self._plain_tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._plain_tokenizer.encode_special_tokens = True
+        # Those of media are not special in every model, and must not be written by clients in any.
+        media = {token for tokens in family.tokens.values() for token in _ids(tokens)}
+        written = [name for name in map(self._tokenizer.id_to_token, media) if name is not None]
+        self._plain_tokenizer.add_special_tokens(
+            [AddedToken(name, special=True) for name in written]
+        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = [token.content for token in added.values() if token.special]
+        self._special = tuple(dict.fromkeys([*special, *written]))
+        self._tokens = family.tokens
+        self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
+        self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
+        """No text has fewer tokens than its characters divided by this."""
+        template = _template_of(folder)
+        self._template = _compile(template)
+        # A role that the model was not trained with would be a word that it does not know.
+        self._has_tool_role = re.search(r"""["']tool["']""", template) is not None
+        self._names = _special_names(folder)
+
+    def build(self, messages: Sequence[Message], written: Sequence[ItemPrompt]) -> Prompt:
+        """The prompt's tokens, each item's marker opened to what stands there for the item.
+
+        Args:
+            written: How the items of the messages are written, in order.
+
+        Raises:
+            InvalidRequest: The model's chat template refuses the messages.
+        """
+        quoted: list[str] = []
+        rendered = self._render([self._as_dict(message, quoted) for message in messages])
+        marked = self._encode(rendered, quoted)
+        # A template may move items before the text, but not past others of their kind.
+        media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
+        waiting: dict[Modality, deque[int]] = {kind: deque() for kind in self._tokens}
+        for index, part in enumerate(media):
+            waiting[part.modality].append(index)
+        token_ids: list[int] = []
+        placeholders: dict[int, Placeholder] = {}
+        for token in marked:
+            kind = self._modality_of.get(token)
+            if kind is None:
+                token_ids.append(token)
+            elif not waiting[kind]:
+                raise InternalError("the chat template names an item that there is not")
+            else:
+                index = waiting[kind].popleft()
+                placeholders[index] = self._open(kind, written[index], token_ids)
+        if len(placeholders) != len(media):
+            raise InternalError("the chat template does not name each item once")
+        return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
+
+    def _open(self, kind: Modality, written: ItemPrompt, token_ids: list[int]) -> Placeholder:
+        """Append what stands for an item; from its first row of embeddings to its last."""
+        first = last = len(token_ids)
+        for piece in written:
+            if isinstance(piece, str):
+                token_ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+            else:
+                first = first if last > first else len(token_ids)
+                token_ids += [self._tokens[kind].embed] * piece
+                last = len(token_ids)
+        return Placeholder(first, last - first)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer)
+
+    def _as_dict(self, message: Message, quoted: list[str]) -> dict[str, Any]:
+        content = []
+        for part in message.parts:
+            match part:
+                case MediaPart(modality):
+                    content.append({"type": str(modality)})
+                case TextPart(text):
+                    content.append({"type": "text", "text": self._quote(text, quoted)})
+        is_known = message.role != "tool" or self._has_tool_role
+        return {"role": message.role if is_known else "user", "content": content}
+
+    def _quote(self, text: str, quoted: list[str]) -> str:
+        """``text``, or a stand-in for it if it spells out a special token."""
+        if not any(special in text for special in self._special) and "\ue000" not in text:
+            return text
+        quoted.append(text)
+        return f"\ue000{len(quoted) - 1}\ue000"
+
+    def _encode(self, rendered: str, quoted: list[str]) -> list[int]:
+        token_ids: list[int] = []
+        for index, piece in enumerate(rendered.split("\ue000")):
+            if index % 2:
+                encoding = self._plain_tokenizer.encode(
+                    quoted[int(piece)], add_special_tokens=False
+                )
+            else:
+                encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            token_ids += encoding.ids
+        return token_ids
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, **self._names
+            )
+        except _TemplateRefusal as error:
+            raise InvalidRequest(
+                f"the model's chat template: {error}", param=Param.MESSAGES
+            ) from error
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                "the model's chat template can't express these messages", param=Param.MESSAGES
+            ) from error
+
+
+def _ids(tokens: MediaTokens) -> tuple[int, ...]:
+    """Those that there are: an encoder-decoder model has none in its prompt."""
+    return tuple(token for token in (tokens.marker, tokens.embed) if token >= 0)
+
+
+class Detokenizer:
+    """Tokens to text, piece by piece: a character of several tokens comes with its last."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._stream.step(self._tokenizer, token) or "" for token in token_ids)
+
+    def text_of(self, token_id: int) -> str:
+        """Of the token alone, as it stands within a text; U+FFFD for a part of a character."""
+        # Tokenizers drop the space before the first word of a text.
+        once, twice = (
+            self._tokenizer.decode([token_id] * times, skip_special_tokens=False)
+            for times in (1, 2)
+        )
+        return twice[len(once) :]
+
+
+class _TemplateRefusal(jinja2.TemplateError):
+    """A template has called ``raise_exception``."""
+
+
+def _template_of(folder: Path) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        template = read_json(path).get("chat_template") if path.exists() else None
+        if isinstance(template, str):
+            return template
+    raise ConfigError(f"{folder} has no chat template")
+
+
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
+
+
+def _special_names(folder: Path) -> dict[str, str]:
+    """``bos_token`` and the like, which templates refer to."""
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    names = {}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = settings.get(key)
+        names[key] = value.get("content", "") if isinstance(value, dict) else value or ""
+    return names
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _TemplateRefusal(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(format)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+
+
+def sampling_defaults(folder: Path) -> SamplingDefaults:
+    """What the model's ``generation_config.json`` says; greedy if it says nothing."""
+    path = folder / "generation_config.json"
+    settings = read_json(path) if path.exists() else {}
+    if not settings.get("do_sample"):
+        return SamplingDefaults()
+    return SamplingDefaults(
+        temperature=settings.get("temperature") or 1.0,
+        top_p=settings.get("top_p") or 1.0,
+        top_k=settings.get("top_k") or 0,
+    )

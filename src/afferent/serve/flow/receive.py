@@ -1,0 +1,292 @@
+"""The bytes of a request's items, and their keys; only the keys, of items that were here before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from afferent import keys
+from afferent.config import RequestLimits
+from afferent.errors import (
+    AfferentError,
+    InternalError,
+    InvalidMedia,
+    MediaNotCached,
+    MediaTooLarge,
+)
+from afferent.ingest.digest import Digester
+from afferent.ingest.fetch import Fetcher, FetchSession
+from afferent.ingest.pace import Pace
+from afferent.ingest.probe import MediaHeader, probe_image
+from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
+from afferent.ingest.source import read_media
+from afferent.serve.flow.acquire import count, handle_if_there
+from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
+from afferent.serve.flow.names import Binding, Name, Names, check
+from afferent.serve.flow.request import GenerateRequest, MediaPart, SeenMedia
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Modality
+
+LOW_DETAIL_PIXELS = 512 * 512
+"""Most pixels that are made of an image in low detail."""
+_MAX_LISTED = 8
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    media: MediaPart
+    name: Name | None
+
+    @property
+    def is_sent(self) -> bool:
+        return isinstance(self.media.source, str | RawMedia)
+
+    def digest(self, bindings: Mapping[Name, Binding]) -> bytes | None:
+        """Of a part that was not sent; ``None`` if nobody knows what its name stands for."""
+        if isinstance(self.media.source, SeenMedia):
+            return self.media.source.digest
+        binding = bindings.get(self.name) if self.name is not None else None
+        if self.name is None or binding is None:
+            return None
+        check(self.name, binding, Binding(binding.digest, self.media.modality))
+        return binding.digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """What came of a part that was sent."""
+
+    raw: RawMedia
+    header: MediaHeader | None
+    digest: bytes
+
+
+class ItemReader:
+    """Reads items for one model."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        processor: Processor,
+        names: Names,
+        *,
+        limits: RequestLimits,
+        digester: Digester,
+    ) -> None:
+        self._store, self._names = store, names
+        self._fingerprint, self._limits, self._digester = processor.fingerprint, limits, digester
+        self._fetcher = Fetcher(limits)
+        follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
+        self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
+
+    async def read(self, request: GenerateRequest, trace: Trace) -> RequestItems:
+        """The items, without plans.
+
+        Raises:
+            MediaNotCached: Some were not sent, and are not here.
+            InvalidMedia: An item can't be used, or its name is another's.
+            Unavailable: Try again.
+        """
+        parts = [
+            _Part(part, Name.of(part.uuid, tenant=request.tenant) if part.uuid else None)
+            for part in request.media
+        ]
+        names = [part.name for part in parts if part.name is not None]
+        coming = {part.name for part in parts if part.is_sent}
+        bindings = await self._names.find(request.request_id, names, sent=coming)
+        bound = frozenset(bindings)
+        unsent = [p for p in parts if not p.is_sent and (p.name is None or p.name not in coming)]
+        await self._check_here(request, unsent, bindings)
+        sent = [part for part in parts if part.is_sent]
+        received = await self._receive_all(request.request_id, sent, trace)
+        for part, each in zip(sent, received, strict=True):
+            if part.name is not None:
+                given = Binding(each.digest, part.media.modality)
+                check(part.name, bindings.setdefault(part.name, given), given)
+        new_names = {
+            part.name: bindings[part.name]
+            for part in sent
+            if part.name is not None and part.name not in bound
+        }
+        return RequestItems(self._in_order(request, parts, received, bindings), new_names)
+
+    def _in_order(
+        self,
+        request: GenerateRequest,
+        parts: Sequence[_Part],
+        received: Sequence[_Received],
+        bindings: Mapping[Name, Binding],
+    ) -> list[ItemState]:
+        items: dict[ContentKey, ItemState] = {}
+        in_order, waiting = [], iter(received)
+        for part in parts:
+            came = next(waiting) if part.is_sent else None
+            digest = came.digest if came is not None else part.digest(bindings)
+            if digest is None:
+                raise InternalError("an item is missing that was there")
+            item = self._item(request, part, digest)
+            item = items.setdefault(item.key, item)
+            if came is not None:
+                item.copies.append(came.raw)
+                item.header = came.header
+            in_order.append(item)
+        return in_order
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+        self._digester.close()
+
+    # Items that were not sent
+
+    async def _check_here(
+        self, request: GenerateRequest, unsent: Sequence[_Part], bindings: Mapping[Name, Binding]
+    ) -> None:
+        """Refuse what is missing before any work is done, all of it at once."""
+        if not unsent:
+            return
+        wanted = [
+            self._key(request, part.media, digest) if digest is not None else None
+            for part, digest in ((part, part.digest(bindings)) for part in unsent)
+        ]
+        here = await self._find(request.request_id, [key for key in wanted if key is not None])
+        missing = [part for part, key in zip(unsent, wanted, strict=True) if key not in here]
+        if missing:
+            raise not_cached([part.name for part in missing])
+
+    async def _find(self, request_id: str, wanted: Sequence[ContentKey]) -> set[ContentKey]:
+        """Those that there are; nothing stays pinned, since there may be waiting to come."""
+        if not wanted:
+            return set()
+        asked = [Find(key) for key in wanted]
+        outcomes = await self._store.acquire(request_id, asked)
+        handles = [handle_if_there(outcome) for outcome in outcomes]
+        found = {key for key, handle in zip(wanted, handles, strict=True) if handle is not None}
+        pinned = [handle for handle in handles if handle is not None]
+        if pinned:
+            await self._store.release(request_id, pinned)
+        return found
+
+    # Items that were sent
+
+    async def _receive_all(
+        self, request_id: str, parts: Sequence[_Part], trace: Trace
+    ) -> list[_Received]:
+        """Their bytes, headers and digests."""
+        if not parts:
+            return []
+        received = [self._received(part.media) for part in parts]
+        urls = [part.media for part, raw in zip(parts, received, strict=True) if raw is None]
+        read = iter(await self._read_all(request_id, urls, trace) if urls else ())
+        media = [raw if raw is not None else next(read) for raw in received]
+        start_ns = time.monotonic_ns()
+        views = [self._view(item) for item in media]
+        headers, pace = [], Pace()
+        for part, view in zip(parts, views, strict=True):
+            headers.append(self._header(part.media.modality, view))
+            await pace.rest()
+        digests = await self._digester.digest_all(views)
+        del views
+        trace.stage(start_ns, "digest")
+        return [_Received(*each) for each in zip(media, headers, digests, strict=True)]
+
+    def _received(self, part: MediaPart) -> RawMedia | None:
+        """What came with the body."""
+        if not isinstance(part.source, RawMedia):
+            return None
+        most = self._limits.of(part.modality).max_nbytes
+        if part.source.nbytes > most:
+            raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
+        return part.source
+
+    async def _read_all(
+        self, request_id: str, parts: Sequence[MediaPart], trace: Trace
+    ) -> list[RawMedia]:
+        """What their URLs lead to, all at a time."""
+        start_ns = time.monotonic_ns()
+        most = [self._limits.of(part.modality).max_nbytes for part in parts]
+        fetches = self._fetcher.session(max_nbytes=max(self._limits.max_body_nbytes, *most))
+        heap = HeapAllowance()
+        with trace.at("fetch"):
+            media = await gather([self._read(request_id, part, fetches, heap) for part in parts])
+        fetched = [item.nbytes for item in media if item.origin == "fetch"]
+        if fetched:
+            note = count(len(fetched), "item")
+            trace.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
+        return media
+
+    async def _read(
+        self, request_id: str, part: MediaPart, fetches: FetchSession, heap: HeapAllowance
+    ) -> RawMedia:
+        if not isinstance(part.source, str):
+            raise InternalError("an item was not sent")
+        buffer = RawBuffer(self._store, request_id, heap)
+        return await read_media(
+            part.source, part.modality, buffer, limits=self._limits, fetches=fetches
+        )
+
+    def _view(self, raw: RawMedia) -> memoryview:
+        if raw.handle is None:
+            return memoryview(raw.data or b"")
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+
+    def _header(self, modality: Modality, data: memoryview) -> MediaHeader | None:
+        """Containers of video and audio are read by workers, which are confined."""
+        if modality is Modality.IMAGE:
+            return probe_image(data, self._limits)
+        if not len(data):
+            raise InvalidMedia(f"the {modality} file is empty")
+        return None
+
+    # Both
+
+    def _item(self, request: GenerateRequest, part: _Part, digest: bytes) -> ItemState:
+        return ItemState(
+            modality=part.media.modality,
+            digest=digest,
+            key=self._key(request, part.media, digest),
+            max_pixels=self._max_pixels(part.media),
+            name=part.name,
+        )
+
+    def _key(self, request: GenerateRequest, part: MediaPart, digest: bytes) -> ContentKey:
+        return keys.item_key(
+            tenant=request.tenant,
+            fingerprint=self._fingerprint,
+            modality=part.modality,
+            max_pixels=self._max_pixels(part),
+            media=digest,
+        )
+
+    def _max_pixels(self, part: MediaPart) -> int:
+        is_low = part.modality is Modality.IMAGE and part.detail == "low"
+        return self._low_detail_pixels if is_low else 0
+
+
+def not_cached(names: Sequence[Name | None]) -> MediaNotCached:
+    """The error that items are missing which came by these names, or by none."""
+    uuids = tuple(dict.fromkeys(name.uuid for name in names if name is not None))
+    listed = [repr(uuid) for uuid in uuids[:_MAX_LISTED]]
+    if len(uuids) > _MAX_LISTED:
+        listed.append(f"{len(uuids) - _MAX_LISTED} more")
+    which = f" (uuid {', '.join(listed)})" if listed else ""
+    missing = count(len(names), "item")
+    return MediaNotCached(
+        f"{missing} not sent and not cached any more; send the data again{which}", uuids=uuids
+    )
+
+
+async def gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results in order; the first failure cancels the others and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except* AfferentError as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

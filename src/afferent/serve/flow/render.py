@@ -1,0 +1,26 @@
+"""A prompt as JSON: the answer to a request to render, which is not an API of anyone else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from afferent.serve.flow.request import Rendered
+from afferent.types import Handle
+
+
+def rendered_body(model: str, rendered: Rendered) -> dict[str, Any]:
+    items = []
+    for item in rendered.items:
+        place = {"offset": item.placeholder.offset, "length": item.placeholder.length}
+        entry: dict[str, Any] = {"modality": item.modality, "key": item.key, **place}
+        if item.features is not None:
+            entry["features"] = {
+                name: getattr(item.features, name) for name in Handle.__struct_fields__
+            }
+        items.append(entry)
+    return {
+        "object": "prompt",
+        "model": model,
+        "token_ids": rendered.token_ids,
+        "items": items,
+    }

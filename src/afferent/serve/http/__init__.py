@@ -1,0 +1,1 @@
+"""HTTP: connections, bodies, keys, events, and the endpoints over them."""

@@ -1,0 +1,90 @@
+"""The HTTP application of a frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from afferent.admit.gate import Gate
+from afferent.errors import InvalidRequest
+from afferent.serve.apis.api import Api, Lookup, TokenCount
+from afferent.serve.apis.registry import APIS
+from afferent.serve.flow.conversations import History
+from afferent.serve.flow.pipeline import Pipeline
+from afferent.serve.http.auth import Access
+from afferent.serve.http.endpoint import AppSettings, Endpoint
+from afferent.serve.http.health import Status
+from afferent.serve.http.lookups import lookup_route
+from afferent.serve.http.openapi import document
+from afferent.serve.http.responses import json_answer, new_id, path_of, refusal
+
+_WORDS = {404: "there is no such endpoint", 405: "the endpoint has no such method"}
+
+
+class Frontend:
+    """The endpoints, over one `Pipeline`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        gate: Gate,
+        settings: AppSettings,
+        *,
+        apis: Sequence[Api] = APIS,
+        access: Access | None = None,
+    ) -> None:
+        """
+        Args:
+            access: Says whose request it is; without it, nobody needs a key.
+        """
+        access = access or Access(pipeline.store)
+        history = History(pipeline.store)
+        status = Status(pipeline, access, settings.model_name)
+        counts = [each.api for api in apis for each in api.besides if isinstance(each, TokenCount)]
+        self._apis = {api.path: api for api in (*apis, *counts)}
+
+        def endpoint(api: Api) -> Endpoint:
+            return Endpoint(api, pipeline, gate, settings, access, history)
+
+        def routes(api: Api) -> Iterator[Route]:
+            own = endpoint(api)
+            yield Route(api.path, own.answer, methods=["POST"])
+            yield Route(f"{api.path}/render", own.render, methods=["POST"])
+            for each in api.besides:
+                match each:
+                    case TokenCount(api=counted, answer=answer):
+                        count = endpoint(counted).counting(answer)
+                        yield Route(counted.path, count, methods=["POST"])
+                    case Lookup():
+                        yield lookup_route(each, api, history, access)
+
+        self._routes = [
+            *(route for api in apis for route in routes(api)),
+            *status.routes(),
+            Route("/openapi.json", self._describe),
+        ]
+        self._document = document(self._routes, self._apis)
+
+    def app(self) -> Starlette:
+        return Starlette(routes=self._routes, exception_handlers={HTTPException: self._refuse})
+
+    async def _describe(self, _: Request) -> Response:
+        """This document."""
+        return json_answer(self._document)
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """What the router refuses, in the same form as every other refusal."""
+        status, headers = 500, None
+        if isinstance(error, HTTPException):
+            status, headers = error.status_code, error.headers
+        refused = InvalidRequest(_WORDS.get(status, "the request was refused"))
+        api = self._apis.get(path_of(request))
+        request_id = new_id(api.id_prefix if api else "request-")
+        answer = refusal(refused, request_id, api, status=status)
+        answer.headers.update(headers or {})
+        return answer

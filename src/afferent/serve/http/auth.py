@@ -1,0 +1,112 @@
+"""Who is asking: the API key that came, whose it is, and how many requests that one may have."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from afferent.config import Tenant
+from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
+from afferent.serve.apis.registry import APIS
+
+_KEY_HEADERS = tuple(dict.fromkeys(api.key_header for api in APIS))
+
+
+class Semaphores(Protocol):
+    """What of a store is needed: `AsyncDaemonStore` has it."""
+
+    async def acquire_permit(
+        self, request: str, semaphore: str, *, limit: int, queue: bool
+    ) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
+class Access:
+    """The keys of all tenants. Without any, everybody is the same, nameless tenant."""
+
+    def __init__(
+        self, semaphores: Semaphores, *, api_key: str = "", tenants: Sequence[Tenant] = ()
+    ) -> None:
+        """
+        Args:
+            semaphores: Count requests over all processes.
+            api_key: The nameless tenant's.
+        """
+        self._semaphores = semaphores
+        owners: list[tuple[str, Tenant | None]] = []
+        owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
+        owners += [(api_key, None)] if api_key else []
+        self._keys = [(_digest(key), tenant) for key, tenant in owners]
+        self._has_quotas = any(tenant.max_requests for tenant in tenants)
+
+    async def enter(self, request_id: str, headers: Mapping[str, str]) -> str:
+        """The name of the tenant whose request it is, which has a place until `leave`.
+
+        Args:
+            headers: As for `tenant_of`.
+
+        Raises:
+            NotAuthenticated: There is no key, or nobody's.
+            QuotaExceeded: The tenant has as many requests running as it may have.
+        """
+        tenant = self.tenant_of(headers)
+        if tenant is None:
+            return ""
+        if tenant.max_requests:
+            try:
+                await self._semaphores.acquire_permit(
+                    _place(request_id),
+                    f"tenant/{tenant.name}",
+                    limit=tenant.max_requests,
+                    queue=False,
+                )
+            except NoPermitLeft as error:
+                raise QuotaExceeded(
+                    f"{tenant.max_requests} requests are running already; try again"
+                ) from error
+        return tenant.name
+
+    def leave(self, request_id: str) -> None:
+        """The request has ended, wherever; its place is free."""
+        if self._has_quotas:
+            self._semaphores.forget(_place(request_id))
+
+    def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
+        """Whose key it is; ``None`` for the nameless tenant.
+
+        Args:
+            headers: With lower-case names. The key stands where clients of any API put it,
+                whichever is asked: the first of those headers that is there decides.
+
+        Raises:
+            NotAuthenticated: There is no key, or nobody's.
+        """
+        if not self._keys:
+            return None
+        sent = _sent_key(headers)
+        if not sent:
+            raise NotAuthenticated("an API key is needed")
+        digest = _digest(sent)
+        # All of them, whichever it is: the time tells nothing about the keys there are.
+        matches = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest)]
+        if not matches:
+            raise NotAuthenticated("the API key is not known")
+        return matches[0]
+
+
+def _place(request_id: str) -> str:
+    """A lease of its own: the request's is given up as soon as the engine has accepted it."""
+    return f"{request_id} place"
+
+
+def _sent_key(headers: Mapping[str, str]) -> str:
+    found = (header.key_in(headers) for header in _KEY_HEADERS)
+    return next((key for key in found if key is not None), "")
+
+
+def _digest(key: str) -> bytes:
+    """Of one length, so that a comparison does not tell that of a key."""
+    return hashlib.sha256(key.encode()).digest()

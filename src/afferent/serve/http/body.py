@@ -1,0 +1,143 @@
+"""A request's body, cut while it arrives: media into the arena, the rest into JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from starlette.requests import ClientDisconnect, Request
+
+from afferent.admit.gate import Gate
+from afferent.config import Limits, RequestLimits
+from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
+from afferent.ingest.cutter import BodyCutter, MediaKeys
+from afferent.ingest.pace import Pace
+from afferent.ingest.raw import SMALL_NBYTES, RawBuffer
+from afferent.serve.flow.call import ReceivedBody
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.types import Modality
+
+_WINDOW_NBYTES = 64 << 10
+_JSON_WINDOW_NBYTES = 16 << 10
+"""Where there are no media, which are searched and no more, there may be much to look at."""
+
+
+class BodyReader:
+    """Reads one body. What it puts into the arena belongs to the request."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        request_id: str,
+        limits: RequestLimits,
+        media_keys: MediaKeys,
+    ) -> None:
+        self._gate, self._limits = gate, limits
+        self._buffer = RawBuffer(store, request_id)
+        self._sink = _Sink(self._buffer, limits)
+        max_media = sum(limits.of(kind).max_items for kind in Modality)
+        self._cutter = BodyCutter(
+            self._sink, media_keys, max_json_nbytes=limits.max_json_nbytes, max_media=max_media
+        )
+        self._num_read = self._num_cut = 0
+
+    async def read(self, request: Request) -> ReceivedBody:
+        """All of the body.
+
+        Media of a body whose length was announced wait for their turn, once, when the first of
+        them begins; media of any other are refused when there is no room for them.
+
+        Raises:
+            BodyTooLarge: More than the limits allow, with its media or without.
+            BodyTooSlow: The client stopped sending, or took too long.
+            InvalidMedia: An item's base64 is malformed.
+            StoreFull: There is no room for the media now.
+            DeadlineExceeded: It was not there in time.
+        """
+        announced = _announced_nbytes(request)
+        self._check_size(announced or 0)
+        pace = Pace()
+        async for chunk in self._chunks(request):
+            self._num_read += len(chunk)
+            self._check_size(self._num_read)
+            left = memoryview(chunk)
+            while left:
+                window_nbytes = _WINDOW_NBYTES if self._sink.is_open else _JSON_WINDOW_NBYTES
+                window, left = left[:window_nbytes], left[window_nbytes:]
+                await self._make_room(announced, len(window))
+                self._cutter.feed(window)
+                self._num_cut += len(window)
+                await pace.rest()
+        cut = self._cutter.finish()
+        media = self._buffer.finish(self._sink.parts, origin="data")
+        by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
+        media_types = {item.marker: item.media_type for item in cut.media}
+        return ReceivedBody(cut.json, by_marker, self._num_read, media_types)
+
+    async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
+        """For what the next window may decode to; of an announced body, for all that is left."""
+        if not self._sink.has_begun:  # what one window holds is little enough
+            return
+        if announced is None:
+            await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
+        elif announced > SMALL_NBYTES and self._buffer.is_on_heap:
+            left_nbytes = max(announced - self._num_cut, 0)
+            # The cutter may still have the end of a window in hand.
+            nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * 3 // 4
+            await self._buffer.reserve(nbytes, self._gate)
+
+    def _check_size(self, nbytes: int) -> None:
+        most = self._limits.max_body_nbytes
+        if nbytes > most:
+            raise BodyTooLarge(f"the body has more than {most} bytes")
+
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        """The body as it comes, within its times; waiting for room is not the client's time."""
+        idle_s = self._limits.body_idle_timeout_s
+        left_s = self._limits.body_timeout_s
+        has_more = True
+        while has_more:
+            start_s = time.monotonic()
+            try:
+                async with asyncio.timeout(min(idle_s, left_s)):
+                    message = await request.receive()
+            except TimeoutError:
+                raise BodyTooSlow("the body did not arrive in time") from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            left_s -= time.monotonic() - start_s
+            if left_s <= 0:
+                raise BodyTooSlow("the body did not arrive in time")
+            yield message.get("body", b"")
+            has_more = message.get("more_body", False)
+
+
+class _Sink:
+    """Items, one after another, in one buffer: ``parts`` are start and length of each."""
+
+    def __init__(self, buffer: RawBuffer, limits: Limits) -> None:
+        self._buffer = buffer
+        self._max_nbytes = max(limits.of(kind).max_nbytes for kind in Modality)
+        self._start = 0
+        self.parts: list[tuple[int, int]] = []
+        self.has_begun = self.is_open = False
+
+    def begin(self) -> None:
+        self.has_begun = self.is_open = True
+        self._start = self._buffer.nbytes
+
+    def write(self, data: bytes) -> None:
+        if self._buffer.nbytes - self._start + len(data) > self._max_nbytes:
+            raise MediaTooLarge(f"an item has more than {self._max_nbytes} bytes")
+        self._buffer.write(data)
+
+    def end(self) -> None:
+        self.parts.append((self._start, self._buffer.nbytes - self._start))
+        self.is_open = False
+
+
+def _announced_nbytes(request: Request) -> int | None:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else None

@@ -1,0 +1,237 @@
+"""The one way from a request's bytes to its answer's, whichever API it is of."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from afferent.admit.gate import Gate
+from afferent.config import RequestLimits
+from afferent.runtime import logs
+from afferent.serve.apis.api import Api
+from afferent.serve.flow import counting
+from afferent.serve.flow.call import Answer, Call, Reply
+from afferent.serve.flow.collector import AnswerCollector
+from afferent.serve.flow.conversations import History
+from afferent.serve.flow.pipeline import Pipeline
+from afferent.serve.flow.render import rendered_body
+from afferent.serve.flow.request import GenerateRequest, Output, PromptInfo, Rendered
+from afferent.serve.http.auth import Access
+from afferent.serve.http.body import BodyReader
+from afferent.serve.http.failures import failure_of
+from afferent.serve.http.responses import id_headers, json_answer, new_id, path_of, refusal
+from afferent.serve.http.sse import EventStream
+from afferent.telemetry import explain
+from afferent.telemetry.registry import gauge
+from afferent.telemetry.trace import Trace
+
+log = logging.getLogger(__name__)
+
+
+IN_FLIGHT = gauge("afferent_requests_in_flight", "Requests being answered")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSettings:
+    model_name: str
+    limits: RequestLimits
+    request_timeout_s: float
+    explain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One request that is being answered."""
+
+    request: Request
+    trace: Trace
+
+
+_Answering = Callable[[_Exchange], Awaitable[Response]]
+
+
+class Endpoint:
+    """Answers the requests of one API."""
+
+    def __init__(
+        self,
+        api: Api,
+        pipeline: Pipeline,
+        gate: Gate,
+        settings: AppSettings,
+        access: Access,
+        history: History,
+    ) -> None:
+        self._api, self._pipeline, self._gate = api, pipeline, gate
+        self._settings, self._access = settings, access
+        self._history = history
+        counting.APIS.add(api.name)
+        self._console: Console | None = explain.make_console() if settings.explain else None
+
+    async def answer(self, request: Request) -> Response:
+        """The model's answer."""
+        return await self._handle(request, self._answer)
+
+    async def render(self, request: Request) -> Response:
+        """The prompt that the model would get."""
+        return await self._handle(request, self._render)
+
+    def counting(
+        self, answer: Callable[[int], Mapping[str, Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint that says how many tokens that prompt has.
+
+        Args:
+            answer: Says the number.
+        """
+
+        async def answer_with_number(exchange: _Exchange) -> Response:
+            rendered = await self._rendered(exchange, with_features=False)
+            body = answer(len(rendered.token_ids))
+            return json_answer(body, exchange.trace.request_id)
+
+        async def count(request: Request) -> Response:
+            """How many tokens the prompt has."""
+            return await self._handle(request, answer_with_number)
+
+        return count
+
+    async def _handle(self, request: Request, answering: _Answering) -> Response:
+        """Answer within the time that there is; whatever goes wrong is an answer, too."""
+        request_id = new_id(self._api.id_prefix)
+        logs.request_id.set(request_id)
+        trace = Trace(request_id, f"POST {path_of(request)}")
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                return await self._answer_or_forget(_Exchange(request, trace), answering)
+        except ClientDisconnect:
+            self._finish(trace, "client_gone")
+            return Response(status_code=499)
+        except asyncio.CancelledError:
+            self._finish(trace, "client_gone")
+            raise
+        except Exception as error:
+            failure = failure_of(error)
+            self._finish(trace, failure.code)
+            return refusal(failure, request_id, self._api)
+
+    async def _answer_or_forget(self, exchange: _Exchange, answering: _Answering) -> Response:
+        try:
+            return await answering(exchange)
+        except BaseException:
+            self._pipeline.store.forget(exchange.trace.request_id)  # whatever it had come to
+            raise
+
+    async def _read(self, exchange: _Exchange) -> Call:
+        trace, store = exchange.trace, self._pipeline.store
+        tenant = await self._access.enter(trace.request_id, exchange.request.headers)
+        start_ns = time.monotonic_ns()
+        reader = BodyReader(
+            store, self._gate, trace.request_id, self._settings.limits, self._api.media_keys
+        )
+        body = await reader.read(exchange.request)
+        copied = sum(item.nbytes for item in body.media.values())
+        trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
+        start_ns = time.monotonic_ns()
+        call = self._api.parse(body, request_id=trace.request_id, model=self._settings.model_name)
+        trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        if tenant:
+            call = replace(call, generate=replace(call.generate, tenant=tenant))
+        return await self._history.resume(call)
+
+    async def _render(self, exchange: _Exchange) -> Response:
+        wish = exchange.request.query_params.get("features", "0")
+        rendered = await self._rendered(exchange, with_features=wish not in ("0", "false"))
+        body = rendered_body(self._settings.model_name, rendered)
+        return json_answer(body, exchange.trace.request_id)
+
+    async def _rendered(self, exchange: _Exchange, *, with_features: bool) -> Rendered:
+        trace, call = exchange.trace, await self._read(exchange)
+        rendered = await self._pipeline.render(call.generate, trace, with_features=with_features)
+        self._finish(trace, "ok")
+        return rendered
+
+    async def _answer(self, exchange: _Exchange) -> Response:
+        trace = exchange.trace
+        call = await self._read(exchange)
+        outputs = self._outputs(call.generate, trace)
+        if call.is_kept:
+            outputs = self._history.follow(call, outputs)
+        if call.is_stream:
+            return await self._stream(trace, call.reply, outputs)
+        answers = await _collect(outputs, call.generate.n)
+        self._finish(trace, "ok")
+        return json_answer(call.reply.whole(answers), trace.request_id)
+
+    async def _stream(
+        self, trace: Trace, reply: Reply, outputs: AsyncGenerator[Output, None]
+    ) -> Response:
+        """Server-sent events; an error before the first token is still an ordinary answer."""
+        try:
+            head = await _head(outputs)
+        except BaseException:
+            await outputs.aclose()
+            raise
+        spent_s = (time.monotonic_ns() - trace.start_ns) / 1e9
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s - spent_s
+        return EventStream(
+            reply,
+            head,
+            outputs,
+            deadline=deadline,
+            headers=id_headers(trace.request_id),
+            on_end=functools.partial(self._finish, trace),
+        )
+
+    async def _outputs(
+        self, generate: GenerateRequest, trace: Trace
+    ) -> AsyncGenerator[Output, None]:
+        with IN_FLIGHT.labels().track():
+            async with aclosing(self._pipeline.run(generate, trace)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    def _finish(self, trace: Trace, outcome: str) -> None:
+        """Count, log and explain a request that has ended; its tenant may have another."""
+        self._access.leave(trace.request_id)
+        seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
+        counting.count_request(trace, self._api.name, outcome, seconds=seconds)
+        log.info(
+            "request",
+            extra={
+                "request_id": trace.request_id,
+                "outcome": outcome,
+                "ms": round(seconds * 1e3, 1),
+                "items": ", ".join(trace.items),
+            },
+        )
+        if self._console is not None:
+            explain.render(trace, outcome=outcome, console=self._console)
+
+
+async def _head(outputs: AsyncGenerator[Output, None]) -> list[Output]:
+    """All up to the first piece of an answer."""
+    head = []
+    async for output in outputs:
+        head.append(output)
+        if not isinstance(output, PromptInfo):
+            break
+    return head
+
+
+async def _collect(outputs: AsyncGenerator[Output, None], num_answers: int) -> list[Answer]:
+    collector = AnswerCollector(num_answers)
+    async with aclosing(outputs):
+        async for output in outputs:
+            collector.add(output)
+    return collector.complete()

@@ -1,0 +1,31 @@
+"""What goes wrong, as HTTP answers it."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from afferent import errors as e
+from afferent.serve.apis.statuses import status_of
+
+log = logging.getLogger(__name__)
+
+
+def failure_of(error: Exception) -> e.AfferentError:
+    """What the client hears of whatever went wrong; a defect of ours is logged."""
+    if isinstance(error, TimeoutError):
+        return e.DeadlineExceeded("the request took too long; try again")
+    failure = error if isinstance(error, e.AfferentError) else e.InternalError("unexpected")
+    if status_of(failure) == 500:
+        log.error("a request failed", exc_info=error)
+    return failure
+
+
+def headers_of(error: e.AfferentError) -> dict[str, str]:
+    if isinstance(error, e.MediaNotCached):
+        return {"x-should-retry": "false"}  # clients of these APIs repeat a 409 as it was
+    if isinstance(error, e.BodyTooSlow):  # what it still sends is not worth waiting for
+        return {"connection": "close"}
+    if isinstance(error, e.Unavailable):
+        return {"retry-after": str(math.ceil(error.retry_after_s))}
+    return {}

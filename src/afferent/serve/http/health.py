@@ -1,0 +1,97 @@
+"""What a frontend says of itself: its model, its health, its metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from afferent.engine.metrics import engine_readings
+from afferent.errors import AfferentError, ModelNotFound, NotAuthenticated
+from afferent.serve.flow.pipeline import Pipeline
+from afferent.serve.http.auth import Access
+from afferent.serve.http.responses import json_answer, new_id, refusal
+from afferent.store.client.metrics import store_readings
+from afferent.telemetry import exposition
+from afferent.telemetry.readings import Reading
+from afferent.telemetry.registry import REGISTRY
+
+
+class Status:
+    """The endpoints that run nothing."""
+
+    def __init__(self, pipeline: Pipeline, access: Access, model_name: str) -> None:
+        self._pipeline, self._access = pipeline, access
+        self._model_name = model_name
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._render_metrics),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        """The models that are served: one."""
+        try:
+            self._access.tenant_of(request.headers)
+        except NotAuthenticated as error:
+            return refusal(error, new_id("models-"))
+        return json_answer({"object": "list", "data": [self._describe_model()]})
+
+    async def _model(self, request: Request) -> Response:
+        """Whether a model is served."""
+        name = request.path_params["name"]
+        try:
+            self._access.tenant_of(request.headers)
+        except NotAuthenticated as error:
+            return refusal(error, new_id("models-"))
+        if name != self._model_name:
+            missing = ModelNotFound(f"the model {name!r} is not served here", param="model")
+            return refusal(missing, new_id("models-"))
+        return json_answer(self._describe_model())
+
+    def _describe_model(self) -> dict[str, Any]:
+        return {"id": self._model_name, "object": "model", "owned_by": "afferent", "created": 0}
+
+    async def _health(self, _: Request) -> Response:
+        """This process answers; never waits for another."""
+        return json_answer({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        """Whether a request would be served now."""
+        parts = {"store": self._pipeline.store.is_open, "preprocess": False}
+        if parts["store"]:
+            try:
+                parts["preprocess"] = (await self._pipeline.store.stat()).num_workers > 0
+            except AfferentError:
+                parts["store"] = False
+        parts["engine"] = self._pipeline.engine.info is not None
+        ready = all(parts.values())
+        return json_answer({"ready": ready, **parts}, status=200 if ready else 503)
+
+    async def _render_metrics(self, _: Request) -> Response:
+        """Of all processes, the same whichever frontend is asked."""
+        try:
+            readings = await self._readings()
+        except AfferentError as error:  # counts of this process alone would look like a reset
+            return refusal(error, new_id("metrics-"))
+        return Response(exposition.render(readings), media_type=exposition.CONTENT_TYPE)
+
+    async def _readings(self) -> list[Reading]:
+        """The sums over all processes, with this one's counts as they are now; others' may be as
+        old as `afferent.telemetry.pushing.PERIOD_S`.
+
+        Raises:
+            Unavailable: The store, which has the sums, does not answer.
+        """
+        store, engine = self._pipeline.store, self._pipeline.engine
+        await store.push_metrics(REGISTRY.source, REGISTRY.readings())
+        readings = [*await store.read_metrics(), *store_readings(await store.stat())]
+        if (stats := await engine.stats()) is not None:
+            readings += engine_readings(stats)
+        return readings

@@ -1,0 +1,92 @@
+"""The OpenAPI document of what is served: from the routes, and the schemas that check requests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from importlib import metadata
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+
+from afferent.errors import InvalidRequest, Param, walk
+from afferent.serve.apis.api import Api
+from afferent.serve.apis.statuses import status_of
+
+_REF = "#/components/schemas/{name}"
+
+
+def document(routes: Sequence[Route], apis: Mapping[str, Api]) -> dict[str, Any]:
+    """OpenAPI 3.1.
+
+    Args:
+        routes: All that there are.
+        apis: By the path that each is asked at; the same request may be sent to paths below.
+    """
+    types = [api.request_type for api in apis.values()]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    components |= {_error_name(api): _error_schema(api) for api in apis.values()}
+    bodies = dict(zip(apis, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths_above = [path for path in apis if route.path.startswith(path)]
+        path = max(paths_above, key=len, default=None)
+        operation = _operation(route)
+        if path is not None and "POST" in (route.methods or set()):
+            operation["requestBody"] = {"required": True, "content": _json(bodies[path])}
+            operation["responses"] |= _refusals(apis[path])
+        for method in (route.methods or set()) - {"HEAD"}:
+            paths.setdefault(route.path_format, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Afferent", "version": metadata.version("afferent")},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    summary = (route.endpoint.__doc__ or "").partition("\n")[0]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in route.param_convertors
+    ]
+    answer = {"description": "The answer", "content": _json({"type": "object"})}
+    return {"summary": summary, "parameters": parameters, "responses": {"200": answer}}
+
+
+def _refusals(api: Api) -> dict[str, Any]:
+    """An entry for each status of our errors; the form is the API's own."""
+    form = _json({"$ref": _REF.format(name=_error_name(api))})
+    codes: defaultdict[int, list[str]] = defaultdict(list)
+    for cls in walk():
+        codes[status_of(cls(""))].append(cls.code)
+    return {
+        str(status): {
+            "description": f"{HTTPStatus(status).phrase}: {', '.join(names)}",
+            "content": form,
+        }
+        for status, names in sorted(codes.items())
+    }
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _error_name(api: Api) -> str:
+    return f"{api.name}_error"
+
+
+def _error_schema(api: Api) -> dict[str, Any]:
+    example = InvalidRequest("why", param=Param.MESSAGES)
+    return _schema_of(api.error_body(example, f"{api.id_prefix}0"))
+
+
+def _schema_of(value: object) -> dict[str, Any]:
+    """What a value looks like."""
+    if isinstance(value, Mapping):
+        return {"type": "object", "properties": {k: _schema_of(v) for k, v in value.items()}}
+    return {"type": ["string", "null"]}

@@ -1,0 +1,51 @@
+"""Answers in HTTP's words."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from afferent.errors import AfferentError
+from afferent.serve.apis import openai
+from afferent.serve.apis.api import Api
+from afferent.serve.apis.statuses import status_of
+from afferent.serve.http.failures import headers_of
+
+
+def json_answer(value: object, request_id: str | None = None, *, status: int = 200) -> Response:
+    headers = id_headers(request_id) if request_id else None
+    body = msgspec.json.encode(value)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def id_headers(request_id: str) -> dict[str, str]:
+    """As OpenAI's clients look for it, and Anthropic's."""
+    return {"x-request-id": request_id, "request-id": request_id}
+
+
+def refusal(
+    error: AfferentError, request_id: str, api: Api | None = None, *, status: int | None = None
+) -> Response:
+    """The error as the API writes it; as OpenAI does where there is no API.
+
+    Args:
+        status: Where it is another than the error's own.
+    """
+    body: Any = openai.error_body(error) if api is None else api.error_body(error, request_id)
+    answer = json_answer(body, request_id, status=status or status_of(error))
+    answer.headers.update(headers_of(error))
+    return answer
+
+
+def path_of(request: Request) -> str:
+    """What the router went by. `Request.url` fails on a query that is not UTF-8."""
+    path: str = request.scope["path"]
+    return path
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)

@@ -1,0 +1,1 @@
+"""What makes a server of its processes: which there are, and who restarts them."""

@@ -1,0 +1,148 @@
+"""Which processes make up a server, and what each is told.
+
+This imports none of them: a supervisor that waits for what HTTP servers and decoders import is one
+that its children wait for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from afferent.config import ServeConfig
+from afferent.engine.contract import EnginePlan
+from afferent.errors import ConfigError
+from afferent.preprocess import launch as preprocess
+from afferent.preprocess.registry import AnyFamily
+from afferent.runtime.listening import Port
+from afferent.runtime.process import Child
+from afferent.serve import launch as serve
+from afferent.store.daemon.launch import DAEMON
+from afferent.store.daemon.server import InheritedDescriptors
+from afferent.types import encode
+
+_MIN_RECOVERY_S = 60.0
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
+"""No progress bars between our lines, and nothing looked up on a hub."""
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One child process, and how to start it again."""
+
+    name: str
+    module: str
+    settings: Callable[[], Struct]
+    """For each start anew."""
+    fds: tuple[int, ...] = ()
+    port: Port | None = None
+    """Its settings get ``listener_fd``, a socket for each start."""
+    env: dict[str, str] = field(default_factory=dict)
+    needs_arena: bool = True
+    """At its start; what does not is started while the arena is allocated."""
+    child: Child | None = None
+    pidfd: int = -1
+    is_ready: bool = False
+    has_been_ready: bool = False
+    num_failed_starts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What all parts of one server have in common."""
+
+    config: ServeConfig
+    folder: Path
+    """Of the model."""
+    model_name: str
+    family: AnyFamily
+    engine: EnginePlan[Any]
+    port: Port
+    inherited: InheritedDescriptors
+
+    def parts(self) -> dict[str, Part]:
+        """By name, in the order in which they are started.
+
+        Raises:
+            ConfigError: The engine calls one of its processes like one of ours.
+        """
+        ours = [self._store(), self._preprocess(), *self._frontends()]
+        engine = self._engine()
+        parts = {part.name: part for part in (ours[0], *engine, *ours[1:])}
+        if len(parts) < len(ours) + len(engine):
+            names = ", ".join(part.name for part in engine)
+            raise ConfigError(f"the engine's processes have names that are taken: {names}")
+        return parts
+
+    def _engine(self) -> list[Part]:
+        return [
+            Part(
+                process.name,
+                process.module,
+                partial(_same, process.settings),
+                fds=process.fds,
+                env=dict(process.env),
+                needs_arena=process.needs_arena,
+            )
+            for process in self.engine.processes
+        ]
+
+    def _store(self) -> Part:
+        config, inherited = self.config, self.inherited
+        segments = itertools.count(1)  # each daemon begins a new epoch: the others connect again
+        return Part(
+            "store",
+            DAEMON,
+            lambda: inherited.settings(
+                next(segments),
+                shares=config.shares,
+                job_timeout_s=config.preprocess_timeout_s,
+                # An encoder or a decoder may hold on for as long as an item may take.
+                recovery_timeout_s=max(_MIN_RECOVERY_S, config.preprocess_timeout_s),
+            ),
+            fds=inherited.fds,
+        )
+
+    def _preprocess(self) -> Part:
+        config = self.config
+        settings = preprocess.PoolSettings(
+            store_address=self.inherited.address,
+            family=self.family,
+            limits=config.limits,
+            num_workers=config.num_preprocess_workers,
+            item_timeout_s=config.preprocess_timeout_s,
+            memory_nbytes=config.preprocess_memory_nbytes,
+        )
+        env = {**preprocess.ENV, **_QUIET}
+        return Part("preprocess", preprocess.POOL, lambda: settings, env=env)
+
+    def _frontends(self) -> list[Part]:
+        settings = serve.FrontendSettings(
+            store_address=self.inherited.address,
+            link=msgspec.Raw(encode(self.engine.link)),
+            model_folder=str(self.folder),
+            model_name=self.model_name,
+            family=self.family,
+            config=self.config,
+        )
+        return [
+            Part(
+                f"frontend-{number}",
+                serve.FRONTEND,
+                lambda: settings,
+                port=self.port,
+                env=serve.ENV,
+            )
+            for number in range(self.config.frontends)
+        ]
+
+
+def _same(settings: Struct) -> Struct:
+    return settings

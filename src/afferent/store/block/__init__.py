@@ -1,0 +1,1 @@
+"""The bytes of a block: trees of tensors, written once and read in place."""

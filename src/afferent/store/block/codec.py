@@ -1,0 +1,306 @@
+"""A tree of tensors to a block and back, without a copy that can be avoided.
+
+    >>> from afferent import TensorSpec, codec
+    >>> plan = codec.plan({"pixels": TensorSpec("float32", (2, 3)), "label": "cat"})  # from shapes
+    >>> block = memoryview(bytearray(plan.nbytes))  # as a store gives it
+    >>> codec.lay_out(plan, block)["pixels"][:] = 1.0  # written in place
+    >>> tree = codec.view(block)  # read-only arrays over the block
+    >>> float(tree["pixels"].sum()), tree["label"]
+    (6.0, 'cat')
+
+A tree is made of dictionaries with string keys, lists, tensors of numpy or torch, and the scalars
+of msgpack. What comes back is the same tree; only a numpy scalar becomes an array without
+dimensions, and an array in another byte order one in this machine's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+from msgspec.msgpack import Ext
+from numpy.typing import NDArray
+
+from afferent.errors import FormatError
+from afferent.store.block import copying, layout, torch_tensors
+from afferent.types import TensorSpec
+
+Array = NDArray[Any]
+Tree = (
+    Mapping[str, "Tree"]
+    | list["Tree"]
+    | Array
+    | np.generic
+    | torch_tensors.TorchTensor
+    | TensorSpec
+    | layout.Scalar
+)
+"""What can be planned; a `TensorSpec` stands for a tensor that is not there yet."""
+ViewTree = dict[str, "ViewTree"] | list["ViewTree"] | Array | layout.Scalar
+"""What comes back."""
+Library = Literal["numpy", "torch"]
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_ONLY_STRINGS = frozenset({str})
+_SMALL_NBYTES = 4 << 10
+# Only these may be worth a second thread; what is between is copied at once.
+_LARGE_NBYTES = 1 << 20
+_BOOL = layout.DTYPES["bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The exact layout of a tree: ``nbytes`` in all.
+
+    ``head`` is all that stands before the payloads, `tensors` are those in their order.
+    """
+
+    nbytes: int
+    head: bytes
+    tensors: tuple[layout.TensorLayout, ...]
+
+
+def plan(tree: Tree) -> Plan:
+    """Lay a tree out; reads no tensor's bytes.
+
+    Raises:
+        FormatError: A type that the format has no place for, or more than it has place for.
+    """
+    return _Planner().plan(tree)
+
+
+def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any:
+    """Write all of a tree but its tensors' bytes; writable tensors over the places for those.
+
+    Args:
+        plan: Of the tree.
+        block: At least ``plan.nbytes`` of writable memory.
+        tensors: The library whose tensors are wanted.
+
+    Raises:
+        FormatError: The block is too small.
+    """
+    block = _write_head(plan, block)
+    end = len(plan.head)
+    for tensor in plan.tensors:
+        start = layout.align(end)
+        block[end:start] = bytes(start - end)
+        end = start + tensor.nbytes
+    return _view(block[: plan.nbytes], _finisher(tensors, copy=False), is_filled=False)
+
+
+def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
+    """Write a tree, tensors and all; the number of bytes used, from the start of the block.
+
+    Trees from 10 MB on are copied by the caller's thread and a helper; ``num_threads=1`` does
+    without.
+
+    Raises:
+        FormatError: As `plan` and `lay_out`, or a tensor is only a `TensorSpec`.
+    """
+    planner = _Planner()
+    planned = planner.plan(tree)
+    block = _write_head(planned, block)
+    offset = len(planned.head)
+    large: list[copying.Copy] = []
+    for source, (dtype, shape, nbytes) in zip(planner.sources, planned.tensors, strict=True):
+        if source is None:
+            raise FormatError("a tensor is missing: only its shape is there")
+        end = offset + nbytes
+        following = min(layout.align(end), planned.nbytes)
+        if nbytes < _SMALL_NBYTES and source.dtype == dtype:
+            # Twice through the cache, and still half the price of making an array to copy into.
+            block[offset:following] = source.tobytes().ljust(following - offset, b"\0")
+        else:
+            target = np.ndarray(shape, dtype, block, offset)
+            if nbytes < _LARGE_NBYTES:
+                target[...] = source
+            else:
+                large.append((target, source))
+            block[end:following] = bytes(following - end)
+        offset = following
+    copying.copy_all(large, num_threads=num_threads)
+    return planned.nbytes
+
+
+@overload
+def view(
+    block: memoryview | bytes, *, tensors: Literal["numpy"] = "numpy", copy: bool = False
+) -> ViewTree: ...
+@overload
+def view(block: memoryview | bytes, *, tensors: Library, copy: bool = False) -> Any: ...
+def view(block: memoryview | bytes, *, tensors: Library = "numpy", copy: bool = False) -> Any:
+    """The tree in a block. Its tensors are views, and keep what ``block`` is a view of alive.
+
+    Args:
+        block: May be longer than what was written.
+        tensors: The library whose tensors are wanted; torch is imported only for its own.
+        copy: Private tensors, always writable. Without it numpy's are read-only where the block
+            is. torch knows no read-only tensors: **writing into one over a read-only map ends the
+            process** (SIGSEGV).
+
+    Raises:
+        FormatError: The bytes are not a valid block. All of it was checked before this returns.
+    """
+    return _view(_as_bytes(block), _finisher(tensors, copy=copy), is_filled=True)
+
+
+_Finish = Callable[[Array], Any]
+
+
+def _view(block: memoryview, finish: _Finish | None, *, is_filled: bool) -> Any:
+    header = layout.read_header(block)
+    return _Viewer(block, header, finish, is_filled=is_filled).tree(header.tree)
+
+
+def _finisher(tensors: Library, *, copy: bool) -> _Finish | None:
+    """What is done to each array over the block before it is handed out."""
+    match tensors, copy:
+        case "numpy", False:
+            return None
+        case "numpy", True:
+            return np.ndarray.copy
+        case "torch", False:
+            return torch_tensors.as_tensor
+        case "torch", True:
+            return lambda array: torch_tensors.as_tensor(array.copy())
+        case _:
+            raise ValueError(f"no tensors of {tensors!r}")
+
+
+class _Planner:
+    """One walk over a tree: its header, and its tensors in the order of their payloads."""
+
+    def __init__(self) -> None:
+        self.sources: list[Array | None] = []
+        self._tensors: list[layout.TensorLayout] = []
+        self._next = self._end = 0  # counted from the first payload
+
+    def plan(self, tree: Tree) -> Plan:
+        node = self._node(tree, 0)
+        head, nbytes = layout.pack_header(node, payloads_nbytes=self._end)
+        return Plan(nbytes, head, tuple(self._tensors))
+
+    def _node(self, value: Any, depth: int) -> Any:
+        # By exact type: a subclass, such as an enumeration, would come back as something else.
+        kind = type(value)
+        if kind is np.ndarray:
+            return self._tensor(value, value.dtype, value.shape)
+        if kind is dict or kind is list:
+            return self._container(value, depth)
+        if kind is int and not -(2**63) <= value < 2**64:
+            raise FormatError("an integer of more than 64 bits can't be stored")
+        if kind in _SCALARS:
+            return value
+        if kind is TensorSpec:
+            return self._tensor(None, layout.dtype_named(value.dtype), _sides(value))
+        if isinstance(value, Mapping):
+            return self._container(value, depth)
+        array = _as_array(value)
+        return self._tensor(array, array.dtype, array.shape)
+
+    def _container(self, value: Mapping[str, Any] | list[Any], depth: int) -> Any:
+        if depth >= layout.MAX_DEPTH:
+            raise FormatError("nested too deeply")
+        if isinstance(value, list):
+            return [self._node(child, depth + 1) for child in value]
+        if not _ONLY_STRINGS.issuperset(map(type, value)):
+            raise FormatError("the keys of a dictionary are strings")
+        return {key: self._node(child, depth + 1) for key, child in value.items()}
+
+    def _tensor(self, source: Array | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ext:
+        node, tensor = layout.pack_tensor(dtype, shape)
+        self.sources.append(source)
+        self._tensors.append(tensor)
+        self._end = self._next + tensor.nbytes
+        self._next = layout.align(self._end)
+        return node
+
+
+def _sides(spec: TensorSpec) -> tuple[int, ...]:
+    """Computed shapes often hold numpy's integers."""
+    try:
+        return tuple(int(operator.index(side)) for side in spec.shape)
+    except TypeError:
+        raise FormatError("the sides of a tensor are integers") from None
+
+
+def _as_array(value: Any) -> Array:
+    """The less usual kinds of tensors."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise FormatError("a masked array can't be stored: its mask would be lost")
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if torch_tensors.is_tensor(value):
+        return torch_tensors.as_array(value)
+    raise FormatError(f"a {type(value).__name__} can't be stored")
+
+
+class _Viewer:
+    """One walk over a decoded header: checks each node, and puts tensors in their places."""
+
+    def __init__(
+        self,
+        block: memoryview,
+        header: layout.Header,
+        finish: _Finish | None,
+        *,
+        is_filled: bool,
+    ) -> None:
+        self._block, self._finish, self._is_filled = block, finish, is_filled
+        self._next = self._end = header.start
+        self._total_nbytes = header.total_nbytes
+
+    def tree(self, node: Any) -> Any:
+        holder = [node]
+        self._fill(holder, -1)
+        if self._end != self._total_nbytes:
+            raise FormatError("the tensors do not fill the block")
+        return holder[0]
+
+    def _fill(self, container: Any, depth: int) -> None:
+        """In place: the header's containers are the result's."""
+        if depth >= layout.MAX_DEPTH:
+            raise FormatError("nested too deeply")
+        if type(container) is list:
+            children: Any = enumerate(container)
+        else:
+            if not _ONLY_STRINGS.issuperset(map(type, container)):
+                raise FormatError("the keys of a dictionary are strings")
+            children = container.items()
+        for key, child in children:
+            kind = type(child)
+            if kind is Ext:
+                container[key] = self._tensor(child)
+            elif kind is dict or kind is list:
+                self._fill(child, depth + 1)
+            elif kind not in _SCALARS:
+                raise FormatError(f"a {kind.__name__} is not part of the format")
+
+    def _tensor(self, node: Ext) -> Any:
+        dtype, shape, nbytes = layout.read_tensor(node.code, bytes(node.data))
+        offset, self._end = self._next, self._next + nbytes
+        if self._end > self._total_nbytes:
+            raise FormatError("a tensor ends outside of the block")
+        self._next = layout.align(self._end)
+        array: Array = np.ndarray(shape, dtype, self._block, offset)
+        # numpy counts truths by adding up bytes: with others than 0 and 1 it writes past buffers.
+        if dtype is _BOOL and self._is_filled and nbytes and array.view(np.uint8).max() > 1:
+            raise FormatError("a boolean is neither 0 nor 1")
+        return array if self._finish is None else self._finish(array)
+
+
+def _as_bytes(block: memoryview | bytes) -> memoryview:
+    view = memoryview(block)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _write_head(plan: Plan, block: memoryview) -> memoryview:
+    block = _as_bytes(block)
+    if len(block) < plan.nbytes:
+        raise FormatError(f"the block of {len(block)} bytes is too small for {plan.nbytes}")
+    block[: len(plan.head)] = plan.head
+    return block

@@ -1,0 +1,203 @@
+"""The store of a daemon, for an event loop: any number of calls at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import threading
+from typing import Any, TypeVar
+
+from afferent.errors import ConnectionClosed, DeadlineExceeded, StoreRestarted, StoreUnavailable
+from afferent.runtime import wire
+from afferent.store.arena import ArenaMap
+from afferent.store.client.handshake import (
+    COLLECT_S,
+    RECONNECT_S,
+    RECONNECT_TIMEOUT_S,
+    Address,
+    Connection,
+    connect,
+    leave,
+)
+from afferent.store.client.owner import Owner
+from afferent.store.client.verbs import Call, Verbs
+from afferent.store.protocol.replies import Reply, reply_decoder, result_of
+from afferent.store.protocol.requests import Request
+from afferent.types import Handle, decode, encode
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+
+class AsyncDaemonStore(Verbs):
+    """It has the `Verbs`, to be awaited.
+
+    When the daemon is lost, calls fail with `StoreUnavailable` and what was held is lost; a task
+    connects again as soon as this process uses nothing of the arena any more.
+
+    Examples:
+        >>> import asyncio
+        >>> from afferent import AsyncDaemonStore, MiB, ObjectKind, ReserveItem, StoreServer
+        >>> async def main(address: str) -> int:
+        ...     store = await AsyncDaemonStore.connect(address, name="frontend")
+        ...     await store.reserve("request-1", [ReserveItem(ObjectKind.FEATURES, MiB)])
+        ...     statistics = await store.stat()
+        ...     await store.release("request-1")
+        ...     await store.close()
+        ...     return statistics.reserved_nbytes
+        >>> with StoreServer(16 * MiB) as server:
+        ...     asyncio.run(main(server.address))
+        1048576
+    """
+
+    def __init__(self, where: Address, connection: Connection, arena: ArenaMap) -> None:
+        super().__init__()
+        self._where, self._connection, self._arena = where, connection, arena
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
+        self._is_closed = False
+        self._owner = Owner()
+        self._reconnecting: asyncio.Task[None] | None = None
+        # Set when there is something new for the task that connects again.
+        self._stirred = asyncio.Event()
+
+    @classmethod
+    async def connect(
+        cls, address: str, *, name: str, writable: bool = False, timeout_s: float = 30.0
+    ) -> AsyncDaemonStore:
+        """Connect.
+
+        Raises:
+            StoreUnavailable: No daemon answers within ``timeout_s``.
+        """
+        where = Address(address=address, name=name, writable=writable)
+        connection, arena = await asyncio.to_thread(connect, where, None, timeout_s=timeout_s)
+        store = cls(where, connection, arena)
+        await store._channel.attach(connection.sock)
+        return store
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection now."""
+        return self._channel.is_open
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self._arena.nbytes
+
+    @property
+    def client_number(self) -> int:
+        return self._connection.client
+
+    def block(self, handle: Handle) -> memoryview:
+        self._owner.check()
+        if not self.is_open or handle.segment != self._connection.segment:
+            raise StoreRestarted("the object was lost with a former life of the store")
+        return self._arena.block(handle.offset, handle.nbytes)
+
+    async def close(self) -> None:
+        """End the connection. What arrays still use stays pinned until this process ends."""
+        if self._is_closed or not self._owner.is_here:
+            return
+        self._is_closed = True
+        self._stirred.set()
+        if self._reconnecting is not None:
+            await self._reconnecting
+        await self._channel.close()
+        unused: list[bool] = []
+        self._arena.retire(lambda: unused.append(True))
+        if unused:  # the store need not wait for this process to die
+            await asyncio.to_thread(leave, self._where)
+        self._arena.close()
+
+    # Inner steps
+
+    async def _call(self, call: Call[Result]) -> Result:
+        self._owner.check()
+        request, loop = call.request, asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._calls[request.seq] = future
+        # asyncio.timeout would cost a tenth of the call.
+        timer = None
+        if call.timeout_s is not None:
+            timer = loop.call_later(call.timeout_s, _expire, future)
+        try:
+            self._channel.send(encode(request))
+            reply = await future
+        except ConnectionClosed as error:
+            raise StoreUnavailable("the store is gone, or restarts; try again") from error
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if (withdrawal := request.withdrawal()) is not None:
+                self._tell(withdrawal)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self._calls[request.seq]
+            # Its exception leads to this frame, and to our callers', which may have arrays over
+            # the arena: in a cycle they would be in use until a collector comes by.
+            del future
+        return result_of(request, reply)
+
+    def _tell(self, request: Request[Any]) -> None:
+        if not self._owner.is_here:  # a forked child holds nothing
+            return
+        with contextlib.suppress(ConnectionClosed):
+            self._channel.send(encode(request))
+
+    def _on_frame(self, frame: bytes) -> None:
+        reply = decode(reply_decoder, frame)
+        future = self._calls.get(reply.seq)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _on_close(self) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(StoreUnavailable("the store daemon is gone"))
+        if not self._is_closed:
+            log.warning("the connection to the store has ended")
+            self._reconnecting = asyncio.create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Come back once nothing of the former life is in use."""
+        await self._until_unused()
+        attempt = 0
+        while not self._is_closed:
+            try:
+                self._connection, self._arena = await asyncio.to_thread(
+                    connect, self._where, self._arena, timeout_s=RECONNECT_TIMEOUT_S
+                )
+            except (StoreUnavailable, OSError, RuntimeError):  # or out of threads, for a moment
+                await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+                attempt += 1
+                continue
+            self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
+            await self._channel.attach(self._connection.sock)
+            return
+
+    async def _until_unused(self) -> None:
+        """Wait until nothing uses the arena, or the store is closed."""
+        loop, unused = asyncio.get_running_loop(), threading.Event()
+
+        def on_unused() -> None:  # in any thread; the loop may have ended long before
+            unused.set()
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._stirred.set)
+
+        self._stirred.clear()
+        self._arena.retire(on_unused)
+        while not unused.is_set() and not self._is_closed:
+            try:
+                await asyncio.wait_for(self._stirred.wait(), COLLECT_S)
+            except TimeoutError:
+                gc.collect()
+            self._stirred.clear()
+
+
+def _expire(future: asyncio.Future[Reply]) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded("the store did not answer in time"))

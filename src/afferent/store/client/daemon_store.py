@@ -1,0 +1,250 @@
+"""The store of a daemon, for processes without an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from afferent.errors import (
+    ConnectionClosed,
+    DeadlineExceeded,
+    FormatError,
+    StoreRestarted,
+    StoreUnavailable,
+)
+from afferent.runtime import wire
+from afferent.store.arena import ArenaMap
+from afferent.store.client.handshake import (
+    COLLECT_S,
+    RECONNECT_S,
+    RECONNECT_TIMEOUT_S,
+    Address,
+    Connection,
+    connect,
+    leave,
+)
+from afferent.store.client.owner import Owner
+from afferent.store.client.store import Store
+from afferent.store.client.views import DroppedPins, Eventfd
+from afferent.store.protocol.replies import Reply, reply_decoder
+from afferent.store.protocol.requests import Request
+from afferent.types import Handle, decode, encode
+
+_LOOK_AGAIN_S = 0.02
+
+
+class DaemonStore(Store):
+    """One connection and one map of the arena. Calls are done one at a time: a thread that waits
+    for long (`wait`, `take`) has a store of its own.
+
+    When the daemon is lost, calls fail with `StoreUnavailable`, and what was held is lost. A thread
+    connects again as soon as this process uses nothing of the arena any more: until all processes
+    have come that far, or died, the new daemon can't give out a byte. So let go of arrays over the
+    arena when a call fails so.
+
+    Examples:
+        >>> import numpy as np
+        >>> from afferent import DaemonStore, MiB, StoreServer
+        >>> with (
+        ...     StoreServer(16 * MiB) as server,
+        ...     DaemonStore(server.address, name="producer", writable=True) as producer,
+        ...     DaemonStore(server.address, name="reader") as reader,
+        ... ):
+        ...     handle = producer.put("request-1", {"pixels": np.ones(4)})
+        ...     with reader.view(handle) as tree:
+        ...         print(tree["pixels"].sum())
+        ...     del tree
+        ...     producer.release("request-1")
+        4.0
+    """
+
+    def __init__(
+        self, address: str, *, name: str, writable: bool = False, timeout_s: float = 30.0
+    ) -> None:
+        """Connect.
+
+        Raises:
+            StoreUnavailable: No daemon answers within ``timeout_s``.
+        """
+        self._eventfd: Eventfd | None = Eventfd()
+        super().__init__(self._eventfd)
+        self._where = Address(address=address, name=name, writable=writable)
+        self._owner = Owner()
+        self._arena: ArenaMap
+        connection, self._arena = connect(self._where, None, timeout_s=timeout_s)
+        self._lock = threading.Lock()
+        self._connection: Connection | None = connection
+        self._client_number = connection.client
+        self._channel = wire.SyncChannel(connection.sock)
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name=f"{name}-store", daemon=True)
+        self._watcher.start()
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self._arena.nbytes
+
+    @property
+    def client_number(self) -> int:
+        return self._client_number
+
+    @property
+    def arena(self) -> ArenaMap:
+        """This process's map of the arena; another one only if the arena is another."""
+        return self._arena
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is, for other processes."""
+        return self._where.address
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None
+
+    def block(self, handle: Handle) -> memoryview:
+        self._owner.check()
+        connection = self._connection
+        if connection is not None and connection.segment == handle.segment:
+            block = self._arena.block(handle.offset, handle.nbytes)
+            if self._connection is connection:  # else it may be of the life that came after
+                return block
+        raise StoreRestarted("the object was lost with a former life of the store")
+
+    def wait_populated(self) -> None:
+        """Wait until the whole arena is in this process's page tables, as a benchmark wants it."""
+        self._arena.wait_populated()
+
+    def close(self) -> None:
+        """End the connection; calls under way fail. What arrays still use stays pinned until this
+        process ends.
+        """
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if not self._owner.is_here:  # it is the parent's: only these descriptors are ours
+            self._channel.close()
+            self._drop_eventfd()
+            return
+        self._wake()
+        self._watcher.join()
+        with contextlib.suppress(OSError):  # a call under way, which may wait for ever, ends
+            self._channel.sock.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._connection = None
+            self._channel.close()
+            self._drop_eventfd()
+            unused: list[bool] = []
+            self._arena.retire(lambda: unused.append(True))
+            if unused:  # the store need not wait for this process to die
+                leave(self._where)
+            self._arena.close()
+
+    def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
+        self._owner.check()
+        self._release_dropped_pins()  # this call may be for their room
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        soon = not request.waits
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise DeadlineExceeded("another thread's call took all of the time")
+        try:
+            if self._connection is None:
+                raise StoreUnavailable("the store is gone, or restarts; try again")
+            try:
+                self._channel.send(encode(request), timeout_s=timeout_s)
+                while True:
+                    left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                    frame = self._channel.receive(timeout_s=left, soon=soon)
+                    reply = decode(reply_decoder, frame)
+                    if reply.seq == request.seq:  # else the late answer of a call that gave up
+                        break
+            except (ConnectionClosed, FormatError) as error:
+                self._lose()
+                raise StoreUnavailable("the store daemon is gone") from error
+            finally:
+                if self._channel.is_torn:
+                    self._lose()
+        finally:
+            self._lock.release()
+        return reply
+
+    def _tell(self, request: Request[Any]) -> None:
+        if not self._owner.is_here:  # a forked child holds nothing
+            return
+        with self._lock:
+            if self._connection is None:
+                return
+            with contextlib.suppress(ConnectionClosed, DeadlineExceeded):
+                self._channel.send(encode(request), timeout_s=1.0)
+            if self._channel.is_torn:
+                self._lose()
+
+    def _lose(self) -> None:
+        """The connection is of no use any more; the thread makes another. The lock is held."""
+        if self._connection is not None:
+            # The socket stays open: the thread polls it, and must not see its number used again.
+            self._connection = None
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake the thread."""
+        if self._eventfd is not None:
+            self._eventfd.signal()
+
+    def _drop_eventfd(self) -> None:
+        """It is closed when the last view is gone that may ring it."""
+        self._eventfd, self._dropped_pins = None, DroppedPins()
+
+    # The thread that connects again, and lets go of what views no longer hold
+
+    def _watch(self) -> None:
+        eventfd = self._eventfd
+        while eventfd is not None:
+            # First the call is cleared, then what it was about is looked at: none gets lost.
+            eventfd.clear()
+            if self._closed.is_set():
+                return
+            self._release_dropped_pins()
+            connection = self._connection
+            if connection is None:
+                self._reconnect()
+                continue
+            poll = select.poll()
+            poll.register(connection.sock.fileno(), select.POLLRDHUP)
+            poll.register(eventfd.fd, select.POLLIN)
+            if any(fd == connection.sock.fileno() for fd, _ in poll.poll()):
+                with self._lock:
+                    if self._connection is connection:
+                        self._lose()
+
+    def _reconnect(self) -> None:
+        """Come back once nothing of the former life is in use."""
+        self._channel.close()
+        # Not an event: the collector may call this while the same thread waits for the event.
+        unused: list[bool] = []
+        self._arena.retire(lambda: unused.append(True))
+        collect_at_s, attempt = time.monotonic() + COLLECT_S, 0
+        while not self._closed.is_set():
+            if not unused:
+                self._closed.wait(_LOOK_AGAIN_S)
+                if time.monotonic() > collect_at_s:
+                    gc.collect()
+                    collect_at_s = time.monotonic() + COLLECT_S
+                continue
+            try:
+                found = connect(self._where, self._arena, timeout_s=RECONNECT_TIMEOUT_S)
+            except StoreUnavailable:
+                self._closed.wait(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+                attempt += 1
+                continue
+            with self._lock:
+                connection, self._arena = found
+                self._channel = wire.SyncChannel(connection.sock)
+                self._connection, self._client_number = connection, connection.client
+            return

@@ -1,0 +1,117 @@
+"""The store of one process, without a daemon: the same verbs over the same state machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from afferent.errors import DeadlineExceeded, StoreRestarted, StoreUnavailable
+from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.client.owner import Owner
+from afferent.store.client.store import Store
+from afferent.store.protocol.replies import Reply, request_decoder
+from afferent.store.protocol.requests import Request
+from afferent.store.state.machine import Replies, StoreState
+from afferent.store.state.region import DEFAULT_SHARES
+from afferent.types import Handle, ObjectKind, decode, encode
+
+_CLIENT = _SEGMENT = 1
+_LOOK_AGAIN_S = 0.02
+
+
+class LocalStore(Store):
+    """A store for one process, and for tests. Threads may wait for one another's objects.
+
+    Examples:
+        >>> import numpy as np
+        >>> from afferent import LocalStore, MiB
+        >>> with LocalStore(4 * MiB) as store:
+        ...     handle = store.put("request-1", {"pixels": np.arange(6.0)})
+        ...     with store.view(handle) as tree:
+        ...         print(tree["pixels"].sum(), "a copy:", tree["pixels"].flags.owndata)
+        ...     del tree
+        ...     store.release("request-1")
+        15.0 a copy: False
+    """
+
+    def __init__(
+        self, capacity_nbytes: int, *, shares: Mapping[ObjectKind, float] = DEFAULT_SHARES
+    ) -> None:
+        """Allocate the arena.
+
+        Args:
+            shares: What part of the arena each kind of object has, such as
+                ``{ObjectKind.FEATURES: 1.0}``.
+
+        Raises:
+            ConfigError: There is not that much memory, or the shares are more than the whole.
+        """
+        super().__init__()
+        fd = create_segment(capacity_nbytes)
+        self._arena = ArenaMap(fd, writable=True)
+        os.close(fd)
+        self._state = StoreState(self._arena.nbytes, segment=_SEGMENT, shares=shares)
+        self._state.connect(_CLIENT, name="local", pid=os.getpid())
+        self._changed = threading.Condition()
+        self._replies: dict[int, Reply | None] = {}
+        self._is_closed = False
+        self._owner = Owner()
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self._arena.nbytes
+
+    @property
+    def client_number(self) -> int:
+        return _CLIENT
+
+    def block(self, handle: Handle) -> memoryview:
+        self._owner.check()
+        if handle.segment != _SEGMENT:
+            raise StoreRestarted("the object is not of this store")
+        return self._arena.block(handle.offset, handle.nbytes)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._arena.close()
+
+    def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
+        self._owner.check()
+        request = decode(request_decoder, encode(request))  # as strict as a daemon
+        seq = request.seq
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._release_dropped_pins()
+        with self._changed:
+            if self._is_closed:
+                raise StoreUnavailable("the store has been closed")
+            self._replies[seq] = None
+            try:
+                self._deliver(self._state.handle(_CLIENT, request, now_s=time.monotonic()))
+                while (reply := self._replies[seq]) is None:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if self._is_closed:
+                        raise StoreUnavailable("the store has been closed")
+                    if left is not None and left <= 0:
+                        raise DeadlineExceeded("the store did not answer in time")
+                    # No thread of ours hears of views that are gone: who waits for room looks.
+                    self._changed.wait(min(left or _LOOK_AGAIN_S, _LOOK_AGAIN_S))
+                    self._release_dropped_pins()
+            finally:
+                del self._replies[seq]
+        return reply
+
+    def _tell(self, request: Request[Any]) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._deliver(self._state.handle(_CLIENT, request, now_s=time.monotonic()))
+
+    def _deliver(self, replies: Replies) -> None:
+        for _, reply in replies:
+            if reply.seq in self._replies:  # else the caller has given up
+                self._replies[reply.seq] = reply
+        self._changed.notify_all()

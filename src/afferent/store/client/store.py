@@ -1,0 +1,136 @@
+"""The store's verbs, for code without an event loop: one interface, whatever is behind it.
+
+What a request holds is named by the request's id, such as ``"chat-17"``: `Store.release` without
+handles drops it all, and so does the end of the process. Every call has a deadline; a call that
+missed it may still have been done, so release the request then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from typing import Any, Self, TypeVar
+
+from afferent.errors import AfferentError, DeadlineExceeded
+from afferent.store.block import codec
+from afferent.store.client.verbs import Call, Verbs
+from afferent.store.client.views import VIEWS, DroppedPins, Eventfd, View, open_view
+from afferent.store.protocol.items import CreateItem, SealItem
+from afferent.store.protocol.replies import Reply, result_of
+from afferent.store.protocol.requests import NO_REPLY, Release, Request
+from afferent.types import Handle, ObjectKind
+
+Result = TypeVar("Result")
+
+
+class Store(Verbs):
+    """A store of objects in shared memory. `LocalStore` and `DaemonStore` are the two there are.
+
+    It has the `Verbs`, each of which returns when it is done. Any thread may call it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from afferent import Claim, Find, LocalStore, MiB, ObjectKind, SealItem, codec, keys
+        >>> key = keys.frame(b"squares/v1", b"cat")
+        >>> store = LocalStore(4 * MiB)
+        >>> (outcome,) = store.acquire("request-1", [Claim(key, ObjectKind.FEATURES, 4096)])
+        >>> outcome.state  # nobody has made it: it is ours to write
+        'owner'
+        >>> used = codec.write_into({"pixels": np.ones(3)}, store.block(outcome.handle))
+        >>> (handle,) = store.seal("request-1", [SealItem(outcome.handle, used)])
+        >>> store.release("request-1")
+        >>> (found,) = store.acquire("request-2", [Find(key)])
+        >>> found.state
+        'hit'
+        >>> store.release("request-2")
+        >>> store.close()
+    """
+
+    def __init__(self, eventfd: Eventfd | None = None) -> None:
+        """``eventfd`` is signalled when a view is gone."""
+        super().__init__()
+        self._dropped_pins = DroppedPins(eventfd)
+
+    # Trees of tensors
+
+    def put(
+        self,
+        request: str,
+        tree: codec.Tree,
+        *,
+        kind: ObjectKind = ObjectKind.FEATURES,
+        key: bytes | None = None,
+    ) -> Handle:
+        """Write a tree of tensors and seal it, in two round trips; the request has a pin on it.
+
+        Args:
+            key: Under which others find it, and it stays after its release; see `create`.
+
+        Raises:
+            FormatError: It can't be stored (`afferent.store.block.codec`).
+            StoreFull: There is no room now.
+            ArenaTooSmall: There never is.
+        """
+        nbytes = codec.plan(tree).nbytes
+        (handle,) = self.create(request, [CreateItem(kind, nbytes, key)])
+        try:
+            used = codec.write_into(tree, self.block(handle))
+            (sealed,) = self.seal(request, [SealItem(handle, used)])
+        except BaseException:  # whatever it was, others may wait for the key
+            with contextlib.suppress(AfferentError):
+                self.abort(request, [handle])
+            raise
+        return sealed
+
+    def view(self, handle: Handle, *, tensors: codec.Library = "numpy") -> View:
+        """Pin a sealed object, and see the tree in it: arrays over the arena, without a copy.
+
+        The pin belongs to the arrays: it goes with the last of them, or earlier by `View.release`.
+
+        Args:
+            tensors: ``"torch"`` for torch's; **writing into those may end the process**.
+
+        Raises:
+            StaleHandle: The object is gone.
+            StoreRestarted: It was lost with a former life of the store.
+            FormatError: It holds no tree.
+        """
+        self.get(VIEWS, [handle])
+        try:
+            block, settle = self.block(handle), self._release_dropped_pins
+            return open_view(block, handle, self._dropped_pins, settle, tensors=tensors)
+        except BaseException:
+            with contextlib.suppress(AfferentError):
+                self.release(VIEWS, [handle])
+            raise
+
+    # What is behind it
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Arrays over the arena should be gone by now."""
+
+    @abstractmethod
+    def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
+        """Send a request and wait for its reply."""
+
+    def _call(self, call: Call[Result]) -> Result:
+        """Of a call that is given up, nothing stays."""
+        request = call.request
+        try:
+            reply = self._exchange(request, call.timeout_s)
+        except (DeadlineExceeded, KeyboardInterrupt):
+            if (withdrawal := request.withdrawal()) is not None:
+                self._tell(withdrawal)
+            raise
+        return result_of(request, reply)
+
+    def _release_dropped_pins(self) -> None:
+        for handles in self._dropped_pins.take().values():
+            self._tell(Release(NO_REPLY, VIEWS, handles))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,144 @@
+"""Views that hold a pin of their own, and drop it when the last of their arrays is gone."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afferent.errors import NotPermitted
+from afferent.store.block import codec
+from afferent.types import Handle
+
+VIEWS = "afferent/views"
+"""The request that the pins of views belong to; in each process its own."""
+
+
+class Eventfd:
+    """A descriptor that becomes readable when it is signalled; from any thread, whatever it holds.
+
+    It is closed with its last user: a view may outlive its store.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.fd).atexit = False
+
+    def signal(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return
+
+
+class DroppedPins:
+    """Handles of views that are gone, until the store is told.
+
+    The collector runs where it likes, perhaps in a thread that holds the store's lock: so it only
+    leaves a note, and somebody who may wait for the lock picks it up.
+    """
+
+    def __init__(self, eventfd: Eventfd | None = None) -> None:
+        """``eventfd`` is signalled for each note."""
+        self._handles: deque[Handle] = deque()
+        self._eventfd = eventfd
+
+    def note(self, handle: Handle) -> None:
+        self._handles.append(handle)
+        if self._eventfd is not None:
+            self._eventfd.signal()
+
+    def take(self) -> dict[int, list[Handle]]:
+        """All notes, by segment: those of a former life of the store are refused, as a batch."""
+        taken: dict[int, list[Handle]] = {}
+        while True:
+            try:  # others may take at the same time
+                handle = self._handles.popleft()
+            except IndexError:
+                return taken
+            taken.setdefault(handle.segment, []).append(handle)
+
+
+class View:
+    """The tree in a sealed object, without a copy; see `Store.view`.
+
+    Its arrays are valid as long as they live, wherever they are passed: the last of them that is
+    collected drops the pin. Used as a context manager, its value is the tree.
+    """
+
+    def __init__(self, tree: Any, root: NDArray[np.uint8], settle: Callable[[], None]) -> None:
+        self._tree, self._root, self._settle = tree, weakref.ref(root), settle
+        self._is_released = False
+
+    @property
+    def tree(self) -> Any:
+        """As `afferent.store.block.codec.view` gives it, read-only.
+
+        Raises:
+            NotPermitted: It has been released.
+        """
+        if self._is_released:
+            raise NotPermitted("the view has been released")
+        return self._tree
+
+    def release(self) -> bool:
+        """Let go now rather than when collected: the tree's containers are emptied.
+
+        Returns:
+            Whether the pin is gone. Arrays that somebody has taken out of the tree keep it.
+        """
+        tree, self._tree, self._is_released = self._tree, None, True
+        _empty(tree)
+        del tree
+        self._settle()
+        return self._root() is None
+
+    def __enter__(self) -> Any:
+        return self.tree
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<View {'released' if self._is_released else type(self._tree).__name__}>"
+
+
+def open_view(
+    block: memoryview,
+    handle: Handle,
+    pins: DroppedPins,
+    settle: Callable[[], None],
+    *,
+    tensors: codec.Library,
+) -> View:
+    """A view of a block that has been pinned; from now on the pin is the view's."""
+    # All arrays of the tree are over this one, and nothing else is.
+    root = np.frombuffer(block.toreadonly(), np.uint8)
+    tree = codec.view(root.data, tensors=tensors)
+    weakref.finalize(root, pins.note, handle).atexit = False
+    return View(tree, root, settle)
+
+
+def _empty(tree: Any) -> None:
+    if isinstance(tree, dict):
+        for child in tree.values():
+            _empty(child)
+        tree.clear()
+    elif isinstance(tree, list):
+        for child in tree:
+            _empty(child)
+        tree.clear()

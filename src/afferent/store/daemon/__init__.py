@@ -1,0 +1,1 @@
+"""The process that knows where everything is, and how it is started."""

@@ -1,0 +1,285 @@
+"""The store daemon: one process that knows where everything is. It moves no payload.
+
+python -m afferent.store.daemon.main FD      (started by a supervisor, or by `StoreServer`)
+
+A daemon that takes over the arena of one that died begins a new epoch, empty. It welcomes nobody
+before every client of the former epoch has said that it uses nothing of it any more, or has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import uvloop
+
+from afferent.errors import AfferentError, FormatError, StoreFull
+from afferent.runtime import wire
+from afferent.runtime.process import ChildProcess, run_until_terminated
+from afferent.store import arena
+from afferent.store.daemon.client_table import ClientTable, Entry
+from afferent.store.daemon.launch import DaemonSettings
+from afferent.store.protocol.hello import VERSION, Bye, Hello, Welcome, hello_decoder
+from afferent.store.protocol.replies import Reply, request_decoder, seq_of
+from afferent.store.state.machine import Replies, StoreState
+from afferent.types import ClientId, Failure, decode, encode
+
+log = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 5.0
+_ACCEPT_AGAIN_S = 0.1
+_AWAKE_S = 60e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Client:
+    """A process that maps the arena; ``pidfd`` tells of its death."""
+
+    token: int
+    pidfd: int
+    channel: wire.AsyncChannel
+
+
+class StoreDaemon:
+    """Serves one `StoreState` over a listening unix socket."""
+
+    def __init__(self, settings: DaemonSettings) -> None:
+        self._settings = settings
+        self._read_only_fd = arena.reopen_read_only(settings.arena_fd)
+        capacity_nbytes = os.fstat(settings.arena_fd).st_size
+        self.state = StoreState(capacity_nbytes, segment=settings.segment, shares=settings.shares)
+        self._client_table = ClientTable(settings.client_table_fd)
+        self._former: dict[Entry, int] = {}  # pidfds of clients of the former epoch
+        self._recovered = asyncio.Event()
+        self._clients: dict[ClientId, _Client] = {}
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._awake_until_s, self._is_spinning = 0.0, False
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept clients until cancelled."""
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        for entry in self._client_table:
+            self._await_former(entry)
+        self._check_recovered()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # too many descriptors, most likely: those who are here stay
+                log.warning("a connection can't be accepted", extra={"reason": error.strerror})
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            task = asyncio.create_task(self._greet(sock))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
+
+    # Recovery
+
+    def _await_former(self, entry: Entry) -> None:
+        """A client of the former epoch may still use the arena, unless it is dead."""
+        pidfd = entry.open_pidfd()
+        if pidfd is None:
+            self._client_table.remove(entry.client)
+            return
+        self._former[entry] = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._former_is_done, entry)
+
+    def _former_is_done(self, entry: Entry) -> None:
+        """A client of the former epoch is dead, or uses nothing of it any more."""
+        pidfd = self._former.pop(entry)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        self._client_table.remove(entry.client)
+        self._check_recovered()
+
+    def _check_recovered(self) -> None:
+        if not self._former:
+            self._recovered.set()
+
+    async def end_recovery(self) -> None:
+        """Say who is waited for, and kill them where the settings say so."""
+        timeout_s = self._settings.recovery_timeout_s
+        try:
+            await asyncio.wait_for(self._recovered.wait(), timeout_s or 5.0)
+        except TimeoutError:
+            for entry, pidfd in self._former.items():
+                log.warning(
+                    "a process still uses the arena as it was before the restart",
+                    extra={"pid": entry.pid, "killed": timeout_s is not None},
+                )
+                if timeout_s is not None:
+                    _kill(pidfd)
+
+    # Clients
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """Check who connects, and let it in."""
+        try:
+            peer = wire.check_peer(sock)
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                hello = await wire.receive_frame(sock, hello_decoder)
+            if isinstance(hello, Hello) and hello.version != VERSION:
+                self._turn_away(sock)  # it reads our version and says so
+                return
+            self._forget(hello.token)
+            if isinstance(hello, Bye):
+                self._turn_away(sock)
+                return
+            if await self._until_recovered(sock):
+                await self._let_in(sock, peer, hello)
+            else:  # it comes again
+                sock.close()
+        except (AfferentError, TimeoutError, OSError) as error:
+            log.warning("a connection was refused", extra={"reason": type(error).__name__})
+            sock.close()
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """Answer without the arena."""
+        sock.send(wire.pack_frame(encode(Welcome(VERSION, self._settings.segment, 0))))
+        sock.close()
+
+    def _forget(self, token: int) -> None:
+        """A client uses nothing any more of what it held under earlier connections."""
+        for client in [c for c, known in self._clients.items() if known.token == token]:
+            self._let_go(client)
+        for entry in [entry for entry in self._former if entry.token == token]:
+            self._former_is_done(entry)
+
+    async def _until_recovered(self, sock: socket.socket) -> bool:
+        """Wait until the former epoch has ended; whether the client has waited, too."""
+        if self._recovered.is_set():
+            return True
+        heard = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(sock, 1))
+        recovered = asyncio.ensure_future(self._recovered.wait())
+        await asyncio.wait((heard, recovered), return_when=asyncio.FIRST_COMPLETED)
+        recovered.cancel()
+        is_waiting = heard.cancel()
+        await asyncio.wait((heard,))
+        return is_waiting
+
+    async def _let_in(self, sock: socket.socket, peer: wire.Peer, hello: Hello) -> None:
+        """Give a client the arena's descriptor, and serve it."""
+        client, pidfd = self._client_table.new_client(), wire.open_peer_pidfd(sock, peer)
+        try:
+            self._client_table.add(client, peer.pid, hello.token)
+        except StoreFull:
+            os.close(pidfd)
+            raise
+        channel = wire.AsyncChannel(partial(self._on_frame, client), partial(self._on_end, client))
+        self._clients[client] = _Client(hello.token, pidfd, channel)
+        asyncio.get_running_loop().add_reader(pidfd, self._let_go, client)
+        self.state.connect(client, name=hello.name, pid=peer.pid)
+        fd = self._settings.arena_fd if hello.writable else self._read_only_fd
+        welcome = Welcome(VERSION, self._settings.segment, client)
+        try:
+            socket.send_fds(sock, [wire.pack_frame(encode(welcome))], [fd])
+            await channel.attach(sock)
+        except OSError:
+            self._let_go(client)  # it has left, and never had the arena
+            raise
+        if client not in self._clients:  # it has died meanwhile
+            channel.abort()
+
+    def _on_frame(self, client: ClientId, frame: bytes) -> None:
+        self._stay_awake()
+        try:
+            request = decode(request_decoder, frame)
+        except FormatError as error:
+            # A mistake of one call must not cost the process all that it holds.
+            seq = seq_of(frame)
+            failure = Failure(error.code, f"{error.message}: {error.__cause__}"[:500])
+            self._send([(client, Reply(seq, msgspec.Raw(encode(None)), failure))])
+        else:
+            self._send(self.state.handle(client, request, now_s=time.monotonic()))
+
+    def _on_end(self, client: ClientId) -> None:
+        """A connection has ended; what its process can still read or write stays where it is."""
+        if client not in self._clients:  # it has been let go of, and that ended the connection
+            return
+        self._send(self.state.disconnect(client, now_s=time.monotonic()))
+        if not self.state.holds_anything(client):
+            self._let_go(client)
+
+    def _stay_awake(self) -> None:
+        """Look for the next message for a moment: requests come in groups, and to be woken up
+        takes longer than to answer.
+        """
+        self._awake_until_s = time.monotonic() + _AWAKE_S
+        if not self._is_spinning:
+            self._is_spinning = True
+            asyncio.get_running_loop().call_soon(self._spin)
+
+    def _spin(self) -> None:
+        self._is_spinning = time.monotonic() < self._awake_until_s
+        if self._is_spinning:
+            asyncio.get_running_loop().call_soon(self._spin)
+
+    def _let_go(self, client: ClientId) -> None:
+        """A client has died, or uses nothing any more."""
+        known = self._clients.pop(client, None)
+        if known is None:
+            return
+        asyncio.get_running_loop().remove_reader(known.pidfd)
+        os.close(known.pidfd)
+        known.channel.abort()
+        self._client_table.remove(client)
+        self._send(self.state.client_died(client, now_s=time.monotonic()))
+
+    async def end_overdue_workers(self) -> None:
+        """Kill workers that hang; their jobs are handed on, and the pool replaces them."""
+        timeout_s = self._settings.job_timeout_s
+        while True:
+            await asyncio.sleep(timeout_s / 10.0)
+            overdue = self.state.flights.jobs.overdue(now_s=time.monotonic(), timeout_s=timeout_s)
+            for client in overdue:
+                log.warning("a worker took too long over an item and is killed")
+                _kill(self._clients[client].pidfd)
+
+    def _send(self, replies: Replies) -> None:
+        for client, reply in replies:
+            known = self._clients.get(client)
+            if known is not None and known.channel.is_open:
+                known.channel.send(encode(reply))
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _allow_many_descriptors() -> None:
+    """Each client costs two, and where we are started the limit may be as low as 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _run(child: ChildProcess, settings: DaemonSettings) -> None:
+    _allow_many_descriptors()
+    listener = socket.socket(fileno=settings.listener_fd)
+    daemon = StoreDaemon(settings)
+    capacity = daemon.state.objects.capacity_nbytes
+    # Objects live long and have no cycles: looking for some would cost a tenth of the time.
+    gc.set_threshold(50_000)
+    child.report(f"an arena of {capacity / 2**20:,.0f} MiB", ready=True)
+    await run_until_terminated(
+        daemon.serve(listener), daemon.end_overdue_workers(), daemon.end_recovery()
+    )
+
+
+def main() -> None:
+    child = ChildProcess.start()
+    uvloop.run(_run(child, child.settings(DaemonSettings)))
+
+
+if __name__ == "__main__":
+    main()

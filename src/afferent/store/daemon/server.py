@@ -1,0 +1,208 @@
+"""Running a store daemon: what outlives it, and `StoreServer` for programs of one's own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from afferent.errors import StoreUnavailable
+from afferent.runtime import wire
+from afferent.runtime.process import Child, LogSettings, Status, spawn
+from afferent.store.arena import create_segment
+from afferent.store.daemon.client_table import create_client_table
+from afferent.store.daemon.launch import DAEMON, DaemonSettings
+from afferent.store.state.region import DEFAULT_SHARES, divide
+from afferent.types import ObjectKind
+
+log = logging.getLogger(__name__)
+
+ADDRESS_PREFIX = "store"
+_START_TIMEOUT_S = 30.0
+_RESTART_S = 0.05
+_MAX_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InheritedDescriptors:
+    """What a daemon leaves to the next one: the arena, the socket, and who is connected."""
+
+    address: str
+    arena_fd: int
+    listener_fd: int
+    client_table_fd: int
+
+    @classmethod
+    def create(cls, capacity_nbytes: int) -> Self:
+        """Allocate it all.
+
+        Raises:
+            ConfigError: There is not that much memory.
+        """
+        return cls.over(create_segment(capacity_nbytes))
+
+    @classmethod
+    def over(cls, arena_fd: int) -> Self:
+        """With an arena that is there, or will be when the first daemon is started."""
+        address = wire.new_address(ADDRESS_PREFIX)
+        return cls(address, arena_fd, wire.listen(address).detach(), create_client_table())
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """For the daemon to inherit."""
+        return (self.arena_fd, self.listener_fd, self.client_table_fd)
+
+    def settings(
+        self,
+        segment: int,
+        *,
+        shares: Mapping[ObjectKind, float],
+        job_timeout_s: float,
+        recovery_timeout_s: float | None,
+    ) -> DaemonSettings:
+        """For the daemon of one epoch; each has a number of its own."""
+        return DaemonSettings(
+            arena_fd=self.arena_fd,
+            listener_fd=self.listener_fd,
+            client_table_fd=self.client_table_fd,
+            segment=segment,
+            shares=dict(shares),
+            job_timeout_s=job_timeout_s,
+            recovery_timeout_s=recovery_timeout_s,
+        )
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+class StoreServer:
+    """A store daemon as a child of this process; other processes connect to ``address``.
+
+    Examples:
+        >>> from afferent import DaemonStore, MiB, StoreServer
+        >>> with StoreServer(16 * MiB) as server:
+        ...     with DaemonStore(server.address, name="me", writable=True) as store:
+        ...         print(store.capacity_nbytes // MiB, "MiB for all who connect")
+        16 MiB for all who connect
+
+    A daemon that dies is replaced: the arena stays, its contents are lost. Nothing is left when
+    this process ends, however it ends.
+    """
+
+    def __init__(
+        self,
+        capacity_nbytes: int,
+        *,
+        shares: Mapping[ObjectKind, float] = DEFAULT_SHARES,
+        job_timeout_s: float = 60.0,
+        recovery_timeout_s: float | None = None,
+        log_level: str = "warning",
+    ) -> None:
+        """Start the daemon, and wait until it is ready.
+
+        Args:
+            shares: What part of the arena each kind of object has.
+            job_timeout_s: A worker that holds a job for longer is killed.
+            recovery_timeout_s: After a restart, a process that has not let go of its arrays over
+                the arena within this time is killed; ``None`` waits for it.
+
+        Raises:
+            ConfigError: There is not that much memory, or a setting is wrong.
+            StoreUnavailable: The daemon does not start; its log says why.
+        """
+        divide(capacity_nbytes, shares)  # refused here, not in the daemon's log
+        self._inherited = InheritedDescriptors.create(capacity_nbytes)
+        self._shares = dict(shares)
+        self._job_timeout_s, self._recovery_timeout_s = job_timeout_s, recovery_timeout_s
+        self._log = LogSettings(level=log_level, format="text")
+        self._child: Child | None = None
+        self._ready, self._stop = threading.Event(), threading.Event()
+        # The kernel ends the daemon when the *thread* that started it ends.
+        self._is_serving = False
+        self._keeper = threading.Thread(target=self._run, name="store-server", daemon=True)
+        self._keeper.start()
+        self._ready.wait(_START_TIMEOUT_S)
+        if not self._is_serving:
+            self.close()
+            raise StoreUnavailable("the store daemon does not start; its log says why")
+
+    @property
+    def address(self) -> str:
+        return self._inherited.address
+
+    @property
+    def arena_fd(self) -> int:
+        """The descriptor of the arena's memory."""
+        return self._inherited.arena_fd
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process, as it is now."""
+        if self._child is None:
+            raise StoreUnavailable("the store daemon is not running")
+        return self._child.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is no daemon any more: closed, or it failed to start again and again."""
+        return not self._keeper.is_alive()
+
+    def close(self) -> None:
+        """End the daemon and give the memory back, once the clients have unmapped it too."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        if (child := self._child) is not None:
+            child.popen.kill()
+        self._keeper.join()
+        self._inherited.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        finally:
+            self._ready.set()
+
+    def _keep(self) -> None:
+        """Start the daemon, and again whenever it ends."""
+        segment = failures = 0
+        while not self._stop.is_set() and failures < _MAX_FAILED_STARTS:
+            segment += 1
+            settings = self._inherited.settings(
+                segment,
+                shares=self._shares,
+                job_timeout_s=self._job_timeout_s,
+                recovery_timeout_s=self._recovery_timeout_s,
+            )
+            child = spawn("store", DAEMON, settings, log=self._log, fds=self._inherited.fds)
+            self._child = child
+            if self._stop.is_set():
+                child.popen.kill()
+            os.set_blocking(child.status_fd, True)
+            self._is_serving = _is_ready(child)
+            failures = 0 if self._is_serving else failures + 1
+            if self._is_serving:
+                self._ready.set()
+            child.popen.wait()
+            self._is_serving, self._child = False, None
+            child.close()
+            if not self._stop.wait(_RESTART_S):
+                log.warning("the store daemon has ended; it is started again")
+
+
+def _is_ready(child: Child) -> bool:
+    """Wait for the daemon's word that it serves."""
+    with open(child.status_fd, "rb", closefd=False) as lines:
+        return any(msgspec.json.decode(line, type=Status).ready for line in lines)

@@ -1,0 +1,62 @@
+"""What answers a request, and how both are read."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, Union, get_args
+
+import msgspec
+from msgspec import Struct
+
+from afferent.errors import FormatError, error_from
+from afferent.store.protocol.requests import VERBS, Request
+from afferent.types import Failure, decode
+
+Result = TypeVar("Result")
+
+
+class Reply(Struct, array_like=True, forbid_unknown_fields=True):
+    """``result`` is the verb's own type, or nil with ``failure``."""
+
+    seq: int
+    result: msgspec.Raw
+    failure: Failure | None = None
+
+
+def result_type(verb: type[Request[Any]]) -> object:
+    """What ``Request[...]`` says in the verb's definition."""
+    (base,) = verb.__orig_bases__  # type: ignore[attr-defined]
+    (found,) = get_args(base)
+    return found
+
+
+request_decoder: msgspec.msgpack.Decoder[Request[Any]] = msgspec.msgpack.Decoder(Union[VERBS])  # noqa: UP007
+reply_decoder = msgspec.msgpack.Decoder(Reply)
+_any_decoder = msgspec.msgpack.Decoder()
+_result_decoders: dict[type[Request[Any]], msgspec.msgpack.Decoder[Any]] = {
+    verb: msgspec.msgpack.Decoder(result_type(verb)) for verb in VERBS
+}
+
+
+def result_of(request: Request[Result], reply: Reply) -> Result:
+    """What a reply says.
+
+    Raises:
+        AfferentError: The error that the verb ended with.
+    """
+    if reply.failure is not None:
+        raise error_from(reply.failure.code, reply.failure.message)
+    result: Result = _result_decoders[type(request)].decode(reply.result)
+    return result
+
+
+def seq_of(frame: bytes) -> int:
+    """The ``seq`` of a request that does not follow its schema.
+
+    Raises:
+        FormatError: It is no request at all.
+    """
+    match decode(_any_decoder, frame):
+        case [str(), int() as seq, *_]:
+            return seq
+        case _:
+            raise FormatError("not a request")

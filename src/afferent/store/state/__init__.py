@@ -1,0 +1,1 @@
+"""What the store knows and decides: pure, events in, replies out."""

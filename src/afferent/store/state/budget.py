@@ -1,0 +1,262 @@
+"""The budget: bytes that are promised, and bytes that nobody can take away. Pure.
+
+For each kind of object, bytes *reserved* for a request and not yet allocated, plus bytes *held*
+(objects being written, pinned, or pending deletion and still mapped by somebody), never exceed the
+kind's share of the arena. What is neither can be had by evicting. A reservation is all or nothing
+over the kinds it names; who can't have one now may queue, for each kind in the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from afferent.errors import ArenaTooSmall, NotPermitted, StoreError, StoreFull
+from afferent.types import ClientId, Lease, ObjectKind, Ticket
+
+Amounts = Mapping[ObjectKind, int]
+
+MAX_QUEUED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedReservation:
+    """A reservation that is waited for."""
+
+    ticket: Ticket
+    lease: Lease
+    amounts: Amounts
+
+
+class Budget:
+    """Amounts are whole cache lines: see `afferent.store.state.allocator.round_up`."""
+
+    def __init__(self, capacity: Amounts) -> None:
+        self._capacity = dict(capacity)
+        self._held = dict.fromkeys(capacity, 0)
+        self._reserved = dict.fromkeys(capacity, 0)
+        self._reservations: dict[Lease, dict[ObjectKind, int]] = {}
+        self._queue: dict[Ticket, QueuedReservation] = {}  # in order of arrival
+        self._num_awaited = dict.fromkeys(capacity, 0)  # reservations in the queue
+        self._may_reserve = False  # something has changed for those who queue
+
+    # Questions
+
+    def capacity_nbytes(self, kind: ObjectKind) -> int:
+        return self._capacity[kind]
+
+    def held_nbytes(self, kind: ObjectKind) -> int:
+        return self._held[kind]
+
+    def reserved_nbytes(self, kind: ObjectKind) -> int:
+        return self._reserved[kind]
+
+    def unpromised_nbytes(self, kind: ObjectKind) -> int:
+        return self._capacity[kind] - self._held[kind] - self._reserved[kind]
+
+    def reservation_of(self, lease: Lease, kind: ObjectKind) -> int:
+        """What is left of a lease's reservation."""
+        return self._reservations.get(lease, {}).get(kind, 0)
+
+    def reservations_of(self, lease: Lease, kinds: Iterable[ObjectKind]) -> Amounts:
+        """What is left of a lease's reservations, to `restore_all` them."""
+        return {kind: self.reservation_of(lease, kind) for kind in kinds}
+
+    def leases_of(self, client: ClientId) -> list[Lease]:
+        """The leases of a client that have reservations, or queue for one."""
+        queued = (reservation.lease for reservation in self._queue.values())
+        return [
+            lease for lease in dict.fromkeys((*self._reservations, *queued)) if lease[0] == client
+        ]
+
+    def reserved_by_client(self) -> dict[ClientId, int]:
+        """What is left of the reservations of each client that has some."""
+        found: dict[ClientId, int] = {}
+        for (client, _), amounts in self._reservations.items():
+            found[client] = found.get(client, 0) + sum(amounts.values())
+        return found
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def is_awaited(self, kind: ObjectKind) -> bool:
+        """Whether somebody queues for bytes of this kind."""
+        return self._num_awaited[kind] > 0
+
+    def check_fits(self, kind: ObjectKind, nbytes: int) -> None:
+        """Refuse what could not even be had in an empty arena.
+
+        Raises:
+            ArenaTooSmall: It is more than the kind's share.
+        """
+        if nbytes > self._capacity[kind]:
+            raise ArenaTooSmall(
+                f"{nbytes} bytes of {kind} are more than their share of the arena, "
+                f"{self._capacity[kind]} bytes"
+            )
+
+    # Reservations
+
+    def reserve(self, lease: Lease, amounts: Amounts) -> None:
+        """Promise ``amounts`` to a lease, on top of what it has.
+
+        Raises:
+            ArenaTooSmall: Nobody could ever have that much.
+            StoreFull: Others hold it, or wait for it.
+        """
+        for kind, nbytes in amounts.items():
+            self.check_fits(kind, self.reservation_of(lease, kind) + nbytes)
+        if not self._has_room(amounts) or any(map(self.is_awaited, amounts)):
+            raise StoreFull("no room: the arena is in use, or promised to others")
+        self._reserve_now(lease, amounts)
+
+    def enqueue(self, reservation: QueuedReservation) -> None:
+        """Queue for a reservation; `reserve_queued` says when it has been made.
+
+        Raises:
+            StoreFull: Too many wait already.
+            NotPermitted: The ticket is in the queue already.
+        """
+        if len(self._queue) >= MAX_QUEUED:
+            raise StoreFull("no room, and too many requests wait for some")
+        if reservation.ticket in self._queue:
+            raise NotPermitted("a call has a number of its own")
+        self._queue[reservation.ticket] = reservation
+        for kind in reservation.amounts:
+            self._num_awaited[kind] += 1
+        self._may_reserve = True
+
+    def reserve_queued(self) -> list[QueuedReservation]:
+        """Reserve what has become possible: for each kind in order of arrival."""
+        if not self._may_reserve:
+            return []
+        self._may_reserve = False
+        reserved, blocked = [], set[ObjectKind]()
+        for reservation in self._queue.values():
+            amounts = reservation.amounts
+            if blocked.isdisjoint(amounts) and self._has_room(amounts):
+                self._reserve_now(reservation.lease, amounts)
+                reserved.append(reservation)
+            else:
+                blocked.update(amounts)
+                if len(blocked) == len(self._capacity):
+                    break
+        self._unqueue(reserved)
+        return reserved
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Stop waiting; whether it was still waited for."""
+        reservation = self._queue.get(ticket)
+        if reservation is not None:
+            self._unqueue([reservation])
+        return reservation is not None
+
+    def give_back(self, lease: Lease, amounts: Amounts) -> None:
+        """Return a part of a reservation, as much of it as is left."""
+        for kind, nbytes in amounts.items():
+            self._spend(lease, kind, nbytes)
+        self._may_reserve = True
+
+    def drop(self, lease: Lease) -> list[Ticket]:
+        """Return all that a lease has reserved, and stop its waiting for more; tickets of these."""
+        for kind, nbytes in self._reservations.pop(lease, {}).items():
+            self._reserved[kind] -= nbytes
+            self._may_reserve = True
+        if not self._queue:
+            return []
+        cancelled = [waiting for waiting in self._queue.values() if waiting.lease == lease]
+        self._unqueue(cancelled)
+        return [reservation.ticket for reservation in cancelled]
+
+    def hand_over(self, source: Lease, target: Lease, kind: ObjectKind, nbytes: int) -> int:
+        """Move up to ``nbytes`` of a reservation to another lease; how many there were."""
+        moved = self._spend(source, kind, nbytes)
+        if moved:
+            self._reserve_now(target, {kind: moved})
+        return moved
+
+    # Holding
+
+    def hold(self, lease: Lease, kind: ObjectKind, nbytes: int) -> int:
+        """Count an object as held: from what is reserved, the rest from what nobody was promised.
+
+        Returns:
+            How much came from the reservation; `unhold` takes it back.
+
+        Raises:
+            ArenaTooSmall: It is more than the kind's share.
+            StoreFull: The rest is held, promised to others, or others queue for it.
+        """
+        reservation = self._reservations.get(lease)
+        spent = min(reservation.get(kind, 0), nbytes) if reservation else 0
+        rest = nbytes - spent
+        if rest and (self._num_awaited[kind] or rest > self.unpromised_nbytes(kind)):
+            self.check_fits(kind, nbytes)
+            raise StoreFull("no room: the arena is in use, or promised to others")
+        if spent:
+            self._spend(lease, kind, spent)
+        self._held[kind] += nbytes
+        return spent
+
+    def unhold(self, lease: Lease, kind: ObjectKind, nbytes: int, *, spent: int) -> None:
+        """Undo a `hold`: what came from the reservation is reserved again."""
+        self.release(kind, nbytes)
+        self.restore(lease, kind, spent)
+
+    def restore(self, lease: Lease, kind: ObjectKind, nbytes: int) -> None:
+        """Reserve again what a `hold` that was undone had spent."""
+        if nbytes:
+            self._reserve_now(lease, {kind: nbytes})
+
+    def restore_all(self, lease: Lease, reservations: Amounts) -> None:
+        """Have a lease's reservations be these again, of which some was spent and released."""
+        for kind, nbytes in reservations.items():
+            self.restore(lease, kind, nbytes - self.reservation_of(lease, kind))
+
+    def release(self, kind: ObjectKind, nbytes: int) -> None:
+        """An object is not held any more, or has become shorter."""
+        self._held[kind] -= nbytes
+        self._may_reserve = True
+
+    def validate(self) -> None:
+        """Check every rule of this class; for tests."""
+        for kind, capacity in self._capacity.items():
+            reserved = sum(reservation.get(kind, 0) for reservation in self._reservations.values())
+            if reserved != self._reserved[kind] or min(self._held[kind], reserved) < 0:
+                raise StoreError(f"the reservations of {kind} do not add up")
+            if self._held[kind] + reserved > capacity:
+                raise StoreError(f"more {kind} are promised than their share")
+            awaited = sum(kind in waiting.amounts for waiting in self._queue.values())
+            if awaited != self._num_awaited[kind]:
+                raise StoreError(f"those who queue for {kind} do not add up")
+        if not all(any(reservation.values()) for reservation in self._reservations.values()):
+            raise StoreError("a reservation of nothing is remembered")
+
+    def _unqueue(self, reservations: Iterable[QueuedReservation]) -> None:
+        for reservation in reservations:
+            del self._queue[reservation.ticket]
+            for kind in reservation.amounts:
+                self._num_awaited[kind] -= 1
+            self._may_reserve = True
+
+    def _has_room(self, amounts: Amounts) -> bool:
+        return all(nbytes <= self.unpromised_nbytes(kind) for kind, nbytes in amounts.items())
+
+    def _reserve_now(self, lease: Lease, amounts: Amounts) -> None:
+        if not amounts:
+            return
+        left = self._reservations.setdefault(lease, {})
+        for kind, nbytes in amounts.items():
+            left[kind] = left.get(kind, 0) + nbytes
+            self._reserved[kind] += nbytes
+
+    def _spend(self, lease: Lease, kind: ObjectKind, nbytes: int) -> int:
+        left = self._reservations.get(lease)
+        spent = min(left.get(kind, 0), nbytes) if left else 0
+        if left and spent:
+            self._reserved[kind] -= spent
+            left[kind] -= spent
+            if not any(left.values()):
+                del self._reservations[lease]
+        return spent

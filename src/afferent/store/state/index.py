@@ -1,0 +1,93 @@
+"""Which objects there are: by key, by generation, and behind handles. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from afferent.errors import StaleHandle, StoreRestarted
+from afferent.store.state.object import NewObject, ObjectState, StoredObject
+from afferent.types import ContentKey, Handle, Lease
+
+
+class ObjectIndex:
+    """All objects of one arena epoch."""
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self._next_generation = 1
+        self._by_generation: dict[int, StoredObject] = {}
+        self._by_key: dict[ContentKey, StoredObject] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_generation)
+
+    def __iter__(self) -> Iterator[StoredObject]:
+        return iter(self._by_generation.values())
+
+    def find(self, key: ContentKey) -> StoredObject | None:
+        """The object under ``key``, created or sealed."""
+        return self._by_key.get(key)
+
+    def has_none_of(self, keys: Sequence[bytes]) -> bool:
+        """Whether nothing is there under any of these keys."""
+        return self._by_key.keys().isdisjoint(keys)
+
+    def resolve(self, handle: Handle) -> StoredObject:
+        """The object behind a handle.
+
+        Raises:
+            StaleHandle: It is gone.
+            StoreRestarted: It is of another epoch.
+        """
+        if handle.segment != self.segment:
+            raise StoreRestarted("the object was lost with a former life of the store; try again")
+        found = self._by_generation.get(handle.generation)
+        if found is None or handle.offset != found.handle.offset:
+            raise StaleHandle("the object behind this handle is gone")
+        return found
+
+    def resolve_sealed(self, handles: Sequence[Handle]) -> list[StoredObject]:
+        """The objects behind handles, all sealed.
+
+        Raises:
+            StaleHandle: One of them is gone, is not sealed, or has been trimmed since.
+        """
+        found = [self.resolve(handle) for handle in handles]
+        if any(item.state is not ObjectState.SEALED for item in found):
+            raise StaleHandle("the object behind a handle is not sealed")
+        if any(h.nbytes > item.handle.nbytes for h, item in zip(handles, found, strict=True)):
+            raise StaleHandle("a handle is of the time before its object was sealed")
+        return found
+
+    # Changes
+
+    def _add(
+        self,
+        writer: Lease,
+        news: Sequence[NewObject],
+        offsets: Iterable[int],
+        sizes: Iterable[int],
+    ) -> list[StoredObject]:
+        """Objects that ``writer`` writes, in these blocks."""
+        segment, created = self.segment, []
+        generation = self._next_generation
+        for new, offset, nbytes in zip(news, offsets, sizes, strict=True):
+            key = new.key
+            handle = Handle(segment, offset, new.nbytes, generation)
+            item = StoredObject(handle, nbytes, new.kind, ObjectState.CREATED, key, writer)
+            self._by_generation[generation] = item
+            if key is not None:
+                self._by_key[key] = item
+            created.append(item)
+            generation += 1
+        self._next_generation = generation
+        return created
+
+    def _forget(self, item: StoredObject) -> None:
+        del self._by_generation[item.handle.generation]
+        self._take_key(item)
+
+    def _take_key(self, item: StoredObject) -> None:
+        """Nobody finds the object by its key any more."""
+        if item.key is not None and self._by_key.get(item.key) is item:
+            del self._by_key[item.key]

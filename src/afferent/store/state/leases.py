@@ -1,0 +1,47 @@
+"""Which objects each lease holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from afferent.store.state.object import StoredObject
+from afferent.types import ClientId, Lease
+
+
+class LeaseIndex:
+    """A lease holds what it writes and what it has pinned: the objects know, this finds them."""
+
+    def __init__(self) -> None:
+        # By generation, in the order in which the lease came to hold them.
+        self._held: dict[Lease, dict[int, StoredObject]] = {}
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._held)
+
+    def of_client(self, client: ClientId) -> list[Lease]:
+        return [lease for lease in self._held if lease[0] == client]
+
+    def items(self, lease: Lease) -> list[StoredObject]:
+        return list(self._held.get(lease, {}).values())
+
+    def add(self, lease: Lease, *items: StoredObject) -> None:
+        held = self._held.get(lease)
+        if held is None:
+            held = self._held[lease] = {}
+        for item in items:
+            held[item.handle.generation] = item
+
+    def remove(self, lease: Lease, item: StoredObject) -> None:
+        """The lease neither writes nor pins the object any more."""
+        held = self._held.get(lease)
+        if held is not None and held.pop(item.handle.generation, None) is not None and not held:
+            del self._held[lease]
+
+    def move(self, source: Lease, target: Lease) -> None:
+        """All that one lease holds is the other's."""
+        for item in self._held.pop(source, {}).values():
+            if item.writer == source:
+                item.writer = target
+            if source in item.pins:
+                item.pins[target] = item.pins.get(target, 0) + item.pins.pop(source)
+            self.add(target, item)

@@ -1,0 +1,373 @@
+"""What the daemon knows and decides: requests in, replies out. No I/O.
+
+This is where objects, jobs and waiting requests meet. A missing object is allocated and its job
+queued in one step (single flight: once, whoever else asks), and when it is sealed, every request
+that waits for it gets its pin in the same step, so that nothing can be evicted between the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from afferent.errors import AfferentError, ClientGone, NotPermitted, StaleHandle, StoreError
+from afferent.quota.permits import PermitRequest, Semaphores
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import CreateItem, ReserveItem
+from afferent.store.protocol.replies import Reply
+from afferent.store.protocol.requests import NO_REPLY, Request
+from afferent.store.protocol.results import ClientInfo, Evicted, ObjectInfo, Outcome, Statistics
+from afferent.store.state.allocator import round_up
+from afferent.store.state.budget import Amounts, QueuedReservation
+from afferent.store.state.handlers import HANDLERS, LATER, Later, check_all, handles
+from afferent.store.state.object import NewObject, ObjectState
+from afferent.store.state.object_table import ObjectTable
+from afferent.store.state.region import DEFAULT_SHARES, Shares
+from afferent.store.state.report import Client, Report
+from afferent.store.state.single_flight import SingleFlight
+from afferent.store.state.waiters import RELEASED
+from afferent.telemetry.aggregation import Aggregation
+from afferent.telemetry.readings import Reading
+from afferent.types import ClientId, ContentKey, Failure, Handle, Lease, ObjectKind, encode
+
+Replies = list[tuple[ClientId, Reply]]
+
+_Pending = tuple[ClientId, requests.Create]
+
+
+class StoreState:
+    """One epoch of a store. Clients are numbers from 1; what they ask is a `Request`."""
+
+    def __init__(
+        self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
+    ) -> None:
+        self.objects = ObjectTable(capacity_nbytes, segment=segment, shares=shares)
+        self.flights = SingleFlight(self.objects)
+        self._clients: dict[ClientId, Client] = {}
+        self.semaphores = Semaphores()
+        self.metrics = Aggregation()
+        self._report = Report(self.objects, self.flights, self.semaphores, self._clients)
+        # `Create`s with a reservation that wait for an extent that is long enough.
+        self._pending: deque[_Pending] = deque()
+        self._outbox: Replies = []
+        self._now_s = 0.0  # of the event that is being handled
+
+    # Events
+
+    def connect(self, client: ClientId, *, name: str = "", pid: int = 0) -> None:
+        self._clients[client] = Client(name, pid)
+
+    def handle(self, client: ClientId, request: Request[Any], *, now_s: float) -> Replies:
+        """Do what a client asks; the replies that this causes, to it and to others.
+
+        What comes from a client that has been lost is not done: nobody could let go of it.
+        """
+        if client not in self._clients or not self._clients[client].connected:
+            return []
+        self._now_s = now_s
+        try:
+            result = HANDLERS[type(request)](self, client, request)
+        except AfferentError as error:
+            self._fail(client, request.seq, error)
+        else:
+            if result is not LATER and request.seq != NO_REPLY:
+                self._reply(client, request.seq, result)
+        return self._settle()
+
+    def disconnect(self, client: ClientId, *, now_s: float) -> Replies:
+        """A connection has ended, but its process may still map the arena.
+
+        Nobody waits for it any more, and nobody can find what it was writing; its pins stay until
+        `client_died`, and so do its jobs: they may be handed on when it can't write any more.
+        """
+        self._now_s = now_s
+        self._lose(client)
+        return self._settle()
+
+    def client_died(self, client: ClientId, *, now_s: float) -> Replies:
+        """Nothing of a client can read or write any more: its process is gone, or says so."""
+        self._now_s = now_s
+        self._lose(client)
+        self.flights.maker_died(client, now_s=now_s)
+        self.objects.drop_client(client)
+        self._clients.pop(client, None)
+        return self._settle()
+
+    def _lose(self, client: ClientId) -> None:
+        if client in self._clients:
+            self._clients[client].connected = False
+        self._drop_pending(lambda entry: entry[0] == client)
+        self.metrics.lose(client)
+        for lease in self.semaphores.leases_of(client):
+            self._retire(lease)
+        self.flights.client_lost(client, now_s=self._now_s)
+        for lease in self.objects.budget.leases_of(client):
+            self.objects.budget.drop(lease)
+
+    def holds_anything(self, client: ClientId) -> bool:
+        """Whether a client may still read or write a block."""
+        return self.objects.holds_anything(client)
+
+    def statistics(self) -> Statistics:
+        return self._report.statistics()
+
+    # Verbs
+
+    @handles(requests.Acquire)
+    def _acquire(self, client: ClientId, request: requests.Acquire) -> list[Outcome]:
+        lease = (client, request.request)
+        return self.flights.acquire(lease, request.items, now_s=self._now_s)
+
+    @handles(requests.Wait)
+    def _wait(self, client: ClientId, request: requests.Wait) -> Later:
+        keys = [ContentKey(key) for key in request.keys]
+        self.flights.waiters.wait(request.seq, (client, request.request), keys)
+        return LATER
+
+    @handles(requests.Create)
+    def _create(self, client: ClientId, request: requests.Create) -> list[Handle] | Later:
+        lease = (client, request.request)
+        if any(
+            item.key and self.flights.waiters.is_awaited(ContentKey(item.key))
+            for item in request.items
+        ):
+            raise StoreError("an object with this key is being made")
+        news = [
+            NewObject(item.kind, item.nbytes, ContentKey(item.key) if item.key else None)
+            for item in request.items
+        ]
+        needed = _amounts(request.items)
+        is_reserved = all(
+            self.objects.budget.reservation_of(lease, kind) >= nbytes
+            for kind, nbytes in needed.items()
+        )
+        created = self.objects.create_all(lease, news)
+        if created is not None:
+            return [item.handle for item in created]
+        if not is_reserved:
+            raise self.objects.no_extent()
+        self._pending.append((client, request))
+        return LATER
+
+    @handles(requests.Seal)
+    def _seal(self, client: ClientId, request: requests.Seal) -> list[Handle]:
+        """All or none: what could be refused is refused before the first is sealed."""
+        lease, items = (client, request.request), request.items
+        found = [self.objects.resolve(item.handle) for item in items]
+        if len({item.handle.generation for item in found}) < len(found):
+            raise NotPermitted("an object is sealed once")
+        for item, target in zip(items, found, strict=True):
+            self.objects.check_seal(lease, target, used_nbytes=item.used_nbytes)
+            for source in item.sources:
+                if lease not in self.objects.resolve(source).pins:
+                    raise StaleHandle("what this was computed from is not pinned any more")
+        for item, target in zip(items, found, strict=True):
+            self.objects.seal(lease, target, used_nbytes=item.used_nbytes)
+            self.flights.sealed(target)
+        return [target.handle for target in found]
+
+    @handles(requests.Abort)
+    def _abort(self, client: ClientId, request: requests.Abort) -> None:
+        lease = (client, request.request)
+        found = [self.objects.resolve(handle) for handle in request.handles]
+        if any(item.writer != lease for item in found):
+            raise NotPermitted("only the writer aborts an object")
+        for item in found:
+            if request.failure is not None and item.key is not None:
+                self.flights.failed(item.key, request.failure)
+            if item.writer == lease:  # not, if a handle is named twice
+                self.objects.abort(lease, item)
+
+    @handles(requests.Get)
+    def _get(self, client: ClientId, request: requests.Get) -> None:
+        """All or none: once they are held, a pin more can't be refused."""
+        found = self.objects.resolve_sealed(request.handles)
+        others = [self._clients.get(other) for other in request.also_for]
+        if not all(other is not None and other.connected for other in others):
+            raise ClientGone("a process that should read an object is gone; try again")
+        self.objects.pin_all((client, request.request), found)
+        for number in request.also_for:
+            for item in found:
+                self.objects.pin((number, request.request), item)
+
+    @handles(requests.Release)
+    def _release(self, client: ClientId, request: requests.Release) -> None:
+        lease = (client, request.request)
+        if request.handles is None:
+            self._release_all(lease)
+            return
+        found = [self.objects.resolve(handle) for handle in request.handles]
+        entry = Counter(item.handle.generation for item in found)
+        if any(item.pins.get(lease, 0) < entry[item.handle.generation] for item in found):
+            raise NotPermitted("this lease does not hold the object")
+        for item in found:
+            self.objects.unpin(lease, item)
+
+    @handles(requests.Reserve)
+    def _reserve(self, client: ClientId, request: requests.Reserve) -> Later | None:
+        lease, amounts = (client, request.request), _amounts(request.items)
+        budget = self.objects.budget
+        for kind, nbytes in amounts.items():
+            budget.check_fits(kind, budget.reservation_of(lease, kind) + nbytes)
+        if not request.queue:
+            budget.reserve(lease, amounts)
+            return None
+        budget.enqueue(QueuedReservation((client, request.seq), lease, amounts))
+        return LATER  # `_settle` answers, at once if there is room
+
+    @handles(requests.Unreserve)
+    def _unreserve(self, client: ClientId, request: requests.Unreserve) -> None:
+        ticket = (client, request.ticket)
+        if self._drop_pending(lambda entry: (entry[0], entry[1].seq) == ticket) or (
+            self.objects.budget.cancel(ticket)
+        ):
+            self._fail(client, request.ticket, RELEASED)
+        else:
+            self.objects.budget.give_back((client, request.request), _amounts(request.items))
+
+    @handles(requests.AcquirePermit)
+    def _enter(self, client: ClientId, request: requests.AcquirePermit) -> Later | None:
+        ticket, lease = (client, request.seq), (client, request.request)
+        entry = PermitRequest(ticket, lease, request.semaphore, request.limit)
+        return None if self.semaphores.acquire(entry, queue=request.queue) else LATER
+
+    @handles(requests.ReleasePermit)
+    def _leave(self, client: ClientId, request: requests.ReleasePermit) -> None:
+        waiting = self.semaphores.release((client, request.request), request.semaphore)
+        if waiting is not None:
+            self._fail(*waiting, RELEASED)
+
+    @handles(requests.Delete)
+    def _delete(self, _: ClientId, request: requests.Delete) -> list[bool]:
+        return [self._delete_one(ContentKey(key)) for key in request.keys]
+
+    @handles(requests.Evict)
+    def _evict(self, _: ClientId, request: requests.Evict) -> Evicted:
+        return Evicted(*self.objects.evict(request.kind, request.nbytes))
+
+    @handles(requests.Take)
+    def _take(self, client: ClientId, request: requests.Take) -> Later:
+        self._clients[client].is_worker = True
+        self.flights.worker_idle(client, request.seq, now_s=self._now_s)
+        return LATER
+
+    @handles(requests.Finish)
+    def _finish(self, client: ClientId, request: requests.Finish) -> None:
+        self.flights.finish(client, request)
+
+    @handles(requests.List)
+    def _list(self, _: ClientId, request: requests.List) -> list[ObjectInfo]:
+        return self._report.objects(request.kind, limit=request.limit)
+
+    @handles(requests.Clients)
+    def _list_clients(self, _: ClientId, __: requests.Clients) -> list[ClientInfo]:
+        return self._report.clients()
+
+    @handles(requests.Stat)
+    def _stat(self, _: ClientId, __: requests.Stat) -> Statistics:
+        return self.statistics()
+
+    @handles(requests.PushMetrics)
+    def _push_metrics(self, client: ClientId, request: requests.PushMetrics) -> None:
+        self.metrics.push(client, request.source, request.readings)
+
+    @handles(requests.ReadMetrics)
+    def _read_metrics(self, _: ClientId, __: requests.ReadMetrics) -> list[Reading]:
+        return self.metrics.total()
+
+    def validate(self) -> None:
+        """Check every rule; for tests."""
+        self.objects.validate()
+        self.flights.validate()
+        self.semaphores.validate()
+        if any(not self._clients[client].connected for client, _ in self._pending):
+            raise StoreError("a client that was lost still waits for room")
+        for item in self.objects:
+            for client, _ in [*item.pins, *([item.writer] if item.writer else [])]:
+                if client and client not in self._clients:
+                    raise StoreError("a client that is dead holds an object")
+
+    # Inner steps
+
+    def _release_all(self, lease: Lease) -> None:
+        """Drop a request; its calls that are still to be answered fail."""
+        for client, seq in self.objects.budget.drop(lease):
+            self._fail(client, seq, RELEASED)
+        for client, create in self._drop_pending(
+            lambda entry: (entry[0], entry[1].request) == lease
+        ):
+            self._fail(client, create.seq, RELEASED)
+        self._retire(lease)
+        self.objects.drop_lease(lease)
+
+    def _retire(self, lease: Lease) -> None:
+        """A request has gone; its permits outlast it where jobs still run for it alone."""
+        if lease in self.semaphores:
+            for ticket in self.semaphores.retire(lease, self.flights.running_for(lease)):
+                self._fail(*ticket, RELEASED)
+        self.flights.stop_waiting(lease)
+
+    def _delete_one(self, key: ContentKey) -> bool:
+        found = self.objects.find(key)
+        if found is None or found.state is not ObjectState.SEALED:
+            return False
+        self.objects.delete(found)
+        return True
+
+    def _settle(self) -> Replies:
+        """Do what an event has made possible for others; all replies since the last call."""
+        self.flights.hand_on(self.objects.take_orphaned(), now_s=self._now_s)
+        for reservation in self.objects.budget.reserve_queued():
+            self._reply(*reservation.ticket, None)
+        for entry in self.semaphores.settle(self.flights.jobs.is_running):
+            self._reply(*entry.ticket, None)
+        if self.objects.take_freed():
+            self.flights.place_waiting(now_s=self._now_s)
+            self._retry_creates()
+            self.objects.take_freed()  # what these took and gave back again has made no room
+        for answer in self.flights.take_answers():
+            self._reply(*answer)
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def _drop_pending(self, is_dropped: Callable[[_Pending], bool]) -> list[_Pending]:
+        """Forget `Create`s that wait; which."""
+        if not self._pending:
+            return []
+        dropped = [entry for entry in self._pending if is_dropped(entry)]
+        self._pending = deque(entry for entry in self._pending if not is_dropped(entry))
+        return dropped
+
+    def _retry_creates(self) -> None:
+        waiting, self._pending = self._pending, deque()
+        for client, create in waiting:
+            try:
+                result = self._create(client, create)
+            except AfferentError as error:
+                self._fail(client, create.seq, error)
+            else:
+                if result is not LATER:
+                    self._reply(client, create.seq, result)
+
+    def _fail(self, client: ClientId, seq: int, error: AfferentError) -> None:
+        self._reply(client, seq, None, Failure(error.code, error.message))
+
+    def _reply(
+        self, client: ClientId, seq: int, result: object, failure: Failure | None = None
+    ) -> None:
+        if client in self._clients and self._clients[client].connected:
+            self._outbox.append((client, Reply(seq, msgspec.Raw(encode(result)), failure)))
+
+
+def _amounts(items: Sequence[ReserveItem] | Sequence[CreateItem]) -> Amounts:
+    """How much of each kind these take."""
+    amounts: dict[ObjectKind, int] = {}
+    for item in items:
+        amounts[item.kind] = amounts.get(item.kind, 0) + round_up(item.nbytes)
+    return amounts
+
+
+check_all()

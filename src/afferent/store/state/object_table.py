@@ -1,0 +1,354 @@
+"""The life of an object: created, sealed, evicted or deleted. A pure state machine.
+
+    create ──► CREATED ──seal──► SEALED ──evict / delete──► gone
+                  │                 │
+                  │ delete          │ delete
+                  └►PENDING_DELETION◄┘
+                         └──last writer and reader gone──► gone
+
+A *lease* is (client, request): what a request of a client holds. A lease that pins an object keeps
+it unevictable; whoever seals an object has it pinned. The block of an object is given back to the
+allocator only when nobody can still write or read it: until then it is pending deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
+from afferent.store.state.allocator import round_up
+from afferent.store.state.budget import Amounts, Budget
+from afferent.store.state.index import ObjectIndex
+from afferent.store.state.leases import LeaseIndex
+from afferent.store.state.object import NewObject, ObjectState, StoredObject
+from afferent.store.state.region import DEFAULT_SHARES, Region, Shares, divide
+from afferent.store.state.rules import check
+from afferent.types import ClientId, ContentKey, Handle, Lease, ObjectKind
+
+
+class ObjectTable(ObjectIndex):
+    """What becomes of them. Every method either does all of its work or raises."""
+
+    def __init__(
+        self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
+    ) -> None:
+        super().__init__(segment)
+        self.regions = divide(capacity_nbytes, shares)
+        self.budget = Budget(
+            {kind: region.allocator.capacity_nbytes for kind, region in self.regions.items()}
+        )
+        self.capacity_nbytes = capacity_nbytes
+        self.num_evicted = dict.fromkeys(self.regions, 0)
+        self._orphaned: list[ContentKey] = []
+        self._has_freed = False
+        self._leases = LeaseIndex()
+
+    # Questions
+
+    @property
+    def used_nbytes(self) -> int:
+        regions = self.regions.values()
+        return sum(r.allocator.capacity_nbytes - r.allocator.free_nbytes for r in regions)
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(map(self.budget.held_nbytes, self.regions))
+
+    def no_extent(self) -> StoreFull:
+        """The error for a `create` that found no extent, where nobody waits for one."""
+        return StoreFull("no room: nothing between what is in use is long enough")
+
+    def holds_anything(self, client: ClientId) -> bool:
+        """Whether a client writes an object, or has one pinned."""
+        return bool(self._leases.of_client(client))
+
+    # Changes
+
+    def create(self, lease: Lease, new: NewObject) -> StoredObject | None:
+        """A new object that ``lease`` may write; evicts others to make room.
+
+        Returns:
+            The object, or ``None`` when the bytes could be had, but no extent between held blocks
+            is long enough.
+
+        Raises:
+            StoreFull: Its bytes are held by others, promised to them, or awaited by them.
+            ArenaTooSmall: It is larger than the share of its kind.
+            StoreError: ``key`` is taken.
+        """
+        if new.key is not None and new.key in self._by_key:
+            raise StoreError("an object with this key exists")
+        nbytes = round_up(new.nbytes)
+        offset = self._allocate(lease, new.kind, nbytes)
+        return None if offset is None else self._place(lease, [new], [offset], [nbytes])[0]
+
+    def create_all(self, lease: Lease, news: Sequence[NewObject]) -> list[StoredObject] | None:
+        """`create` for each: all or none.
+
+        Returns:
+            The objects; ``None`` when there is no extent for one of them.
+        """
+        together = self._create_together(lease, news)
+        if together is not None:
+            return together
+        before = self.budget.reservations_of(lease, (new.kind for new in news))
+        created: list[StoredObject] = []
+        try:
+            for new in news:
+                if (made := self.create(lease, new)) is None:
+                    return None
+                created.append(made)
+            return created
+        finally:
+            if len(created) < len(news):
+                self._undo(lease, created, before)
+
+    def move_lease(self, source: Lease, target: Lease) -> None:
+        """All that one lease holds is the other's: nothing is let go in between."""
+        self._leases.move(source, target)
+
+    def seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> StoredObject:
+        """End the writing: the bytes never change again, and the writer has them pinned.
+
+        The tail that was not used goes back to the allocator.
+
+        Raises:
+            NotPermitted: ``lease`` is not the writer.
+        """
+        self.check_seal(lease, item, used_nbytes=used_nbytes)
+        old = item.handle
+        if used_nbytes != old.nbytes:
+            item.handle = Handle(old.segment, old.offset, used_nbytes, old.generation)
+            freed = self.regions[item.kind].allocator.shrink(old.offset, used_nbytes)
+            item.block_nbytes -= freed
+            self.budget.release(item.kind, freed)
+            self._has_freed = True
+        item.state = ObjectState.SEALED
+        item.writer = None
+        item.pins[lease] = 1
+        return item
+
+    def check_seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> None:
+        """Whether `seal` would be permitted.
+
+        Raises:
+            NotPermitted: It would not.
+        """
+        if item.state is not ObjectState.CREATED or item.writer != lease:
+            raise NotPermitted("only the writer seals an object")
+        if not 0 < used_nbytes <= item.handle.nbytes:
+            raise NotPermitted("an object can't be sealed larger than it was created")
+
+    def abort(self, lease: Lease, item: StoredObject) -> None:
+        """Give up the writing.
+
+        Raises:
+            NotPermitted: ``lease`` is not the writer.
+        """
+        if item.writer != lease:
+            raise NotPermitted("only the writer aborts an object")
+        self.delete(item)
+        item.writer = None
+        self._leases.remove(lease, item)
+        self._settle(item)
+
+    def delete(self, item: StoredObject) -> None:
+        """Take an object's key away and remove it: at once, or when its last holder lets go."""
+        was_evictable = item.state is ObjectState.SEALED and not item.held
+        if item.state is ObjectState.CREATED and item.key is not None:
+            self._orphaned.append(item.key)
+        item.state = ObjectState.PENDING_DELETION
+        self._take_key(item)
+        if was_evictable:
+            self.regions[item.kind].keep(item)
+            self._remove(item)
+
+    def pin(self, lease: Lease, item: StoredObject) -> None:
+        """Keep a sealed object where it is until ``lease`` lets go.
+
+        Raises:
+            StaleHandle: It is not sealed.
+            StoreFull: It may be evicted for others, to whom its bytes are promised.
+        """
+        if item.state is not ObjectState.SEALED:
+            raise StaleHandle("the object is not sealed")
+        if not item.held:
+            self.budget.hold(lease, item.kind, item.block_nbytes)
+            self.regions[item.kind].keep(item)
+        count = item.pins.get(lease, 0)
+        item.pins[lease] = count + 1
+        if not count:
+            self._leases.add(lease, item)
+
+    def pin_all(self, lease: Lease, items: Sequence[StoredObject]) -> None:
+        """`pin` for each: all or none."""
+        before = self.budget.reservations_of(lease, (item.kind for item in items))
+        pinned: list[StoredObject] = []
+        try:
+            for item in items:
+                self.pin(lease, item)
+                pinned.append(item)
+        except (StaleHandle, StoreFull, ArenaTooSmall):
+            for item in pinned:
+                self.unpin(lease, item)
+            self.budget.restore_all(lease, before)
+            raise
+
+    def unpin(self, lease: Lease, item: StoredObject) -> None:
+        """Take back one `pin`."""
+        count = item.pins.get(lease, 0)
+        if count == 0:
+            raise NotPermitted("this lease does not hold the object")
+        if count > 1:
+            item.pins[lease] = count - 1
+            return
+        del item.pins[lease]
+        self._leases.remove(lease, item)
+        self._settle(item)
+
+    def evict(self, kind: ObjectKind, nbytes: int | None) -> tuple[int, int]:
+        """Evict the least recently used of a kind until ``nbytes`` are gone, or all.
+
+        Returns:
+            How many objects, and how many bytes.
+        """
+        region = self.regions[kind]
+        count = freed = 0
+        while region.evictable and (nbytes is None or freed < nbytes):
+            oldest = next(iter(region.evictable.values()))
+            freed += oldest.block_nbytes
+            count += 1
+            self._evict(region, [oldest])
+        return count, freed
+
+    def drop_lease(self, lease: Lease) -> None:
+        """Drop all that one request of one client holds, and its reservations."""
+        self.budget.drop(lease)
+        for item in self._leases.items(lease):
+            item.pins.pop(lease, None)
+            if item.writer == lease:
+                self.abort(lease, item)
+                continue
+            self._leases.remove(lease, item)
+            self._settle(item)
+
+    def written_by(self, client: ClientId) -> list[StoredObject]:
+        """What a client is writing."""
+        return [
+            item
+            for lease in self._leases.of_client(client)
+            for item in self._leases.items(lease)
+            if item.writer == lease
+        ]
+
+    def drop_client(self, client: ClientId) -> None:
+        """Drop all that a dead process holds."""
+        for lease in (*self._leases.of_client(client), *self.budget.leases_of(client)):
+            self.drop_lease(lease)
+
+    # What an event has changed for others
+
+    def take_orphaned(self) -> list[ContentKey]:
+        """Keys of objects that were deleted while somebody wrote them, since the last call."""
+        orphaned, self._orphaned = self._orphaned, []
+        return orphaned
+
+    def take_freed(self) -> bool:
+        """Whether, since the last call, something was freed or may be evicted now, so that an
+        extent may have become long enough.
+        """
+        has_freed, self._has_freed = self._has_freed, False
+        return has_freed
+
+    def validate(self) -> None:
+        """Check every rule of objects; for tests."""
+        check(self._by_generation.values(), self._by_key, self._leases, self.regions, self.budget)
+
+    # Inner steps
+
+    def _create_together(
+        self, lease: Lease, news: Sequence[NewObject]
+    ) -> list[StoredObject] | None:
+        """Objects that lie side by side: one search, and one extent when they are evicted.
+
+        Returns:
+            ``None`` where they have to be created one by one.
+        """
+        kinds, keys = {new.kind for new in news}, [new.key for new in news if new.key is not None]
+        if (
+            len(kinds) != 1
+            or len(set(keys)) < len(keys)
+            or not self._by_key.keys().isdisjoint(keys)
+        ):
+            return None
+        (kind,) = kinds
+        sizes = [round_up(new.nbytes) for new in news]
+        offset = self._allocate(lease, kind, sum(sizes), is_for_many=True)
+        if offset is None:
+            return None
+        offsets = self.regions[kind].allocator.split(offset, sizes)
+        return self._place(lease, news, offsets, sizes)
+
+    def _allocate(
+        self, lease: Lease, kind: ObjectKind, nbytes: int, *, is_for_many: bool = False
+    ) -> int | None:
+        """A block that counts as held; ``None`` when there is no extent for it."""
+        spent = self.budget.hold(lease, kind, nbytes)
+        region = self.regions[kind]
+        offset = region.allocator.allocate(nbytes)
+        # A large extent costs what was used lately, where several small ones would not.
+        if offset is None and not (is_for_many and nbytes * 32 > region.allocator.capacity_nbytes):
+            offset = self._make_room(region, nbytes)
+        if offset is None:
+            self.budget.unhold(lease, kind, nbytes, spent=spent)
+        return offset
+
+    def _make_room(self, region: Region, nbytes: int) -> int | None:
+        victims = region.choose_victims(nbytes)
+        if victims is None:
+            return None
+        self._evict(region, victims)
+        return region.allocator.allocate(nbytes)
+
+    def _place(
+        self,
+        lease: Lease,
+        news: Sequence[NewObject],
+        offsets: Iterable[int],
+        sizes: Iterable[int],
+    ) -> list[StoredObject]:
+        """Objects for blocks that have been allocated."""
+        created = self._add(lease, news, offsets, sizes)
+        self._leases.add(lease, *created)
+        return created
+
+    def _evict(self, region: Region, items: Sequence[StoredObject]) -> None:
+        """Remove evictable objects, named in order of address."""
+        for item in items:
+            self.num_evicted[item.kind] += 1
+            region.keep(item)
+            self._forget(item)
+        region.allocator.free_all(item.handle.offset for item in items)
+
+    def _undo(self, lease: Lease, created: list[StoredObject], reservations: Amounts) -> None:
+        """Take back a part of `create_all`; the lease has its reservations again."""
+        for item in created:
+            self.abort(lease, item)
+            if item.key is not None:
+                self._orphaned.remove(item.key)
+        self.budget.restore_all(lease, reservations)
+
+    def _settle(self, item: StoredObject) -> None:
+        """Put an object that has perhaps lost its last holder where it belongs."""
+        if item.held:
+            return
+        self._has_freed = True
+        self.budget.release(item.kind, item.block_nbytes)
+        if item.state is ObjectState.SEALED and item.key is not None:
+            self.regions[item.kind].put_evictable(item)
+        else:  # deleted, or without a key: nobody could ever find it again
+            self._remove(item)
+
+    def _remove(self, item: StoredObject) -> None:
+        self._forget(item)
+        self.regions[item.kind].allocator.free(item.handle.offset)

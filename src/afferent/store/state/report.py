@@ -1,0 +1,123 @@
+"""What the store says of itself. Questions only."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afferent.quota.permits import Semaphores
+from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
+from afferent.store.state.object import StoredObject
+from afferent.store.state.object_table import ObjectTable
+from afferent.store.state.single_flight import SingleFlight
+from afferent.types import ClientId, ObjectKind
+
+
+@dataclass(slots=True)
+class Client:
+    """What is known of a client."""
+
+    name: str
+    pid: int
+    connected: bool = True
+    is_worker: bool = False
+
+
+class Report:
+    def __init__(
+        self,
+        objects: ObjectTable,
+        flights: SingleFlight,
+        semaphores: Semaphores,
+        clients: Mapping[ClientId, Client],
+    ) -> None:
+        self._objects, self._flights = objects, flights
+        self._semaphores, self._clients = semaphores, clients
+
+    def statistics(self) -> Statistics:
+        """Figures that cost nothing to have, however many objects there are."""
+        kinds = {kind: self._kind(kind) for kind in self._objects.regions}
+        flights, jobs = self._flights, self._flights.jobs
+        connected = [client for client in self._clients.values() if client.connected]
+        return Statistics(
+            segment=self._objects.segment,
+            capacity_nbytes=self._objects.capacity_nbytes,
+            used_nbytes=self._objects.used_nbytes,
+            held_nbytes=self._objects.held_nbytes,
+            reserved_nbytes=sum(kind.reserved_nbytes for kind in kinds.values()),
+            kinds=kinds,
+            num_objects=len(self._objects),
+            num_evicted=sum(kind.num_evicted for kind in kinds.values()),
+            num_jobs_queued=jobs.num_queued,
+            num_jobs_running=len(jobs) - jobs.num_queued,
+            num_jobs_made=flights.num_jobs_made,
+            num_jobs_failed=flights.num_jobs_failed,
+            num_workers=sum(client.is_worker for client in connected),
+            num_clients=len(connected),
+            num_reservations_queued=self._objects.budget.num_queued,
+            num_hits=flights.num_hits,
+            num_misses=flights.num_misses,
+            num_joined=flights.num_joined,
+            permits=self._semaphores.statistics(),
+        )
+
+    def objects(self, kind: ObjectKind | None, *, limit: int) -> list[ObjectInfo]:
+        """The largest objects first."""
+        wanted = (item for item in self._objects if kind in (None, item.kind))
+        return [
+            _describe(item)
+            for item in heapq.nlargest(limit, wanted, key=lambda item: item.handle.nbytes)
+        ]
+
+    def clients(self) -> list[ClientInfo]:
+        held: dict[ClientId, list[int]] = {client: [] for client in self._clients}
+        for item in self._objects:
+            for client in _holders(item):
+                if client in held:
+                    held[client].append(item.block_nbytes)
+        reserved = self._objects.budget.reserved_by_client()
+        return [
+            ClientInfo(
+                client=number,
+                name=client.name,
+                pid=client.pid,
+                connected=client.connected,
+                num_held=len(held[number]),
+                held_nbytes=sum(held[number]),
+                reserved_nbytes=reserved.get(number, 0),
+            )
+            for number, client in self._clients.items()
+        ]
+
+    def _kind(self, kind: ObjectKind) -> KindStatistics:
+        allocator, budget = self._objects.regions[kind].allocator, self._objects.budget
+        return KindStatistics(
+            capacity_nbytes=allocator.capacity_nbytes,
+            used_nbytes=allocator.capacity_nbytes - allocator.free_nbytes,
+            held_nbytes=budget.held_nbytes(kind),
+            reserved_nbytes=budget.reserved_nbytes(kind),
+            largest_free_nbytes=allocator.largest_free_nbytes,
+            num_free_extents=allocator.num_free_extents,
+            num_objects=allocator.num_blocks,
+            num_held=allocator.num_blocks - len(self._objects.regions[kind].evictable),
+            num_evicted=self._objects.num_evicted[kind],
+        )
+
+
+def _holders(item: StoredObject) -> set[ClientId]:
+    holders = {lease[0] for lease in item.pins}
+    if item.writer is not None:
+        holders.add(item.writer[0])
+    return holders
+
+
+def _describe(item: StoredObject) -> ObjectInfo:
+    return ObjectInfo(
+        handle=item.handle,
+        kind=item.kind,
+        state=item.state.value,
+        key=item.key,
+        writer=item.writer[0] if item.writer is not None else None,
+        pins=sorted({lease[0] for lease in item.pins}),
+    )

@@ -1,0 +1,185 @@
+"""Who waits for which objects to be made, and what became of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from afferent.errors import NotPermitted, StoreError
+from afferent.store.protocol.results import Order, Outcome
+from afferent.store.state.object import NewObject
+from afferent.types import ClientId, ContentKey, Failure, Lease
+
+
+class Answer(NamedTuple):
+    """What a `Wait`, or a `Take`, of a client is answered with."""
+
+    client: ClientId
+    seq: int
+    result: list[Outcome] | Order
+
+
+RELEASED = StoreError("the request was released before this was answered")
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    seq: int
+    keys: list[ContentKey]
+    being_made: set[ContentKey]
+
+
+@dataclass(slots=True, eq=False)
+class _Interest:
+    """What one request has to be told of one key: nothing, while the object is being made.
+
+    ``would_make`` is what the request would create if it were to make the object.
+    """
+
+    would_make: NewObject | None
+    outcome: Outcome | None = None
+    waits: list[_Wait] = field(default_factory=list)
+
+
+class Waiters:
+    """``answers`` is where the answers to the calls of `wait` go.
+
+    What a request has been told is forgotten, so that a long request costs no more than a short
+    one.
+    """
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self._answers = answers
+        self._interests: dict[Lease, dict[ContentKey, _Interest]] = {}
+        # Those of them that have no outcome yet, in order of arrival.
+        self._waiting: dict[ContentKey, dict[Lease, _Interest]] = {}
+
+    def __len__(self) -> int:
+        """How many requests have something to be told."""
+        return len(self._interests)
+
+    def is_awaited(self, key: ContentKey) -> bool:
+        return key in self._waiting
+
+    def awaited_alone(self, lease: Lease) -> list[ContentKey]:
+        """The keys for which this request waits, and no other."""
+        interests = self._interests.get(lease, {})
+        return [key for key in interests if self._waiting.get(key, {}).keys() == {lease}]
+
+    def leases_of(self, client: ClientId) -> list[Lease]:
+        return [lease for lease in self._interests if lease[0] == client]
+
+    def candidates(self, key: ContentKey) -> Iterator[tuple[Lease, NewObject]]:
+        """Those who would make the object themselves, in order of arrival."""
+        waiting = list(self._waiting.get(key, {}).items())
+        return ((lease, it.would_make) for lease, it in waiting if it.would_make is not None)
+
+    def untold(self, lease: Lease, key: ContentKey) -> Outcome | None:
+        """What became of ``key``, where the request has not been told; it is now."""
+        if lease not in self._interests or (known := self._interests[lease].get(key)) is None:
+            return None
+        if known.outcome is not None and not known.waits:
+            self._forget(lease, key)
+        return known.outcome
+
+    def join(self, lease: Lease, key: ContentKey, *, would_make: NewObject | None = None) -> None:
+        """The request wants to know what becomes of ``key``, which has no outcome yet."""
+        interests = self._interests.setdefault(lease, {})
+        interest = interests.get(key)
+        if interest is None:
+            interest = interests[key] = _Interest(would_make)
+            self._waiting.setdefault(key, {})[lease] = interest
+        elif interest.would_make is None:
+            interest.would_make = would_make
+
+    def wait(self, seq: int, lease: Lease, keys: list[ContentKey]) -> None:
+        """Answer ``seq`` when there is something to say about all of ``keys``.
+
+        Raises:
+            NotPermitted: The request has not joined one of them, or was told.
+        """
+        interests = self._interests.get(lease, {})
+        if any(key not in interests for key in keys):
+            raise NotPermitted("a request waits for what it has acquired and did not get")
+        found = {key: interests[key] for key in keys}
+        wait = _Wait(seq, keys, {key for key, it in found.items() if it.outcome is None})
+        for interest in found.values():
+            interest.waits.append(wait)
+        outcomes = [interest.outcome for interest in found.values()]
+        if not wait.being_made or any(it and it.state == "owner" for it in outcomes):
+            self._tell(lease, wait)
+
+    def resolve(self, key: ContentKey, outcome: Callable[[Lease], Outcome]) -> None:
+        """The key has an end, for all who wait for it."""
+        for lease, interest in self._waiting.pop(key, {}).items():
+            self._note(lease, key, interest, outcome(lease))
+
+    def resolve_one(self, key: ContentKey, lease: Lease, outcome: Outcome) -> None:
+        """The key has an end for one request; the others go on waiting."""
+        self._note(lease, key, self._stop_one(key, lease), outcome)
+
+    def stop(self, lease: Lease) -> list[ContentKey]:
+        """The request has gone; the keys that nobody waits for any more."""
+        interests = self._interests.pop(lease, {})
+        waits = {wait.seq: wait for it in interests.values() for wait in it.waits}
+        failure = Failure(RELEASED.code, RELEASED.message)
+        for seq, wait in waits.items():
+            failed = [Outcome("failed", failure=failure) for _ in wait.keys]
+            self._answers.append(Answer(lease[0], seq, failed))
+        abandoned = []
+        for key, interest in interests.items():
+            if interest.outcome is None:
+                self._stop_one(key, lease)
+                if key not in self._waiting:
+                    abandoned.append(key)
+        return abandoned
+
+    def validate(self) -> None:
+        """Check every rule of this class; for tests."""
+        being_made = {
+            (lease, key)
+            for lease, interests in self._interests.items()
+            for key, interest in interests.items()
+            if interest.outcome is None
+        }
+        if being_made != {(lease, key) for key, them in self._waiting.items() for lease in them}:
+            raise StoreError("the two lists of those who wait disagree")
+        if not all(self._interests.values()) or not all(self._waiting.values()):
+            raise StoreError("a request that waits for nothing is remembered")
+        for interests in self._interests.values():
+            for key, interest in interests.items():
+                for wait in interest.waits:
+                    if not wait.being_made or (key in wait.being_made) == bool(interest.outcome):
+                        raise StoreError("a call that could be answered still waits")
+
+    def _stop_one(self, key: ContentKey, lease: Lease) -> _Interest:
+        waiting = self._waiting[key]
+        interest = waiting.pop(lease)
+        if not waiting:
+            del self._waiting[key]
+        return interest
+
+    def _note(self, lease: Lease, key: ContentKey, interest: _Interest, outcome: Outcome) -> None:
+        """Answer each `Wait` of a request whose keys all have an end, or one is its own to make."""
+        interest.outcome = outcome
+        for wait in list(interest.waits):
+            wait.being_made.discard(key)
+            if not wait.being_made or outcome.state == "owner":
+                self._tell(lease, wait)
+
+    def _tell(self, lease: Lease, wait: _Wait) -> None:
+        interests = self._interests.get(lease, {})
+        found = {key: interests[key] for key in wait.keys}
+        outcomes = [found[key].outcome or Outcome("in_flight") for key in wait.keys]
+        self._answers.append(Answer(lease[0], wait.seq, outcomes))
+        for key, interest in found.items():
+            interest.waits.remove(wait)
+            if interest.outcome is not None and not interest.waits:
+                self._forget(lease, key)
+
+    def _forget(self, lease: Lease, key: ContentKey) -> None:
+        interests = self._interests[lease]
+        del interests[key]
+        if not interests:
+            del self._interests[lease]

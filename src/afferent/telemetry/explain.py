@@ -1,0 +1,80 @@
+"""A request's trace as a table for people, as ``--explain`` prints it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from afferent.telemetry.trace import Trace
+from afferent.types import Span
+
+_BAR_WIDTH = 26
+_COLOURS = {"frontend": "cyan", "store": "magenta", "preprocess": "yellow", "core": "blue"}
+
+
+def render(trace: Trace, *, outcome: str, console: Console) -> None:
+    """Print a trace for a person: a line a stage, a bar for when it ran."""
+    end_ns = max([time.monotonic_ns(), *(span.end_ns for span in trace.spans)])
+    total_ns = max(end_ns - trace.start_ns, 1)
+    copied = sum(span.copied_nbytes for span in trace.spans)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"[bold]{trace.request_id}[/]  {trace.what}  {outcome}  "
+        f"[bold]{total_ns / 1e6:.1f} ms[/]",
+        title_justify="left",
+        title_style="",
+        caption="  ".join([*trace.items, f"{_size(copied)} copied in all"]),
+        caption_justify="left",
+        pad_edge=False,
+    )
+    table.add_column("process", no_wrap=True)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("when", min_width=_BAR_WIDTH, no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True, min_width=7)
+    table.add_column("copied", justify="right", no_wrap=True, min_width=8)
+    table.add_column("", no_wrap=True, max_width=24)
+    shown = ""
+    for span in sorted(trace.spans, key=lambda span: (span.start_ns, span.end_ns)):
+        process = f"{span.process} {span.pid}"
+        colour = _COLOURS.get(span.process.split("-")[0], "green")
+        table.add_row(
+            Text("" if process == shown else process, style=colour),
+            span.stage.replace("_", " "),
+            Text(_bar(span, trace.start_ns, total_ns), style=colour),
+            f"{(span.end_ns - span.start_ns) / 1e6:.2f}",
+            _size(span.copied_nbytes),
+            Text(span.note, style="dim"),
+        )
+        shown = process
+    console.print(table)
+
+
+def _bar(span: Span, start_ns: int, total_ns: int) -> str:
+    """``span`` within the request, on a scale of `_BAR_WIDTH` characters."""
+    first = (span.start_ns - start_ns) / total_ns * _BAR_WIDTH
+    last = (span.end_ns - start_ns) / total_ns * _BAR_WIDTH
+    left = min(max(int(first), 0), _BAR_WIDTH - 1)
+    length = max(round(last - first), 0)
+    drawn = "█" * min(length, _BAR_WIDTH - left) if length else "▏"
+    return " " * left + drawn
+
+
+def _size(nbytes: int) -> str:
+    if nbytes == 0:
+        return "0"
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    if nbytes < 1_000_000:
+        return f"{nbytes / 1000:.1f} kB"
+    return f"{nbytes / 1e6:.2f} MB"
+
+
+def make_console(*, force_colour: bool = False) -> Console:
+    """Standard error, as wide as the terminal, or 110 columns where there is none."""
+    width = None if os.isatty(2) else 110
+    return Console(stderr=True, width=width, force_terminal=force_colour or None, highlight=False)

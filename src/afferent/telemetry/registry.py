@@ -1,0 +1,239 @@
+"""Where metrics are declared: by the module that counts, for the whole process.
+
+    ITEMS = counter("afferent_items_total", "Media items, by outcome", outcome=("hit", "failed"))
+    ...
+    ITEMS.labels("hit").inc()
+
+A label's words are from a list: never a URL, a hash or anything else that a client chooses. Any
+other word is counted as ``other``, so that no client can make series. A list may be a set that
+grows while modules are set up, or an object that knows its words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Generic, Literal, TypeVar
+
+from afferent.telemetry.readings import OTHER, Declaration, Kind, Reading, Series
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Buckets of what may take minutes; the others are of what should take less."""
+WAIT_SECONDS = (0.001, *SECONDS[1:])
+SHORT_SECONDS = (0.0001, 0.0005, 0.001, 0.005, *SECONDS[1:])
+
+
+class _Cell:
+    """What was counted under one word for each label."""
+
+    __slots__ = ("_buckets", "_values")
+
+    def __init__(self, metric: Declaration) -> None:
+        self._buckets = metric.buckets
+        self._values = [0.0] * metric.num_values
+
+    @property
+    def values(self) -> list[float]:
+        return list(self._values)
+
+    def reset(self) -> None:
+        self._values[:] = [0.0] * len(self._values)
+
+
+class CounterCell(_Cell):
+    __slots__ = ()
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._values[0] += amount
+
+
+class GaugeCell(_Cell):
+    __slots__ = ()
+
+    def set(self, value: float) -> None:
+        self._values[0] = value
+
+    @contextlib.contextmanager
+    def track(self) -> Iterator[None]:
+        """One more while the block runs."""
+        self._values[0] += 1.0
+        try:
+            yield
+        finally:
+            self._values[0] -= 1.0
+
+
+class HistogramCell(_Cell):
+    __slots__ = ()
+
+    def observe(self, value: float, *, times: int = 1) -> None:
+        self._values[bisect_left(self._buckets, value)] += times
+        self._values[-1] += value * times
+
+
+Cell = TypeVar("Cell", bound=_Cell)
+Source = TypeVar("Source")
+Word = TypeVar("Word", bound=str)
+
+
+class Labels:
+    """The words that each label of a metric may have."""
+
+    def __init__(self, words: Mapping[str, Container[str]]) -> None:
+        self.names = tuple(words)
+        self._words = tuple(words.values())
+
+    def known(self, words: Sequence[str]) -> tuple[str, ...]:
+        """The words, in the order of the labels, with ``other`` for those that are on no list."""
+        pairs = zip(self._words, words, strict=True)
+        return tuple(str(word) if word in known else OTHER for known, word in pairs)
+
+
+class Metric(Generic[Cell]):
+    """A metric that this process counts."""
+
+    def __init__(
+        self, declaration: Declaration, labels: Labels, cell: Callable[[Declaration], Cell]
+    ) -> None:
+        self.declaration = declaration
+        self._labels, self._cell = labels, cell
+        self._cells: dict[tuple[str, ...], Cell] = {}
+        if not labels.names:  # shown from the beginning
+            self.labels()
+
+    def labels(self, *words: str) -> Cell:
+        """Where to count under these words, in the order in which the labels were declared."""
+        found = self._cells.get(words)
+        if found is None:
+            known = self._labels.known(words)
+            found = self._cells.setdefault(known, self._cell(self.declaration))
+        return found
+
+    def reading(self) -> Reading:
+        """All that was counted."""
+        cells = list(self._cells.items())
+        return Reading(self.declaration, [Series(words, cell.values) for words, cell in cells])
+
+    def reset(self) -> None:
+        for cell in self._cells.values():
+            cell.reset()
+
+
+class Observed(Generic[Source]):
+    """A metric whose numbers another process has, and says when it is asked.
+
+    ``value`` is what it is of a source, which is an answer of that process, or a part of one.
+    """
+
+    def __init__(
+        self, declaration: Declaration, labels: Labels, value: Callable[[Source], float]
+    ) -> None:
+        self.declaration = declaration
+        self._labels, self._value = labels, value
+
+    def reading(self, source: Source) -> Reading:
+        """Of a metric without a label."""
+        return Reading(self.declaration, [Series((), [float(self._value(source))])])
+
+    def reading_by(self, sources: Mapping[Word, Source]) -> Reading:
+        """Of a metric with one label: a source for each word."""
+        sums: dict[tuple[str, ...], float] = {}
+        for word, source in sources.items():
+            known = self._labels.known([word])
+            sums[known] = sums.get(known, 0.0) + self._value(source)
+        return Reading(self.declaration, [Series(words, [n]) for words, n in sums.items()])
+
+
+class Registry:
+    """The metrics of one process. By ``source`` others know that it is the same process."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Declaration] = {}
+        self._counted: list[Metric[CounterCell] | Metric[GaugeCell] | Metric[HistogramCell]] = []
+        self._source: int | None = None
+
+    # Declarations: a name is declared once, or ValueError is raised
+
+    def counter(self, name: str, help: str, /, **labels: Container[str]) -> Metric[CounterCell]:
+        """What only grows; its name ends in ``_total``."""
+        metric = Metric(*self._declare("counter", name, help, labels), CounterCell)
+        self._counted.append(metric)
+        return metric
+
+    def gauge(self, name: str, help: str, /, **labels: Container[str]) -> Metric[GaugeCell]:
+        """How things are now."""
+        metric = Metric(*self._declare("gauge", name, help, labels), GaugeCell)
+        self._counted.append(metric)
+        return metric
+
+    def histogram(
+        self, name: str, help: str, buckets: Sequence[float], /, **labels: Container[str]
+    ) -> Metric[HistogramCell]:
+        """How often something was how large; ``buckets`` are upper bounds."""
+        declared = self._declare("histogram", name, help, labels, tuple(buckets))
+        metric = Metric(*declared, HistogramCell)
+        self._counted.append(metric)
+        return metric
+
+    def observed(
+        self,
+        kind: Literal["counter", "gauge"],
+        name: str,
+        help: str,
+        value: Callable[[Source], float],
+        /,
+        **labels: Container[str],
+    ) -> Observed[Source]:
+        """What another process has counted, and this one asks for."""
+        return Observed(*self._declare(kind, name, help, labels), value)
+
+    def _declare(
+        self,
+        kind: Kind,
+        name: str,
+        help: str,
+        words: Mapping[str, Container[str]],
+        buckets: tuple[float, ...] = (),
+    ) -> tuple[Declaration, Labels]:
+        labels = Labels(words)
+        declaration = Declaration(name, kind, help, labels.names, buckets)
+        fault = "it has been declared already" if name in self._declared else declaration.fault()
+        if fault is not None:
+            raise ValueError(f"{name}: {fault}")
+        self._declared[name] = declaration
+        return declaration, labels
+
+    # What there is
+
+    @property
+    def declarations(self) -> list[Declaration]:
+        return list(self._declared.values())
+
+    @property
+    def source(self) -> int:
+        if self._source is None:
+            self._source = secrets.randbits(62)
+        return self._source
+
+    def readings(self) -> list[Reading]:
+        """All that this process has counted since it began."""
+        return [metric.reading() for metric in self._counted]
+
+    def reset(self) -> None:
+        """Begin as a new process, that has counted nothing."""
+        self._source = None
+        for metric in self._counted:
+            metric.reset()
+
+
+REGISTRY = Registry()
+"""This process's. A forked child is another process, and begins with nothing."""
+os.register_at_fork(after_in_child=REGISTRY.reset)
+
+counter = REGISTRY.counter
+gauge = REGISTRY.gauge
+histogram = REGISTRY.histogram
+observed = REGISTRY.observed

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afferent.errors import ConnectionClosed, DeadlineExceeded, FormatError
+from afferent.runtime import wire
+
+
+@given(st.lists(st.binary(max_size=200), max_size=12), st.data())
+def test_frames_survive_any_cutting(frames: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(map(wire.pack_frame, frames))
+    cutter, found, start = wire.FrameCutter(), [], 0
+    while start < len(stream):
+        end = data.draw(st.integers(start + 1, len(stream)))
+        found += list(cutter.feed(stream[start:end]))
+        start = end
+    assert found == frames
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_length() -> None:
+    cutter = wire.FrameCutter(max_nbytes=100)
+    assert list(cutter.feed(wire.pack_frame(b"x" * 100))) == [b"x" * 100]
+    with pytest.raises(FormatError):
+        list(cutter.feed((101).to_bytes(4, "little")))
+
+
+def test_deadlines_and_closed_connections() -> None:
+    ours, theirs = socket.socketpair()
+    channel = wire.SyncChannel(ours)
+    with pytest.raises(DeadlineExceeded):
+        channel.receive(timeout_s=0.01)
+    theirs.sendall(wire.pack_frame(b"one") + wire.pack_frame(b"two"))
+    assert channel.receive(timeout_s=1) == b"one"
+    theirs.close()
+    assert channel.receive(timeout_s=1) == b"two"
+    with pytest.raises(ConnectionClosed):
+        channel.receive(timeout_s=1)
+    with pytest.raises(ConnectionClosed):
+        channel.send(b"three", timeout_s=1)
+    channel.close()
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(ConnectionClosed):
+        wire.connect(wire.new_address("nobody"), timeout_s=1)
+
+
+def test_a_peer_of_another_uid_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    assert wire.check_peer(ours) == wire.Peer(pid=os.getpid(), uid=os.getuid())
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ConnectionClosed):
+        wire.check_peer(ours)
+    assert ours.fileno() == -1
+    theirs.close()
+
+
+def test_a_pidfd_tells_of_the_peers_death() -> None:
+    address = wire.new_address("test")
+    with wire.listen(address) as listener:
+        code = (
+            "import sys; from afferent.runtime import wire; "
+            "s = wire.connect(chr(0) + sys.argv[1], timeout_s=5); "
+            "s.recv(1); sys.exit()"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, address[1:]])
+        sock, _ = listener.accept()
+        peer = wire.check_peer(sock)
+        assert peer.pid == child.pid
+        pidfd = wire.open_peer_pidfd(sock, peer)
+        sock.close()
+        child.wait(60)
+        assert select.select([pidfd], [], [], 60)[0]
+        os.close(pidfd)
+
+
+async def _echo_until_garbage() -> tuple[list[bytes], bool]:
+    ours, theirs = socket.socketpair()
+    got: list[bytes] = []
+    closed = asyncio.Event()
+    channel = wire.AsyncChannel(got.append, closed.set, max_nbytes=1000)
+    await channel.attach(ours)
+    theirs.sendall(wire.pack_frame(b"hello"))
+    channel.send(b"answer")
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    assert await loop.sock_recv(theirs, 100) == wire.pack_frame(b"answer")
+    theirs.sendall(b"\xff\xff\xff\xff")
+    async with asyncio.timeout(60):
+        await closed.wait()
+    still_open = channel.is_open
+    with pytest.raises(ConnectionClosed):
+        channel.send(b"too late")
+    theirs.close()
+    return got, still_open
+
+
+def test_a_stream_that_breaks_the_protocol_is_cut_off() -> None:
+    assert asyncio.run(_echo_until_garbage()) == ([b"hello"], False)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.datastructures import Headers
+
+from afferent.config import Tenant
+from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
+from afferent.serve.http.auth import Access
+
+ACME = Tenant(name="acme", api_keys=("acme-key-0123456789", "acme-key-9876543210"))
+OTHER = Tenant(name="other", api_keys=("other-key-0123456789",), max_requests=2)
+
+
+class Places:
+    """As many places as there are, and who is in them."""
+
+    def __init__(self) -> None:
+        self.inside: dict[str, str] = {}
+
+    async def acquire_permit(
+        self, request: str, semaphore: str, *, limit: int, queue: bool
+    ) -> None:
+        assert not queue
+        if list(self.inside.values()).count(semaphore) >= limit:
+            raise NoPermitLeft("full")
+        self.inside[request] = semaphore
+
+    def forget(self, request: str) -> None:
+        self.inside.pop(request, None)
+
+
+PLACES = Places()
+ACCESS = Access(PLACES, tenants=(ACME, OTHER), api_key="nameless-0123456789")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "tenant"),
+    [
+        ("Authorization", "Bearer acme-key-0123456789", ACME),
+        ("authorization", "bearer  acme-key-9876543210 ", ACME),
+        ("X-Api-Key", "other-key-0123456789", OTHER),
+        ("authorization", "Bearer nameless-0123456789", None),
+    ],
+)
+def test_a_key_is_its_tenants(name: str, value: str, tenant: Tenant | None) -> None:
+    assert ACCESS.tenant_of(Headers({name: value})) is tenant
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer "},
+        {"authorization": "Basic acme-key-0123456789"},
+        {"authorization": "acme-key-0123456789"},
+        {"authorization": "Bearer acme-key-012345678"},
+        {"authorization": "Bearer acme-key-01234567890"},
+        {"authorization": "Bearer ACME-KEY-0123456789"},
+        {"authorization": "Bearer \xe4\xf6\xfc-key-0123456789"},
+        {"x-api-key": ""},
+        {"x-api-key": "nobodys-key-0123456789"},
+        # The one that is looked at first decides: a wrong key is not mended by another.
+        {"authorization": "Bearer wrong", "x-api-key": "other-key-0123456789"},
+    ],
+)
+def test_no_key_and_wrong_keys_are_refused_without_a_word_on_them(headers: dict[str, str]) -> None:
+    with pytest.raises(NotAuthenticated) as caught:
+        ACCESS.tenant_of(Headers(headers))
+    for sent in headers.values():
+        assert not sent or sent not in caught.value.message
+
+
+def test_without_keys_everybody_is_welcome() -> None:
+    assert Access(PLACES).tenant_of(Headers({})) is None
+    assert Access(PLACES).tenant_of(Headers({"authorization": "Bearer none"})) is None
+
+
+def test_a_tenant_has_only_so_many_requests_at_a_time() -> None:
+    asyncio.run(_count_requests())
+
+
+def test_a_tenant_takes_no_place_of_another() -> None:
+    known = [Tenant(name=name, api_keys=(name * 16,), max_requests=1) for name in "ab"]
+    access = Access(Places(), tenants=known)
+
+    async def main() -> None:
+        for name in "ab":
+            headers = {"x-api-key": name * 16}
+            assert await access.enter(f"{name} 1", headers) == name
+            with pytest.raises(QuotaExceeded):
+                await access.enter(f"{name} 2", headers)
+
+    asyncio.run(main())
+
+
+async def _count_requests() -> None:
+    others, acmes = ({"x-api-key": tenant.api_keys[0]} for tenant in (OTHER, ACME))
+    assert await ACCESS.enter("a", others) == await ACCESS.enter("b", others) == "other"
+    with pytest.raises(QuotaExceeded):
+        await ACCESS.enter("c", others)
+    ACCESS.leave("c")
+    assert await ACCESS.enter("d", acmes) == "acme"  # has no limit of its own
+    ACCESS.leave("a")
+    assert await ACCESS.enter("e", others) == "other"
+    for request_id in "abcde":
+        ACCESS.leave(request_id)
+    assert PLACES.inside == {}

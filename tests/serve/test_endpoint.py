@@ -1,0 +1,141 @@
+"""One request over HTTP: its time, its place, and what its answer begins with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from afferent.config import Tenant
+from afferent.engine.protocol import EngineEvent, EngineRequest
+from afferent.errors import StoreFull
+from afferent.serve.flow import counting
+from afferent.serve.http import endpoint
+from afferent.serve.http.sse import EventStream
+from afferent.store.client.daemon_store import DaemonStore
+from tests.images import encoded, photo
+from tests.serve.frontends import ScriptedEngine, WordEngine, frontend, post
+from tests.serve.test_holding import holds_nothing
+from tests.server import ask, data_url, wait_until
+
+
+class PatientEngine(WordEngine):
+    """Accepts at once, and says the word of its first request when it is told to."""
+
+    def __init__(self) -> None:
+        self.accepted, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        said = super().submit(request)
+        yield await anext(said)
+        if not self.accepted.is_set():
+            self.accepted.set()  # whoever has asked has heard of it
+            await self.go_on.wait()
+        async for event in said:
+            yield event
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_has_so_much_time(store_address: str, is_stream: bool) -> None:
+    async def main() -> None:
+        async with frontend(store_address, engine=PatientEngine(), request_timeout_s=0.1) as http:
+            refused = await post(http, ask([], "What?", stream=is_stream))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "deadline_exceeded"
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_the_time_of_a_stream_begins_with_its_request(
+    store_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[float] = []
+
+    class Noting(EventStream):
+        def __init__(self, *args: Any, deadline: float, **kwargs: Any) -> None:
+            deadlines.append(deadline)
+            super().__init__(*args, deadline=deadline, **kwargs)
+
+    class Slow(WordEngine):
+        asked_s = 0.0
+
+        async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+            self.asked_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(0.05)
+            async for event in super().submit(request):
+                yield event
+
+    async def main() -> None:
+        engine, now_s = Slow(), asyncio.get_running_loop().time
+        async with frontend(store_address, engine=engine, request_timeout_s=60.0) as http:
+            before_s = now_s()
+            answer = await post(http, ask([], "What?", stream=True))
+        assert answer.status_code == 200
+        (deadline,) = deadlines
+        assert before_s + 60.0 <= deadline < engine.asked_s + 60.0
+
+    monkeypatch.setattr(endpoint, "EventStream", Noting)
+    asyncio.run(main())
+
+
+def test_an_error_before_the_first_token_is_an_ordinary_answer(store_address: str) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(failure=StoreFull("sabotage"))
+        async with frontend(store_address, engine=engine) as http:
+            refused = await post(http, ask([], "What?", stream=True))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "store_full"
+        assert refused.headers["retry-after"]
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_fails_is_counted_by_its_error(store_address: str) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine([71], failure=StoreFull("sabotage"))
+        async with frontend(store_address, engine=engine) as http:
+            assert (await post(http, ask([], "What?", stream=True))).status_code == 200
+
+    asyncio.run(main())
+    counted = {
+        outcome: counting.REQUESTS.labels("openai_chat", outcome).values[0]
+        for outcome in ("ok", "store_full")
+    }
+    assert counted == {"ok": 0, "store_full": 1}
+
+
+def test_what_a_refused_request_had_come_to_is_given_back(store_address: str) -> None:
+    """While the frontend lives: its body was read, and is not of the schema."""
+    large = ask([data_url(encoded(photo(500, 400), "PNG"), "png")], "What?", nonsense=1)
+
+    async def main() -> None:
+        async with frontend(store_address) as http:
+            assert (await post(http, large)).status_code == 400
+            with DaemonStore(store_address, name="watcher") as watcher:
+                given_back = partial(wait_until, lambda: holds_nothing(watcher), timeout_s=5)
+                await asyncio.to_thread(given_back)
+
+    asyncio.run(main())
+
+
+def test_a_tenants_place_is_taken_until_its_request_has_ended(store_address: str) -> None:
+    """Not only until the engine has accepted it, and all else that it held is given back."""
+    key = "acme-key-0123456789"
+    acme = Tenant(name="acme", api_keys=(key,), max_requests=1)
+
+    async def main() -> None:
+        engine = PatientEngine()
+        async with frontend(store_address, engine=engine, tenants=(acme,)) as http:
+            running = asyncio.create_task(post(http, ask([], "What?"), key=key))
+            await engine.accepted.wait()
+            refused = await post(http, ask([], "What?"), key=key)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            engine.go_on.set()
+            assert (await running).status_code == 200
+            assert (await post(http, ask([], "What?"), key=key)).status_code == 200
+
+    asyncio.run(asyncio.wait_for(main(), 30))

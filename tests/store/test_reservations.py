@@ -1,0 +1,283 @@
+"""Bytes that are promised, and extents that are waited for with a reservation."""
+
+from __future__ import annotations
+
+import pytest
+
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import CreateItem, Queue, ReserveItem, SealItem
+from afferent.store.protocol.results import Order, Outcome
+from afferent.types import Handle
+from tests.store.pure_store import (
+    FEATURES,
+    FRONTEND,
+    KEY,
+    KEY_2,
+    OTHER,
+    RAW,
+    SECOND,
+    WORKER,
+    Store,
+    code,
+    states,
+)
+
+# Grants
+
+
+def test_what_is_granted_can_be_had_and_by_nobody_else() -> None:
+    store = Store(capacity_nbytes=2048)
+    assert store.result(FRONTEND, store.reserve(FRONTEND, "r", 1000, queue=False)) is None
+    assert store.refusal(OTHER, requests.Create, "r", [CreateItem(RAW, 64)]) == "store_full"
+    assert store.failure(OTHER, store.reserve(OTHER, "r", 64, queue=False)) == "store_full"
+    store.create(FRONTEND, "r", 500, 500)
+    assert store.state.statistics().reserved_nbytes == 0
+    assert store.failure(FRONTEND, store.reserve(FRONTEND, "r", 1025)) == "arena_too_small"
+
+
+def test_reservations_are_queued_for_in_order_of_arrival() -> None:
+    store = Store(capacity_nbytes=2048)
+    for request, nbytes in (("a", 512), ("b", 448)):
+        store.create(FRONTEND, request, nbytes)
+    large, small = store.reserve(OTHER, "large", 576), store.reserve(OTHER, "small", 64)
+    features = store.reserve(OTHER, "features", 64, kind=FEATURES)
+    assert store.result(OTHER, features) is None
+    assert store.answer(OTHER, large) is store.answer(OTHER, small) is None
+    assert store.refusal(SECOND, requests.Create, "r", [CreateItem(RAW, 64)]) == "store_full"
+    store.release(FRONTEND, "a")
+    assert store.result(OTHER, large) is None
+    assert store.answer(OTHER, small) is None
+    store.release(FRONTEND, "b")
+    assert store.result(OTHER, small) is None
+
+
+def test_a_reservation_of_several_kinds_is_all_or_nothing() -> None:
+    store = Store(capacity_nbytes=2048)
+    store.create(FRONTEND, "r", 1024)
+    both = [ReserveItem(FEATURES, 500), ReserveItem(RAW, 1), ReserveItem(FEATURES, 500)]
+    wait = store.send(OTHER, requests.Reserve, "r", both, True)
+    assert store.state.statistics().reserved_nbytes == 0
+    store.release(FRONTEND, "r")
+    assert store.result(OTHER, wait) is None
+    reserved = store.state.objects.budget.reserved_nbytes
+    assert (reserved(RAW), reserved(FEATURES)) == (64, 1024)
+
+
+def test_unreserving_what_is_waited_for_ends_the_wait() -> None:
+    store = Store(capacity_nbytes=2048)
+    store.create(FRONTEND, "r", 1024)
+    items = [ReserveItem(RAW, 100)]
+    first, second = store.reserve(OTHER, "r", 100), store.reserve(OTHER, "r", 100)
+    store.call(OTHER, requests.Unreserve, "r", items, first)
+    assert store.failure(OTHER, first) == "store_error"
+    store.call(SECOND, requests.Unreserve, "r", items, second)  # a ticket of somebody else
+    store.release(FRONTEND, "r")
+    assert store.result(OTHER, second) is None
+    assert store.state.statistics().reserved_nbytes == 128
+
+
+def test_unreserving_what_was_granted_returns_what_is_left() -> None:
+    store = Store(capacity_nbytes=2048)
+    ticket = store.reserve(OTHER, "r", 1024)
+    store.create(OTHER, "r", 256)
+    waiting = store.reserve(FRONTEND, "r", 512)
+    store.call(OTHER, requests.Unreserve, "r", [ReserveItem(RAW, 512)], ticket)
+    assert store.result(FRONTEND, waiting) is None
+    store.call(OTHER, requests.Unreserve, "r", [ReserveItem(RAW, 1024)], ticket)
+    assert store.state.statistics().reserved_nbytes == 512
+
+
+@pytest.mark.parametrize("how", ["release", "disconnect", "die"])
+def test_reservations_go_with_their_lease(how: str) -> None:
+    store = Store(capacity_nbytes=2048)
+    store.reserve(FRONTEND, "r", 1024)
+    store.reserve(FRONTEND, "r", 1024, kind=FEATURES)
+    queued = store.reserve(FRONTEND, "s", 1024)
+    waiting = store.reserve(OTHER, "r", 1024)
+    match how:
+        case "release":
+            store.release(FRONTEND, "r")
+            assert store.result(FRONTEND, queued) is None
+            store.release(FRONTEND, "s")
+        case "disconnect":
+            store.disconnect(FRONTEND)
+        case "die":
+            store.die(FRONTEND)
+    assert store.result(OTHER, waiting) is None
+    assert store.state.statistics().reserved_nbytes == 1024
+
+
+# Runs
+
+
+def divided(store: Store) -> Handle:
+    """Features that lie in the middle of 2 KiB, with 704 bytes free on each side."""
+    store.create(OTHER, "left", 704, kind=FEATURES)
+    (middle,) = store.create(OTHER, "middle", 640, kind=FEATURES)
+    store.create(OTHER, "right", 704, kind=FEATURES)
+    for request in ("left", "right"):
+        store.release(OTHER, request)
+    return middle
+
+
+WIDE = [CreateItem(FEATURES, 1000)]
+
+
+def test_without_a_reservation_no_run_is_an_error() -> None:
+    store = Store(capacity_nbytes=4096)
+    divided(store)
+    assert store.refusal(FRONTEND, requests.Create, "r", WIDE) == "store_full"
+    assert code(store.claim(FRONTEND, "r")[0]) == "store_full"
+    assert code(store.acquire(FRONTEND, "r")) == "store_full"
+    store.reserve(FRONTEND, "r", 500, kind=FEATURES)
+    assert store.refusal(FRONTEND, requests.Create, "r", WIDE) == "store_full"
+    assert code(store.acquire(FRONTEND, "r")) == "store_full"
+    assert store.state.statistics().reserved_nbytes == 512
+
+
+def test_under_a_reservation_a_create_waits_for_a_run() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    waiting = store.send(FRONTEND, requests.Create, "r", WIDE)
+    store.raw(SECOND, "r")
+    assert store.answer(FRONTEND, waiting) is None
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    (handle,) = store.result(FRONTEND, waiting, list[Handle])
+    assert handle.nbytes == 1000
+    assert store.state.statistics().reserved_nbytes == 0
+
+
+@pytest.mark.parametrize("how", ["seal", "unpin"])
+def test_room_that_was_trimmed_or_unpinned_ends_the_wait_for_a_run(how: str) -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    waiting = store.send(FRONTEND, requests.Create, "r", WIDE)
+    if how == "seal":
+        store.call(OTHER, requests.Seal, "middle", [SealItem(middle, 300)])
+    else:
+        store.seal(OTHER, "middle", middle)
+        assert store.answer(FRONTEND, waiting) is None
+        store.call(OTHER, requests.Release, "middle", [middle])
+    assert len(store.result(FRONTEND, waiting)) == 1
+
+
+@pytest.mark.parametrize("how", ["release", "disconnect", "unreserve"])
+def test_a_create_that_waits_ends_with_its_lease_and_its_reservation(how: str) -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    ticket = store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    waiting = store.send(FRONTEND, requests.Create, "r", WIDE)
+    match how:
+        case "release":
+            store.release(FRONTEND, "r")
+            assert store.failure(FRONTEND, waiting) == "store_error"
+        case "disconnect":
+            store.disconnect(FRONTEND)
+        case "unreserve":
+            items = [ReserveItem(FEATURES, 1000)]
+            store.call(FRONTEND, requests.Unreserve, "r", items, ticket)
+            store.reserve(SECOND, "r", 1000, kind=FEATURES)
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    if how == "unreserve":
+        assert store.result(FRONTEND, waiting)
+    assert store.state.statistics().num_objects == (how == "unreserve")
+
+
+def test_a_create_that_waits_fails_when_its_room_is_promised_to_others() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    ticket = store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    waiting = store.send(FRONTEND, requests.Create, "r", WIDE)
+    store.call(FRONTEND, requests.Unreserve, "r", [ReserveItem(FEATURES, 1000)], ticket)
+    store.reserve(SECOND, "r", 1400, kind=FEATURES)
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    assert store.failure(FRONTEND, waiting) == "store_full"
+
+
+def test_under_a_reservation_a_job_waits_for_a_run() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    assert store.acquire(FRONTEND, "r").state == "scheduled"
+    assert store.acquire(SECOND, "r").state == "in_flight"
+    taking = store.send(WORKER, requests.Take)
+    store.release(FRONTEND, "r")  # the job has the reservation now, and somebody awaits it
+    assert store.state.statistics().reserved_nbytes == 1024
+    assert store.answer(WORKER, taking) is None
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    order = store.result(WORKER, taking, Order)
+    wait = store.wait(SECOND, "r")
+    store.finish(WORKER, order)
+    assert store.outcome(SECOND, wait).state == "made"
+
+
+def test_the_reservation_of_a_job_is_not_spent_on_what_it_reads() -> None:
+    """Else it would not wait for an extent, but fail."""
+    store = Store(capacity_nbytes=4096)
+    divided(store)
+    (source,) = store.claim(SECOND, "r", KEY_2, nbytes=64)
+    store.seal(SECOND, "r", source.handle)
+    store.release(SECOND, "r")
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    item = Queue(KEY, FEATURES, 1000, [source.handle], b"")
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "scheduled"
+
+
+def test_a_job_that_waits_for_a_run_and_is_not_awaited_gives_its_reservation_back() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    store.acquire(FRONTEND, "r")
+    store.release(FRONTEND, "r")
+    statistics = store.state.statistics()
+    assert (statistics.reserved_nbytes, statistics.num_jobs_queued) == (0, 0)
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    assert store.state.statistics().num_objects == 0
+
+
+def test_under_a_reservation_a_claim_waits_for_a_run() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    assert states(store.claim(FRONTEND, "r")) == ["in_flight"]
+    assert states(store.claim(SECOND, "r")) == ["in_flight"]
+    waits = store.wait(FRONTEND, "r"), store.wait(SECOND, "r")
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    yours = store.outcome(FRONTEND, waits[0])
+    assert yours.state == "owner"
+    assert store.answer(SECOND, waits[1]) is None
+    store.seal(FRONTEND, "r", yours.handle)
+    assert store.outcome(SECOND, waits[1]).state == "made"
+
+
+def test_a_claim_that_waits_for_a_run_is_handed_on() -> None:
+    """To the next who has a reservation; who has none fails."""
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    store.claim(FRONTEND, "r")
+    store.claim(WORKER, "r", nbytes=1500)
+    store.claim(SECOND, "r")
+    waits = store.wait(WORKER, "r"), store.wait(SECOND, "r")
+    store.release(FRONTEND, "r")
+    store.reserve(SECOND, "r", 1000, kind=FEATURES)
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    assert code(store.outcome(WORKER, waits[0])) == "store_full"
+    assert store.outcome(SECOND, waits[1]).state == "owner"
+
+
+def test_who_is_handed_a_key_waits_for_a_run_only_under_a_reservation() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    (mine,) = store.claim(FRONTEND, "r", nbytes=704)
+    store.claim(WORKER, "r", nbytes=1000)
+    store.reserve(SECOND, "r", 704, kind=FEATURES)
+    store.claim(SECOND, "r", nbytes=704)
+    waits = store.wait(WORKER, "r"), store.wait(SECOND, "r")
+    store.call(FRONTEND, requests.Abort, "r", [mine.handle])
+    assert code(store.outcome(WORKER, waits[0])) == "store_full"
+    assert store.outcome(SECOND, waits[1]).state == "owner"
+    assert store.state.objects.resolve(middle)

@@ -1,0 +1,218 @@
+"""The documentation's examples run, and print what the pages say.
+
+A block of ``python`` is run as a reader would run it: a file of its own, against a server where it
+names one, and it prints what the block of ``text`` behind it says. Where blocks belong together a
+test of `TOGETHER` runs them. What is neither has ``<!-- fragment: why -->`` in the line above.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from afferent.engine import protocol
+from afferent.schedule.encoder_cache import EncoderCache
+from afferent.schedule.step import Chunk, EncoderInput, Step
+from afferent.schedule.window import WindowIndex
+from afferent.store.block import codec
+from afferent.store.client.local_store import LocalStore
+from afferent.types import ContentKey, MiB, Placeholder
+from tests.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    SHELLS,
+    URL,
+    WORD_FOR_WORD,
+    Block,
+    blocks_of,
+    commands_of,
+    name_of,
+)
+from tests.server import Server
+
+TOGETHER = {
+    "docs/adding-a-family.md": "tests/preprocess/test_families.py",
+    "docs/api.md": "test_the_apis_example",
+    "docs/format.md": "test_the_formats_example_runs",
+    "docs/metrics.md": "test_a_metric_of_your_own_is_shown",
+    "docs/scheduling.md": "test_the_guide_to_scheduling_runs",
+    "docs/store.md": "test_the_guide_to_the_store_runs",
+    "docs/writing-an-engine.md": "test_the_protocol_of_the_guide_is_the_protocol",
+}
+"""Pages whose Python blocks are run otherwise, and by what."""
+
+
+def python_blocks(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page, "python") if not block.is_fragment]
+
+
+ALONE = [
+    block
+    for page in PAGES
+    if name_of(page) not in TOGETHER
+    for block in python_blocks(page)
+    if URL not in block.text
+]
+WITH_SERVER = [
+    block
+    for page in PAGES
+    if name_of(page) not in TOGETHER
+    for block in python_blocks(page)
+    if URL in block.text
+]
+
+
+def name_of_block(block: Block) -> str:
+    return f"{name_of(block.page)}-{python_blocks(block.page).index(block)}"
+
+
+@pytest.mark.parametrize("block", ALONE, ids=name_of_block)
+def test_the_examples_run(block: Block, tmp_path: Path) -> None:
+    run_as_a_file(block, block.text, tmp_path)
+
+
+@pytest.mark.parametrize("block", WITH_SERVER, ids=name_of_block)
+def test_the_clients_examples_run(block: Block, server: Server, tmp_path: Path) -> None:
+    """Word for word, but for the port."""
+    run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)
+
+
+def run_as_a_file(block: Block, program: str, folder: Path) -> None:
+    file = folder / "example.py"
+    file.write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert block.printed is not None, "a block of text behind it says what it prints"
+    assert done.stdout == block.printed
+
+
+def test_curls_of_the_pages_are_answered(server: Server) -> None:
+    for page in PAGES:
+        if name_of(page) in WORD_FOR_WORD:
+            continue
+        for block in blocks_of(page, *SHELLS):
+            for command in commands_of(block):
+                if command.startswith("curl ") and not block.is_fragment:
+                    command = command.replace(URL, server.url).replace("curl", "curl --fail", 1)
+                    subprocess.run(["bash", "-c", command], cwd=ROOT, check=True, timeout=60)
+
+
+def test_blocks_that_belong_together_are_run() -> None:
+    here = Path(__file__).read_text()
+    for page, test in TOGETHER.items():
+        assert python_blocks(ROOT / page), f"{page} has no examples any more"
+        if test.endswith(".py"):
+            assert Path(page).name in (ROOT / test).read_text()
+        else:
+            assert f"def {test}(" in here
+
+
+def test_the_guide_to_the_store_runs() -> None:
+    """All of its examples, one after another."""
+    with LocalStore(4 * MiB) as store:
+        pixels, grid = np.ones((4, 8), np.float32), np.array([[1, 2, 2]])
+        trees = {ContentKey(bytes([n]) * 32): {"pixel_values": pixels * n} for n in range(3)}
+        names = {
+            "store": store,
+            "core": store,
+            "workers": [store],
+            "pixels": pixels,
+            "grid": grid,
+            "trees": trees,
+            "sizes": dict.fromkeys(trees, 1000),
+            "encode": lambda tree: tree["pixel_values"] * 2,
+            "digest_of_the_encoder": b"digest",
+        }
+        for block in python_blocks(DOCS / "store.md"):
+            exec(block.text, names)  # noqa: S102
+        assert store.stat().held_nbytes == 0
+        assert store.stat().num_objects == 6
+
+
+def test_the_formats_example_runs() -> None:
+    tree = {"grid": np.array([1, 26, 46]), "n": 7}
+    names: dict[str, Any] = {"tree": tree, "block": memoryview(bytearray(88))}
+    (block,) = python_blocks(DOCS / "format.md")
+    exec(block.text, names)  # noqa: S102
+    assert names["nbytes"] == 88
+    assert (codec.view(names["block"])["grid"] == tree["grid"]).all()
+
+
+def test_a_metric_of_your_own_is_shown(tmp_path: Path) -> None:
+    """As the page says; in a process of its own, whose metrics are nobody else's."""
+    (block,) = python_blocks(DOCS / "metrics.md")
+    show = "\nfrom afferent.telemetry import exposition\n"
+    show += "print(exposition.render([DRAFTS.reading()]).decode(), end='')\n"
+    run_as_a_file(block, block.text + show, tmp_path)
+
+
+class Workers:
+    """They choose a token that means nothing, until there is nothing to do."""
+
+    def do(self, step: Step) -> list[tuple[str, int]]:
+        if step.is_empty:
+            raise StopIteration
+        return [
+            *((chunk.sequence_id, 1) for chunk in step.prefill if chunk.samples),
+            *((sequence_id, 1) for sequence_id in step.decode),
+        ]
+
+
+def test_the_guide_to_scheduling_runs() -> None:
+    loop, window, cache = python_blocks(DOCS / "scheduling.md")
+    placeholder = Placeholder(offset=100, length=50)
+    names: dict[str, Any] = {"key": b"dog", "placeholder": placeholder, "EOS": 2}
+    with pytest.raises(StopIteration):
+        exec(loop.text, names | {"workers": Workers()})  # noqa: S102
+    item = EncoderInput(b"dog", placeholder)
+    names |= {
+        "index": WindowIndex([(placeholder, item)]),
+        "embeddings": {b"dog": np.arange(50)},
+        "chunk": Chunk("a", 120, 40, samples=False),
+        "end": 160,
+    }
+    exec(window.text, names)  # noqa: S102
+    assert (names["rows"] == np.arange(20, 50)).all()
+    names |= {
+        "cache": EncoderCache(capacity_embeds=1000, capacity_nbytes=1 << 30),
+        "request_id": "a",
+    }
+    exec(cache.text, names)  # noqa: S102
+    assert names["evicted"] == []
+
+
+def test_the_protocol_of_the_guide_is_the_protocol() -> None:
+    (block,) = python_blocks(DOCS / "writing-an-engine.md")
+    names: dict[str, Any] = dict(vars(protocol))
+    exec(block.text, names)  # noqa: S102
+    shown = vars(names["Engine"]).keys() - vars(Protocol).keys()
+    assert {name for name in shown if not name.startswith("_")} == {"info", "submit"}
+    assert all(hasattr(protocol.Engine, name) for name in ("info", "submit"))
+
+
+def test_the_apis_example(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same answer for a picture that is sent, and for its name alone."""
+    (block,) = python_blocks(DOCS / "api.md")
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(block.text.replace(URL, server.url), names)  # noqa: S102
+    names["client"].close()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert first.startswith("a ")

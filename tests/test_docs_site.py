@@ -1,0 +1,98 @@
+"""The documentation as a site: what links become, what the navigation holds, and that it builds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.pages import DOCS, ROOT
+from tests.test_public_face import FACES
+from tools import site_pages
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "expected"),
+    [
+        ("gate.md", "store.md#room", "store.md#room"),
+        ("gate.md", "https://example.org/src", "https://example.org/src"),
+        ("gate.md", "../src/afferent/errors.py", "source/src/afferent/errors.py.md"),
+        ("adr/0001-dependencies.md", "../../pyproject.toml", "../source/pyproject.toml.md"),
+        (
+            "gate.md",
+            "../CONTRIBUTING.md#the-built-in-model",
+            "source/CONTRIBUTING.md#the-built-in-model",
+        ),
+        ("gate.md", "../README.md#try-it", "index.md"),
+        ("gate.md", "adr/", "adr/README.md"),
+        ("source/CONTRIBUTING.md", "docs/gate.md", "../gate.md"),
+        ("source/CONTRIBUTING.md", "docs/adr/", "../adr/README.md"),
+        ("gate.md", "../src/nothing.py", "../src/nothing.py"),
+    ],
+)
+def test_links_lead_where_the_site_has_their_targets(page: str, target: str, expected: str) -> None:
+    assert site_pages.site_links(f"[x]({target})", page) == f"[x]({expected})"
+
+
+def test_only_files_outside_of_the_documentation_get_pages() -> None:
+    text = "[a](store.md) [b](../src/afferent/keys.py) [c](../nothing.py) [d](https://e.org/x.py)"
+    assert site_pages.outside_targets(text, "docs/gate.md") == {"src/afferent/keys.py"}
+
+
+def test_a_file_is_shown_as_it_is() -> None:
+    """Whatever fences its own text has."""
+    page = site_pages.source_page("tests/test_docs_site.py")
+    source = (ROOT / "tests/test_docs_site.py").read_text()
+    assert source in page
+    fence = "````"  # longer than this one: ```
+    assert page.count(f"\n{fence}") == 2
+
+
+def test_a_folder_in_the_navigation_is_its_pages() -> None:
+    nav = [{"Home": "index.md"}, {"Notes": ["notes/README.md", "notes/*.md"]}]
+    pages = ["index.md", "notes/b.md", "notes/a.md", "notes/README.md", "other.md"]
+    expanded = site_pages.expand_nav(nav, pages)
+    expected = ["notes/README.md", "notes/a.md", "notes/b.md"]
+    assert expanded == [{"Home": "index.md"}, {"Notes": expected}]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    reached = list(site_pages.named_pages(site_pages.expand_nav(nav, pages)))
+    assert sorted(reached) == sorted(pages)
+
+
+@pytest.mark.timeout(600)
+def test_the_site_builds(tmp_path: Path) -> None:
+    """In strict mode: a warning fails it. All that is public is on its page, and nothing that a
+    browser loads comes from elsewhere.
+    """
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("MkDocs is not installed; `make docs` installs it")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(https?:[^\" >]*)", page.read_text()
+        )
+        assert loaded == [], page
+    public = (tmp_path / "reference/python.html").read_text()
+    for face in FACES:
+        module = importlib.import_module(face)
+        for name in set(module.__all__) - {"__version__"}:
+            dot = "." if inspect.ismodule(getattr(module, name)) else ""
+            assert f'id="{face}.{name}{dot}' in public, f"{name} is not documented"

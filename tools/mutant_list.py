@@ -1,0 +1,360 @@
+"""The mutants that the tests have to notice: see `tools.mutants`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutant import Mutant
+from tools.serve_mutants import SERVE_MUTANTS
+
+_GATE = "admit/gate.py"
+_GATE_TESTS = ("tests/admit/test_gate.py",)
+_FETCH_TESTS = ("tests/ingest/test_fetch.py",)
+_DELIVERY_TESTS = ("tests/ingest/test_delivery.py",)
+_DIAL_TESTS = ("tests/ingest/test_dial.py",)
+_POLICY = "ingest/fetch_policy.py"
+_POLICY_TESTS = ("tests/ingest/test_fetch_policy.py",)
+_FILES_TESTS = ("tests/ingest/test_files.py",)
+_PROBE_TESTS = ("tests/ingest/test_probe.py",)
+_RAW_TESTS = ("tests/ingest/test_raw.py",)
+_SOURCE_TESTS = ("tests/ingest/test_source.py",)
+
+_ADMIT: Final = (
+    Mutant(
+        what="old grants count as recent",
+        file=_GATE,
+        old="[at_s for at_s in self._grants if now_s - at_s <= _RECENT_S]",
+        new="list(self._grants)",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="one grant is a rate",
+        file=_GATE,
+        old="if len(recent) < 2:",
+        new="if len(recent) < 1:",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="who is refused is not counted among those who wait",
+        file=_GATE,
+        old="(self.num_waiting + 1)",
+        new="self.num_waiting",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="who finds no place hears nothing of when to come again",
+        file=_GATE,
+        old="except (StoreFull, NoPermitLeft, DeadlineExceeded)",
+        new="except (StoreFull, DeadlineExceeded)",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="a limit of one is none",
+        file=_GATE,
+        old="return self._max_concurrency > 0",
+        new="return self._max_concurrency > 1",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="a refusal counts as a grant",
+        file=_GATE,
+        old="            self._waits.observe(self._clock() - start_s)\n        self._grants",
+        new="            self._waits.observe(self._clock() - start_s)\n            self._grants",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="nobody who waits for a turn is counted",
+        file=_GATE,
+        old="self._for_bytes.num_waiting + self._for_turn.num_waiting",
+        new="self._for_bytes.num_waiting",
+        tests=_GATE_TESTS,
+    ),
+    Mutant(
+        what="a wait may be announced that is longer than a minute",
+        file=_GATE,
+        old="return min(max(float(math.ceil(seconds_each * (self.num_waiting + 1))), least), most)",
+        new="return max(float(math.ceil(seconds_each * (self.num_waiting + 1))), least)",
+        tests=_GATE_TESTS,
+    ),
+)
+
+_INGEST: Final = (
+    Mutant(
+        what="text may follow the padding",
+        file="ingest/base64_text.py",
+        old="        if self._padded:\n            raise _malformed()\n",
+        new="",
+        tests=("tests/ingest/test_cutter.py",),
+    ),
+    Mutant(
+        what="an item of exactly its limit is refused",
+        file="ingest/delivery.py",
+        old="if nbytes > self._max_nbytes:",
+        new="if nbytes >= self._max_nbytes:",
+        tests=_DELIVERY_TESTS,
+    ),
+    Mutant(
+        what="a request of exactly its limit is refused",
+        file="ingest/delivery.py",
+        old="if self._taken_nbytes + nbytes > self._max_nbytes:",
+        new="if self._taken_nbytes + nbytes >= self._max_nbytes:",
+        tests=_DELIVERY_TESTS,
+    ),
+    Mutant(
+        what="a failed fetch keeps its part of the budget",
+        file="ingest/delivery.py",
+        old="kept = 0 if kind else self.nbytes",
+        new="kept = self.nbytes",
+        tests=_DELIVERY_TESTS,
+    ),
+    Mutant(
+        what="what was announced and did not come is kept",
+        file="ingest/delivery.py",
+        old="kept = 0 if kind else self.nbytes",
+        new="kept = 0 if kind else self._taken_nbytes",
+        tests=_DELIVERY_TESTS,
+    ),
+    Mutant(
+        what="one public address of several is enough",
+        file="ingest/dial.py",
+        old="not all(map(is_public, addresses))",
+        new="not any(map(is_public, addresses))",
+        tests=("tests/ingest/test_fetch.py::test_every_answer_of_the_resolver_is_checked",),
+    ),
+    Mutant(
+        what="all of a host's addresses are tried",
+        file="ingest/dial.py",
+        old="addresses[:_MAX_DIALLED]",
+        new="addresses",
+        tests=("tests/ingest/test_fetch.py::test_so_many_addresses_are_tried_and_no_more",),
+    ),
+    Mutant(
+        what="a host's header has no end",
+        file="ingest/dial.py",
+        old="self._header_nbytes += len(data)",
+        new="self._header_nbytes = len(data)",
+        tests=_DIAL_TESTS,
+    ),
+    Mutant(
+        what="a header is read in large steps",
+        file="ingest/dial.py",
+        old="min(max_bytes, _HEADER_STEP_NBYTES)",
+        new="max_bytes",
+        tests=_DIAL_TESTS,
+    ),
+    Mutant(
+        what="the second answer of a connection has no bound",
+        file="ingest/dial.py",
+        old="        self._header_nbytes = 0  # of the answer to this\n",
+        new="",
+        tests=_DIAL_TESTS,
+    ),
+    Mutant(
+        what="a host is cut off before its time of grace is over",
+        file="ingest/fetch.py",
+        old="if elapsed_s > self._grace_s and delivery",
+        new="if delivery",
+        tests=_FETCH_TESTS,
+    ),
+    Mutant(
+        what="each redirect has the whole time again",
+        file="ingest/fetch.py",
+        old="                left_s -= time.monotonic() - started\n",
+        new="",
+        tests=_FETCH_TESTS,
+    ),
+    Mutant(
+        what="one more redirect is followed",
+        file="ingest/fetch.py",
+        old="range(_MAX_REDIRECTS + 1)",
+        new="range(_MAX_REDIRECTS + 2)",
+        tests=_FETCH_TESTS,
+    ),
+    Mutant(
+        what="a compressed answer is taken as it is",
+        file="ingest/fetch.py",
+        old='if any(v.lower() != b"identity"',
+        new='if any(v.lower() == b"gzip"',
+        tests=_FETCH_TESTS,
+    ),
+    Mutant(
+        what="hosts are remembered for ever",
+        file="ingest/fetch.py",
+        old="            if not host.num_users:\n                del self._hosts[name]\n",
+        new="",
+        tests=_FETCH_TESTS,
+    ),
+    Mutant(
+        what="a request fetches as many at a time as it likes",
+        file="ingest/fetch.py",
+        old="        async with self._places:\n            with Delivery(",
+        new="        if True:\n            with Delivery(",
+        tests=_FETCH_TESTS,
+    ),
+    Mutant(
+        what="a redirect may lead from https to http",
+        file=_POLICY,
+        old='source.scheme == "https" and target.scheme != "https"',
+        new='source.scheme == "http" and target.scheme != "https"',
+        tests=_POLICY_TESTS,
+    ),
+    Mutant(
+        what="a URL may name a user",
+        file=_POLICY,
+        old='if not host or "@" in parts.netloc:',
+        new="if not host:",
+        tests=_POLICY_TESTS,
+    ),
+    Mutant(
+        what="an address may name an interface",
+        file=_POLICY,
+        old="                and ip.scope_id is None\n",
+        new="",
+        tests=_POLICY_TESTS,
+    ),
+    Mutant(
+        what="ISATAP with the universal bit is let through",
+        file=_POLICY,
+        old="0xFDFF_FFFF",
+        new="0xFFFF_FFFF",
+        tests=_POLICY_TESTS,
+    ),
+    Mutant(
+        what="a cloud's own services are public",
+        file=_POLICY,
+        old='            "168.63.129.16/32",',
+        new='            "168.63.129.17/32",',
+        tests=_POLICY_TESTS,
+    ),
+    Mutant(
+        what="a link in place of a file is followed",
+        file="ingest/files.py",
+        old="_FILE = os.O_RDONLY | os.O_NOFOLLOW | ",
+        new="_FILE = os.O_RDONLY | ",
+        tests=_FILES_TESTS,
+    ),
+    Mutant(
+        what="the outer of two roots is taken first",
+        file="ingest/files.py",
+        old="key=lambda root: len(root.parts), reverse=True",
+        new="key=lambda root: len(root.parts)",
+        tests=_FILES_TESTS,
+    ),
+    Mutant(
+        what="an orientation that there is not is taken",
+        file="ingest/header.py",
+        old="1 <= found <= 8",
+        new="1 <= found <= 9",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="several orientations are one",
+        file="ingest/header.py",
+        old=" and count == 1:",
+        new=":",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="chunks of WebP are not padded",
+        file="ingest/header.py",
+        old="at += 8 + length + length % 2",
+        new="at += 8 + length",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="a JPEG with one segment too many is read",
+        file="ingest/header.py",
+        old="_MAX_SEGMENTS: Final = 2048",
+        new="_MAX_SEGMENTS: Final = 2049",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="an image of exactly as many pixels as are accepted is refused",
+        file="ingest/probe.py",
+        old="if width * height > limits.max_image_pixels:",
+        new="if width * height >= limits.max_image_pixels:",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="a side of one pixel is taken",
+        file="ingest/probe.py",
+        old="_MIN_SIDE: Final = 2",
+        new="_MIN_SIDE: Final = 1",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="one orientation does not swap the sides",
+        file="ingest/probe.py",
+        old="_TRANSPOSED: Final = (5, 6, 7, 8)",
+        new="_TRANSPOSED: Final = (5, 6, 7)",
+        tests=_PROBE_TESTS,
+    ),
+    Mutant(
+        what="the heap's allowance is not given back",
+        file="ingest/raw.py",
+        old="        self._allowance.take(-self._allowed_nbytes)\n",
+        new="",
+        tests=_RAW_TESTS,
+    ),
+    Mutant(
+        what="a block that is outgrown is kept",
+        file="ingest/raw.py",
+        old="self._store.discard(self._request_id, [old])",
+        new="pass",
+        tests=_RAW_TESTS,
+    ),
+    Mutant(
+        what="the first block is larger than was announced",
+        file="ingest/raw.py",
+        old="min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0",
+        new="min(nbytes, _MAX_STEP_NBYTES)",
+        tests=_RAW_TESTS,
+    ),
+    Mutant(
+        what="an empty item keeps its block",
+        file="ingest/raw.py",
+        old="            self._store.discard(self._request_id, [self._handle])\n            return",
+        new="            return",
+        tests=_RAW_TESTS,
+    ),
+    Mutant(
+        what="a data: URL need not say that it is base64",
+        file="ingest/source.py",
+        old='if not comma or not header.lower().endswith(";base64"):',
+        new="if not comma:",
+        tests=_SOURCE_TESTS,
+    ),
+    Mutant(
+        what="a large item is hashed where it is called",
+        file="ingest/digest.py",
+        old="total < _WORTH_A_THREAD_NBYTES",
+        new="total > _WORTH_A_THREAD_NBYTES",
+        tests=("tests/ingest/test_digest.py",),
+    ),
+    Mutant(
+        what="digests are put in another order",
+        file="ingest/digest.py",
+        old="digests[start :: len(stripes)] = part",
+        new="digests[start * len(part) : (start + 1) * len(part)] = part",
+        tests=("tests/ingest/test_digest.py",),
+    ),
+    Mutant(
+        what="nobody else has a turn",
+        file="ingest/pace.py",
+        old="            await asyncio.sleep(0)\n",
+        new="",
+        tests=("tests/ingest/test_pace.py",),
+    ),
+)
+
+_KEYS: Final = (
+    Mutant(
+        what="an image and a video of the same bytes have one key",
+        file="keys.py",
+        old='options = f"{modality} {max_pixels}".encode()',
+        new='options = f"{max_pixels}".encode()',
+        tests=("tests/test_keys.py",),
+    ),
+)
+
+MUTANTS: Final = (*_ADMIT, *_INGEST, *_KEYS, *SERVE_MUTANTS)

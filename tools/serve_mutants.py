@@ -1,0 +1,404 @@
+"""The mutants of what serves requests: see `tools.mutant_list`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutant import Mutant
+
+_AUTH, _AUTH_TESTS = "serve/http/auth.py", ("tests/serve/test_auth.py",)
+_BODY = "serve/http/body.py"
+_CHAT, _CHAT_TESTS = "serve/apis/chat/api.py", ("tests/serve/test_chat.py",)
+_CONNECTION = "serve/http/connection.py"
+_CONNECTION_TESTS = (
+    "tests/serve/test_connection.py::test_each_request_of_a_connection_may_have_a_header",
+    "tests/serve/test_connection.py::test_thousands_of_requests_ahead_of_their_answers",
+)
+_CONVERSATIONS = "serve/flow/conversations.py"
+_CONVERSATIONS_TESTS = ("tests/serve/test_conversations.py",)
+_ENDPOINT, _ENDPOINT_TESTS = "serve/http/endpoint.py", ("tests/serve/test_endpoint.py",)
+_GENERATE, _GENERATE_TESTS = "serve/flow/generate.py", ("tests/serve/test_generate.py",)
+_HOLDING_TESTS = ("tests/serve/test_holding.py::test_how_often_the_store_is_asked",)
+_ITEMS_TESTS = ("tests/serve/test_items.py",)
+_LIMIT_TESTS = ("tests/serve/test_body.py::test_each_item_has_a_limit_of_its_own",)
+_METRICS_TESTS = ("tests/telemetry/test_metrics.py",)
+_NAMES_TESTS = ("tests/serve/test_names.py",)
+_PIPELINE, _PIPELINE_TESTS = "serve/flow/pipeline.py", ("tests/serve/test_pipeline.py",)
+_PROMPT_TESTS = ("tests/serve/test_prompt.py",)
+_REASON_TESTS = ("tests/serve/test_chat.py::test_an_answer_says_why_it_ended",)
+_RECEIVE, _RECEIVE_TESTS = "serve/flow/receive.py", ("tests/serve/test_receive.py",)
+
+SERVE_MUTANTS: Final = (
+    Mutant(
+        what="all tenants share their places",
+        file=_AUTH,
+        old='f"tenant/{tenant.name}"',
+        new='"tenant"',
+        tests=_AUTH_TESTS,
+    ),
+    Mutant(
+        what="a tenant has its place again as soon as the engine has accepted",
+        file=_AUTH,
+        old='return f"{request_id} place"',
+        new="return request_id",
+        tests=_ENDPOINT_TESTS,
+    ),
+    Mutant(
+        what="places are given back only if every tenant has a limit",
+        file=_AUTH,
+        old="self._has_quotas = any(",
+        new="self._has_quotas = all(",
+        tests=_AUTH_TESTS,
+    ),
+    Mutant(
+        what="all items of a body together have the limit of one",
+        file=_BODY,
+        old="if self._buffer.nbytes - self._start + len(data) > self._max_nbytes:",
+        new="if self._buffer.nbytes + len(data) > self._max_nbytes:",
+        tests=_LIMIT_TESTS,
+    ),
+    Mutant(
+        what="a client may take any time for a body if it does not pause",
+        file=_BODY,
+        old="            left_s -= time.monotonic() - start_s\n",
+        new="",
+        tests=("tests/serve/test_body.py::test_a_body_that_comes_too_slowly",),
+    ),
+    Mutant(
+        what="a body whose length was not announced has no limit",
+        file=_BODY,
+        old="            self._check_size(self._num_read)\n",
+        new="",
+        tests=("tests/serve/test_body.py::test_limits_on_the_body",),
+    ),
+    Mutant(
+        what="the headers of all requests of a connection have one limit",
+        file=_CONNECTION,
+        old="self._is_in_message = True\n        self._header_nbytes = 0\n",
+        new="self._is_in_message = True\n",
+        tests=_CONNECTION_TESTS,
+    ),
+    Mutant(
+        what="any number of requests may be sent ahead of their answers",
+        file=_CONNECTION,
+        old="if len(self.pipeline) >= _MAX_PIPELINED:",
+        new="if False:",
+        tests=_CONNECTION_TESTS,
+    ),
+    Mutant(
+        what="a request may take any time",
+        file=_ENDPOINT,
+        old="asyncio.timeout(self._settings.request_timeout_s)",
+        new="asyncio.timeout(None)",
+        tests=_ENDPOINT_TESTS,
+    ),
+    Mutant(
+        what="a stream has all of the time again after its first token",
+        file=_ENDPOINT,
+        old="self._settings.request_timeout_s - spent_s",
+        new="self._settings.request_timeout_s",
+        tests=_ENDPOINT_TESTS,
+    ),
+    Mutant(
+        what="a stream begins before the engine has said anything",
+        file=_ENDPOINT,
+        old="        if not isinstance(output, PromptInfo):\n            break\n",
+        new="        break\n",
+        tests=_ENDPOINT_TESTS,
+    ),
+    Mutant(
+        what="requests of all tenants are the nameless tenant's",
+        file=_ENDPOINT,
+        old="call = replace(call, generate=replace(call.generate, tenant=tenant))",
+        new="pass",
+        tests=_NAMES_TESTS,
+    ),
+    Mutant(
+        what="what a request that failed had come to is kept",
+        file=_ENDPOINT,
+        old="self._pipeline.store.forget(exchange.trace.request_id)",
+        new="pass",
+        tests=_ENDPOINT_TESTS,
+    ),
+    Mutant(
+        what="one tenant may read what was answered to another",
+        file="serve/http/lookups.py",
+        old='name = tenant.name if tenant is not None else ""',
+        new='name = ""',
+        tests=("tests/serve/test_apis.py::test_tenants_have_conversations_of_their_own",),
+    ),
+    Mutant(
+        what="a stream that failed is counted as one that ended well",
+        file="serve/http/sse.py",
+        old="            self._outcome = failure.code\n",
+        new='            self._outcome = "ok"\n',
+        tests=_ENDPOINT_TESTS,
+    ),
+    Mutant(
+        what="every answer was ended by the model",
+        file=_CHAT,
+        old='"finish_reason": answer.end.reason,',
+        new='"finish_reason": "stop",',
+        tests=_REASON_TESTS,
+    ),
+    Mutant(
+        what="every stream was ended by the model",
+        file=_CHAT,
+        old="self._chunk(index, {}, reason=reason)",
+        new='self._chunk(index, {}, reason="stop")',
+        tests=_REASON_TESTS,
+    ),
+    Mutant(
+        what="the prompt counts once for each answer",
+        file=_CHAT,
+        old="prompt = usages[0].prompt_tokens",
+        new="prompt = sum(usage.prompt_tokens for usage in usages)",
+        tests=_CHAT_TESTS,
+    ),
+    Mutant(
+        what="the newer of the two limits on tokens is ignored",
+        file=_CHAT,
+        old="max_tokens=chat.max_completion_tokens or chat.max_tokens,",
+        new="max_tokens=chat.max_tokens,",
+        tests=("tests/serve/test_chat.py::test_the_newer_limit_on_tokens_decides",),
+    ),
+    Mutant(
+        what="an answer that was not to be stored is kept",
+        file="serve/apis/responses/api.py",
+        old="is_kept=request.store is not False",
+        new="is_kept=request.store is not None",
+        tests=("tests/serve/test_responses.py",),
+    ),
+    Mutant(
+        what="a stop string is the end of a turn",
+        file="serve/apis/messages/events.py",
+        old='"end_turn" if end.stop is None else "stop_sequence"',
+        new='"end_turn"',
+        tests=("tests/serve/test_messages.py",),
+    ),
+    Mutant(
+        what="parameters that are not served are ignored",
+        file="serve/apis/schema.py",
+        old='            raise UnsupportedParameter(f"{name} is not supported", param=name)\n',
+        new="            continue\n",
+        tests=("tests/serve/test_responses.py::test_parameters_that_are_not_served",),
+    ),
+    Mutant(
+        what="a tenant with too many requests hears that the server is busy",
+        file="serve/apis/statuses.py",
+        old="e.QuotaExceeded: 429,",
+        new="e.QuotaExceeded: 503,",
+        tests=("tests/test_errors.py",),
+    ),
+    Mutant(
+        what="an image is keyed as if it were sent in full detail",
+        file=_RECEIVE,
+        old="            max_pixels=self._max_pixels(part),\n            media=digest",
+        new="            max_pixels=0,\n            media=digest",
+        tests=("tests/serve/test_chat.py::test_low_detail_bounds_the_image",),
+    ),
+    Mutant(
+        what="a file is keyed as an image, whatever it is taken as",
+        file=_RECEIVE,
+        old="modality=part.modality,",
+        new="modality=Modality.IMAGE,",
+        tests=_RECEIVE_TESTS,
+    ),
+    Mutant(
+        what="what was looked for stays pinned",
+        file=_RECEIVE,
+        old="            await self._store.release(request_id, pinned)\n",
+        new="            pass\n",
+        tests=_RECEIVE_TESTS,
+    ),
+    Mutant(
+        what="what is not here is passed over",
+        file=_RECEIVE,
+        old="        if missing:\n",
+        new="        if len(missing) == len(unsent):\n",
+        tests=_NAMES_TESTS,
+    ),
+    Mutant(
+        what="an item may have one byte less than its limit",
+        file=_RECEIVE,
+        old="if part.source.nbytes > most:",
+        new="if part.source.nbytes >= most:",
+        tests=_LIMIT_TESTS,
+    ),
+    Mutant(
+        what="one item less is accepted than the limit says",
+        file="serve/flow/items.py",
+        old="if number > most:",
+        new="if number >= most:",
+        tests=_ITEMS_TESTS,
+    ),
+    Mutant(
+        what="a name is bound before its item has been used",
+        file="serve/flow/items.py",
+        old=(
+            "        ready = {item: self._ready(item) for item in distinct}\n"
+            "        if items.new_names:  # only now: what can't be used is bound to no name\n"
+            "            await self._names.bind(request_id, items.new_names)\n"
+        ),
+        new=(
+            "        if items.new_names:\n"
+            "            await self._names.bind(request_id, items.new_names)\n"
+            "        ready = {item: self._ready(item) for item in distinct}\n"
+        ),
+        tests=_NAMES_TESTS,
+    ),
+    Mutant(
+        what="bytes that were received are held until the engine accepts",
+        file="serve/flow/items.py",
+        old="            await self._store.release(request_id, sealed)\n",
+        new="            pass\n",
+        tests=_HOLDING_TESTS,
+    ),
+    Mutant(
+        what="features are pinned while a request waits for room",
+        file="serve/flow/items.py",
+        old="            await self._store.release(request_id, pinned)\n",
+        new="            pass\n",
+        tests=_HOLDING_TESTS,
+    ),
+    Mutant(
+        what="every item of a body is read from its beginning",
+        file="serve/flow/item_state.py",
+        old="InputRange(raw.start, raw.nbytes)",
+        new="InputRange(0, raw.nbytes)",
+        tests=("tests/serve/test_body.py::test_however_a_body_arrives",),
+    ),
+    Mutant(
+        what="all videos have the plan of the first",
+        file="serve/flow/plan.py",
+        old="key = ContentKey(keys.frame(_PLAN_TAG, item.key))",
+        new="key = ContentKey(keys.frame(_PLAN_TAG))",
+        tests=_ITEMS_TESTS,
+    ),
+    Mutant(
+        what="plans stay pinned",
+        file="serve/flow/plan.py",
+        old="        await self._store.release(request_id, handles)\n",
+        new="",
+        tests=_ITEMS_TESTS,
+    ),
+    Mutant(
+        what="a reservation that was not needed is kept",
+        file="serve/flow/acquire.py",
+        old='if any(outcome.state != "scheduled"',
+        new='if all(outcome.state != "scheduled"',
+        tests=_HOLDING_TESTS,
+    ),
+    Mutant(
+        what="all tenants share their names",
+        file="serve/flow/names.py",
+        old="keys.name_key(tenant=tenant, name=uuid)",
+        new='keys.name_key(tenant="", name=uuid)',
+        tests=_NAMES_TESTS,
+    ),
+    Mutant(
+        what="a name stands for a file, whatever it is taken as",
+        file="serve/flow/names.py",
+        old="if known != given:",
+        new="if known.digest != given.digest:",
+        tests=_NAMES_TESTS,
+    ),
+    Mutant(
+        what="all tenants share their conversations",
+        file=_CONVERSATIONS,
+        old="key = keys.conversation_key(tenant=generate.tenant, response_id",
+        new='key = keys.conversation_key(tenant="", response_id',
+        tests=_CONVERSATIONS_TESTS,
+    ),
+    Mutant(
+        what="instructions are kept with the conversation",
+        file=_CONVERSATIONS,
+        old="said = generate.messages[1:] if call.instructions else generate.messages",
+        new="said = generate.messages",
+        tests=_CONVERSATIONS_TESTS,
+    ),
+    Mutant(
+        what="a conversation stays pinned",
+        file=_CONVERSATIONS,
+        old="            self._store.forget(generate.request_id)\n",
+        new="            pass\n",
+        tests=_CONVERSATIONS_TESTS,
+    ),
+    Mutant(
+        what="items are let go when the first answer is accepted",
+        file=_PIPELINE,
+        old="        if self._num_waiting == 0:\n",
+        new="        if self._num_waiting >= 0:\n",
+        tests=_CHAT_TESTS,
+    ),
+    Mutant(
+        what="the last token that there is room for can't be asked for",
+        file=_PIPELINE,
+        old="if room < 1 or max_tokens > room:",
+        new="if room < 1 or max_tokens >= room:",
+        tests=_PIPELINE_TESTS,
+    ),
+    Mutant(
+        what="what the engine can't do is not refused",
+        file=_PIPELINE,
+        old="        capabilities.check(self.engine.info, request)\n",
+        new="",
+        tests=_PIPELINE_TESTS,
+    ),
+    Mutant(
+        what="the engine goes on after a stop string",
+        file=_PIPELINE,
+        old="if outputs and isinstance(outputs[-1], End):",
+        new="if False:",
+        tests=_PIPELINE_TESTS,
+    ),
+    Mutant(
+        what="a prompt is counted once for each answer",
+        file=_PIPELINE,
+        old='TOKENS.labels("prompt").inc(len(engine_request.token_ids))',
+        new='TOKENS.labels("prompt").inc(len(engine_request.token_ids) * request.n)',
+        tests=_PIPELINE_TESTS,
+    ),
+    Mutant(
+        what="a step counts as one token",
+        file=_GENERATE,
+        old="self.num_tokens += len(tokens.token_ids)",
+        new="self.num_tokens += 1",
+        tests=_GENERATE_TESTS,
+    ),
+    Mutant(
+        what="the end of an answer is lost that looked like a stop string",
+        file=_GENERATE,
+        old="text = self.matcher.flush()",
+        new='text = ""',
+        tests=_GENERATE_TESTS,
+    ),
+    Mutant(
+        what="a client's text may spell out the tokens of media",
+        file="serve/flow/prompt.py",
+        old="            if index % 2:\n",
+        new="            if index < 0:\n",
+        tests=_PROMPT_TESTS,
+    ),
+    Mutant(
+        what="the images of a prompt change places",
+        file="serve/flow/prompt.py",
+        old="index = waiting[kind].popleft()",
+        new="index = waiting[kind].pop()",
+        tests=_PROMPT_TESTS,
+    ),
+    Mutant(
+        what="a body that found no room is counted as a bad one",
+        file="serve/flow/counting.py",
+        old='trace.where == "body" and outcome in _NO_ROOM',
+        new='trace.where == "body" and outcome not in _NO_ROOM',
+        tests=_METRICS_TESTS,
+    ),
+    Mutant(
+        what="the steps of an answer count as its tokens",
+        file="serve/flow/counting.py",
+        old="self._num_later += num_tokens",
+        new="self._num_later += 1",
+        tests=_METRICS_TESTS,
+    ),
+)

@@ -1,0 +1,35 @@
+"""How the site is built of `site_pages`: what MkDocs calls while it builds."""
+
+from __future__ import annotations
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+from tools import site_pages
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Lines of the navigation that stand for a folder become its pages."""
+    docs = site_pages.DOCS
+    pages = [str(path.relative_to(docs)) for path in docs.rglob("*.md")]
+    config.nav = site_pages.expand_nav(list(config.nav or []), pages)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """A page for each file outside of docs/ that pages link to."""
+    targets: set[str] = set()
+    for file in files.documentation_pages():
+        location = site_pages.location_of(file.src_uri)
+        targets |= site_pages.outside_targets(file.content_string, location)
+    for path in sorted(targets - {"README.md"}):
+        page = site_pages.page_of(path)
+        content = site_pages.source_page(path)
+        shown = File.generated(config, page, content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+        files.append(shown)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return site_pages.site_links(markdown, page.file.src_uri)
