@@ -19,6 +19,9 @@ QUICK := tests/schedule tests/test_config.py tests/test_errors.py tests/test_key
 		objects.py objects_machine.py permits.py reservations.py single_flight.py state.py \
 		state_machine.py verbs.py)
 
+# Whole servers, kills and measuring: one after the other, with both cores for each.
+ALONE := tests/test_tutorial.py tests/serve/test_connection.py tests/end_to_end tests/benchmarks
+
 # Servers start sooner from modules that are compiled.
 unexport PYTHONDONTWRITEBYTECODE
 # What builds the site prints no advertisement.
@@ -49,7 +52,12 @@ serve: setup  ## serve the built-in model, or MODEL=folder, with ARGS="--explain
 
 test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@echo "==> running the tests (some minutes)"
+ifeq ($(strip $(ARGS)),)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
+	@$(BIN)/python -m pytest -q $(ALONE)
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 quick: setup  ## run the tests that start no process (under a minute)
 	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)

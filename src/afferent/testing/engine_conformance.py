@@ -242,7 +242,7 @@ async def says_when_it_is_unavailable(trial: Trial) -> None:
             require(isinstance(error, Unavailable), f"an engine that is gone says {error!r}")
         else:  # of one that is quick, all may have been on its way already
             require(num_tokens == room, "a request comes to its end though the engine is gone")
-    require(trial.engine.info is None, "an engine that is gone still has an info")
+    await trial.require_gone()  # a quick one's last words come before the news of its end
     await _require_refusal(trial, later, EngineUnavailable)
     for held in (request, later):
         await trial.store.release(held.request_id)

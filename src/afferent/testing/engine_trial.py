@@ -184,11 +184,22 @@ class Trial:
 
     async def require_nothing_held(self, after: str) -> None:
         """The engine has given back all features, soon."""
-        deadline = asyncio.get_running_loop().time() + self.subject.settle_s
+        deadline = self._settled_at()
         while held := await self.held_nbytes():
             if asyncio.get_running_loop().time() > deadline:
                 raise NotConforming(f"{held} bytes of features are still held {after}")
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def require_gone(self) -> None:
+        """The engine has no info, soon."""
+        deadline = self._settled_at()
+        while self.engine.info is not None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise NotConforming("an engine that is gone still has an info")
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _settled_at(self) -> float:
+        return asyncio.get_running_loop().time() + self.subject.settle_s
 
 
 def require(condition: bool, otherwise: str) -> None:
