@@ -162,6 +162,13 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Group.COMMON,
         ge=0,
     )
+    store_path: str = setting(
+        "",
+        "path of the store's socket, for processes of this user that are started elsewhere; "
+        "default: none, only our own find it",
+        Group.COMMON,
+        unit="FILE",
+    )
     explain: bool = setting(False, "print a trace of each request", Group.COMMON)
 
     raw_share: float = setting(

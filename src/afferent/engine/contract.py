@@ -6,7 +6,8 @@ its memory, and starts its processes; each frontend connects to them. A descript
 torch nor anything else that takes long: what does belongs into the processes that it names.
 
 `Backend` is what any description says of its start. An `EngineKind` adds how frontends get an
-`Engine`, which takes token ids and handles.
+`Engine`, which takes token ids and handles; an `UpstreamKind`, how they get an `Upstream`: a server
+with an API of its own, which a request is passed on to.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from msgspec import Struct
 
 from afferent.config import Settings
 from afferent.engine.protocol import Engine
+from afferent.engine.upstream import Upstream
 from afferent.preprocess.registry import AnyFamily
 from afferent.types import ObjectKind
 
@@ -36,7 +38,8 @@ class EngineSite:
     Attributes:
         model_folder: The weights' and the tokenizer's.
         model_name: As clients call it.
-        family: What features are made for the model.
+        family: What features are made for the model; ``None`` if there are none, which an upstream
+            may do without.
         store_address: Each of the engine's processes that looks at features connects there.
         shares: What part of the arena each kind of object has.
         left_nbytes: Memory that is left to the server beside the arena, all processes, and what
@@ -45,7 +48,7 @@ class EngineSite:
 
     model_folder: Path
     model_name: str
-    family: AnyFamily
+    family: AnyFamily | None
     store_address: str
     shares: Mapping[ObjectKind, float]
     left_nbytes: int
@@ -151,4 +154,15 @@ class EngineKind(Backend[SettingsT, LinkT]):
 
         It is entered before the engine's processes are ready, and does not wait for them:
         `Engine.info` is ``None`` until then. It sees to it that a lost connection comes back.
+        """
+
+
+class UpstreamKind(Backend[SettingsT, LinkT]):
+    """A backend with an API of its own: chat templates, tokens and answers are its own."""
+
+    @abstractmethod
+    def connect(self, link: LinkT, caller: Caller) -> AbstractAsyncContextManager[Upstream]:
+        """The upstream as this frontend sees it, for as long as the context lasts.
+
+        It is entered before the upstream is ready, and does not wait for it.
         """

@@ -2,7 +2,7 @@
 
 ``--engine`` is the name of an entry point in the group `GROUP`, by which a package that is
 installed offers an engine, or ``MODULE:FACTORY``; an entry point names the same. The factory is
-called without arguments and gives an `EngineKind`: a subclass of it will do.
+called without arguments and gives an `EngineKind` or an `UpstreamKind`: a subclass will do.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from afferent.engine.contract import EngineKind
+from afferent.engine.contract import EngineKind, UpstreamKind
 from afferent.errors import ConfigError
 
 GROUP: Final = "afferent.engines"
 
-BUILT_IN: Mapping[str, str] = {"reference": "afferent.engine.reference.kind:ReferenceEngine"}
-"""Declared as an entry point too. It is not looked for: that reads every package's metadata, and
+AnyKind = EngineKind[Any, Any] | UpstreamKind[Any, Any]
+
+BUILT_IN: Mapping[str, str] = {
+    "reference": "afferent.engine.reference.kind:ReferenceEngine",
+    "vllm": "afferent.engine.vllm.kind:VllmUpstream",
+}
+"""Declared as entry points too. They are not looked for: that reads every package's metadata, and
 there may be none of ours where the sources were never installed.
 """
 
 
-def find(name: str) -> EngineKind[Any, Any]:
+def find(name: str) -> AnyKind:
     """The description of the engine of this name.
 
     Raises:
@@ -47,7 +52,7 @@ def _installed() -> dict[str, str]:
     return {point.name: point.value for point in metadata.entry_points(group=GROUP)}
 
 
-def _made(name: str, path: str) -> EngineKind[Any, Any]:
+def _made(name: str, path: str) -> AnyKind:
     module_name, _, attribute = path.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
@@ -55,7 +60,7 @@ def _made(name: str, path: str) -> EngineKind[Any, Any]:
     except Exception as error:  # it is not ours, and may raise anything
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"the engine {name!r} can't be loaded from {path}: {what}") from error
-    if not isinstance(made, EngineKind):
+    if not isinstance(made, EngineKind | UpstreamKind):
         raise ConfigError(
             f"{path} gives a {type(made).__name__}, which is no EngineKind (engine {name!r})"
         )

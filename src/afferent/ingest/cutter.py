@@ -64,13 +64,18 @@ class MediaSink(Protocol):
 class CutMedia:
     """One item that was cut out: the ``index``-th, in the order of the body.
 
-    ``media_type`` is what a ``data:`` URL says, such as ``"image/png"``, or ``""``. It is a hint.
+    ``head`` is what stood before the base64: all that a ``data:`` URL says, or nothing.
     """
 
     index: int
     marker: str
-    media_type: str
+    head: str
     nbytes: int
+
+    @property
+    def media_type(self) -> str:
+        """What a ``data:`` URL says that it is, such as ``"image/png"``, or ``""``: a hint."""
+        return self.head.partition(":")[2].partition(";")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class CutBody:
 class _Rule:
     """Which strings are media: a pattern for their first ``num_chars``, without escapes.
 
-    What it matches is dropped; its group is the media type.
+    What it matches is no base64.
     """
 
     head: re.Pattern[bytes]
@@ -93,8 +98,8 @@ class _Rule:
 
 
 _MAX_HEAD_CHARS = 256
-_DATA_URL = _Rule(re.compile(rb"(?i)data:([ !#-+\--\[\]-~]*);base64,"), _MAX_HEAD_CHARS)
-_BARE = _Rule(re.compile(rb"()(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
+_DATA_URL = _Rule(re.compile(rb"(?i)data:[ !#-+\--\[\]-~]*;base64,"), _MAX_HEAD_CHARS)
+_BARE = _Rule(re.compile(rb"(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
 
 
 def _spelled(word: str) -> str:
@@ -163,7 +168,7 @@ class BodyCutter:
         self._kept = 0  # and what of that has gone where it belongs
         self._rule = _DATA_URL
         self._base64 = Base64Text()
-        self._media_type = ""
+        self._head = ""
         self._nbytes = 0
 
     def feed(self, chunk: bytes | memoryview) -> None:
@@ -236,7 +241,7 @@ class BodyCutter:
         text = _unescape(self._buffer[self._pos : end])
         if media := self._rule.head.match(text[: self._rule.num_chars]):
             self._keep()
-            self._begin(media[1].partition(b";")[0].decode())
+            self._begin(media[0].decode())
             self._write(text[media.end() :])
             self._pos = self._kept = end
             self._step = BodyCutter._cut
@@ -279,10 +284,10 @@ class BodyCutter:
         self._json.append(self._buffer[self._kept : self._pos])
         self._kept = self._pos
 
-    def _begin(self, media_type: str) -> None:
+    def _begin(self, head: str) -> None:
         if len(self._media) >= self._max_media:
             raise TooManyItems(f"the request has more than {self._max_media} items")
-        self._media_type, self._nbytes, self._base64 = media_type, 0, Base64Text()
+        self._head, self._nbytes, self._base64 = head, 0, Base64Text()
         self._sink.begin()
 
     def _write(self, text: bytes | memoryview) -> None:
@@ -301,7 +306,7 @@ class BodyCutter:
             raise self._malformed() from error
         self._sink.end()
         index = len(self._media)
-        media = CutMedia(index, f"{self._marker}:{index}", self._media_type, self._nbytes)
+        media = CutMedia(index, f"{self._marker}:{index}", self._head, self._nbytes)
         self._media.append(media)
         self._json.append_marker(media.marker.encode())
 

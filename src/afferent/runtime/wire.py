@@ -1,6 +1,7 @@
-"""Messages between processes: msgpack in length-prefixed frames over abstract unix sockets.
+"""Messages between processes: msgpack in length-prefixed frames over unix sockets.
 
-An abstract socket has no file, so nothing is left when its owner dies. Whoever accepts a connection
+An abstract socket, which is what all of ours are unless somebody asks for a path, has no file: so
+nothing is left when its owner dies. Whoever accepts a connection
 checks that the peer runs under its own uid. A frame is a little-endian ``u32`` length and that many
 bytes; a length over the limit ends the connection before a byte of the body is read.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -17,11 +19,12 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, cast
 
 import msgspec
 
-from afferent.errors import ConnectionClosed, DeadlineExceeded, FormatError
+from afferent.errors import ConfigError, ConnectionClosed, DeadlineExceeded, FormatError
 from afferent.types import decode
 
 T = TypeVar("T")
@@ -50,10 +53,36 @@ def new_address(name: str) -> str:
 
 
 def listen(address: str) -> socket.socket:
+    """At an abstract address, or at a path, which nobody but this user may connect to.
+
+    Raises:
+        ConfigError: Somebody listens there, or nobody can.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(address)
+    if address.startswith("\0"):
+        sock.bind(address)
+    else:
+        try:
+            _bind_path(sock, Path(address))
+        except OSError as error:
+            sock.close()
+            raise ConfigError(f"no socket can be made at {address}: {error.strerror}") from error
     sock.listen(1024)
     return sock
+
+
+def _bind_path(sock: socket.socket, path: Path) -> None:
+    """What a process that has ended left there is in the way of nobody."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            if other.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, "somebody listens there")
+        path.unlink()
+    old = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(old)
 
 
 def connect(address: str, *, timeout_s: float) -> socket.socket:

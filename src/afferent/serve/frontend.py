@@ -10,18 +10,23 @@ import gc
 import logging
 import os
 import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from afferent.admit.gate import Gate
 from afferent.config import ServeConfig
 from afferent.engine import registry
-from afferent.engine.contract import Caller
+from afferent.engine.contract import Caller, EngineKind, UpstreamKind
 from afferent.engine.protocol import Engine
+from afferent.engine.upstream import Upstream
+from afferent.errors import InternalError
+from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import fingerprint
 from afferent.runtime.listening import BACKLOG
 from afferent.runtime.process import ChildProcess
@@ -36,6 +41,9 @@ from afferent.serve.http.connection import ConnectionLimits, connection_class, g
 from afferent.serve.http.disconnects import HangUps
 from afferent.serve.http.endpoint import AppSettings
 from afferent.serve.launch import FrontendSettings
+from afferent.serve.upstream.app import UpstreamFrontend
+from afferent.serve.upstream.items import ReferenceStage
+from afferent.serve.upstream.prompts import PromptTokens
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.pushing import push_counts
 from afferent.types import decode
@@ -51,12 +59,25 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
     link = decode(msgspec.msgpack.Decoder(kind.link_type), settings.link)
     name = f"{child.name} {os.getpid()}"
     caller = Caller(name=name, store_address=settings.store_address)
-    async with kind.connect(link, caller) as engine:
-        await _serve(child, settings, engine)
+    match kind:
+        case UpstreamKind():
+            async with kind.connect(link, caller) as upstream:
+                await _serve(child, settings, partial(_in_front, settings, upstream))
+        case EngineKind():
+            async with kind.connect(link, caller) as engine:
+                await _serve(child, settings, partial(_with_engine, settings, engine))
 
 
-async def _serve(child: ChildProcess, settings: FrontendSettings, engine: Engine) -> None:
-    config, folder = settings.config, Path(settings.model_folder)
+_Parts = tuple[ASGIApp, Callable[[], Awaitable[None]]]
+"""An application, and how to close it."""
+
+
+async def _serve(
+    child: ChildProcess,
+    settings: FrontendSettings,
+    make: Callable[[AsyncDaemonStore, Gate, ItemSettings, Access], _Parts],
+) -> None:
+    config = settings.config
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     background = [
         asyncio.create_task(push_counts(store)),
@@ -67,31 +88,14 @@ async def _serve(child: ChildProcess, settings: FrontendSettings, engine: Engine
         timeout_s=config.admission_timeout_s,
         max_concurrency=config.max_mm_preprocess_concurrency,
     )
-    pipeline = Pipeline(
-        store=store,
-        engine=engine,
-        prompts=PromptBuilder(folder, settings.family),
-        items=ItemStage(
-            store,
-            gate,
-            Processor(settings.family, fingerprint(folder, settings.family)),
-            ItemSettings(
-                limits=config.request_limits,
-                shares=config.shares,
-                timeout_s=config.request_timeout_s,
-                num_digest_threads=config.alloc_workers,
-            ),
-        ),
-        sampling=sampling_defaults(folder),
-    )
-    app_settings = AppSettings(
-        model_name=settings.model_name,
+    item_settings = ItemSettings(
         limits=config.request_limits,
-        request_timeout_s=config.request_timeout_s,
-        explain=config.explain,
+        shares=config.shares,
+        timeout_s=config.request_timeout_s,
+        num_digest_threads=config.alloc_workers,
     )
     access = Access(store, api_key=config.api_key, tenants=config.tenants)
-    app = Frontend(pipeline, gate, app_settings, access=access).app()
+    app, close = make(store, gate, item_settings, access)
     hang_ups = HangUps()
     server = _server(app, config, hang_ups)
     listener = socket.socket(fileno=settings.listener_fd)
@@ -106,10 +110,71 @@ async def _serve(child: ChildProcess, settings: FrontendSettings, engine: Engine
         hang_ups.close()
         for task in background:
             task.cancel()
-        await pipeline.close()
+        await close()
 
 
-def _server(app: Starlette, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Server:
+def _with_engine(
+    settings: FrontendSettings,
+    engine: Engine,
+    store: AsyncDaemonStore,
+    gate: Gate,
+    item_settings: ItemSettings,
+    access: Access,
+) -> _Parts:
+    """Our own APIs, over an engine that takes tokens."""
+    folder, family = Path(settings.model_folder), settings.family
+    if family is None:
+        raise InternalError("an engine that takes features has no family")
+    pipeline = Pipeline(
+        store=store,
+        engine=engine,
+        prompts=PromptBuilder(folder, family),
+        items=ItemStage(store, gate, Processor(family, fingerprint(folder, family)), item_settings),
+        sampling=sampling_defaults(folder),
+    )
+    app = Frontend(pipeline, gate, _app_settings(settings), access=access).app()
+    return app, pipeline.close
+
+
+def _in_front(
+    settings: FrontendSettings,
+    upstream: Upstream,
+    store: AsyncDaemonStore,
+    gate: Gate,
+    item_settings: ItemSettings,
+    access: Access,
+) -> _Parts:
+    """An upstream's APIs, with references in the places of media."""
+    folder, family = Path(settings.model_folder), settings.family
+    if family is None:
+        processor, tokens = Processor(UnknownFamily(), b""), None
+    else:
+        processor = Processor(family, fingerprint(folder, family))
+        tokens = PromptTokens(folder, family)
+    items = ItemStage(store, gate, processor, item_settings)
+    stage = ReferenceStage(store, items, tokens, valid_s=settings.config.request_timeout_s)
+    app = UpstreamFrontend(
+        store,
+        gate,
+        upstream,
+        stage,
+        _app_settings(settings),
+        access,
+        makes_features=family is not None,
+    ).app()
+    return app, stage.close
+
+
+def _app_settings(settings: FrontendSettings) -> AppSettings:
+    return AppSettings(
+        model_name=settings.model_name,
+        limits=settings.config.request_limits,
+        request_timeout_s=settings.config.request_timeout_s,
+        explain=settings.config.explain,
+    )
+
+
+def _server(app: ASGIApp, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Server:
     limits = ConnectionLimits(
         header_timeout_s=config.body_idle_timeout_s,
         discard_timeout_s=config.body_timeout_s,

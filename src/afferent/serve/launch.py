@@ -31,5 +31,6 @@ class FrontendSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """To the engine that ``config`` names."""
     model_folder: str
     model_name: str
-    family: AnyFamily
+    family: AnyFamily | None
+    """``None``: no features are made for the model."""
     config: ServeConfig

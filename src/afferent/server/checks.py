@@ -7,11 +7,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from afferent.config import Loaded, ServeConfig, Settings
 from afferent.engine import registry
-from afferent.engine.contract import EngineKind
 from afferent.errors import ConfigError
 from afferent.server import sizing
 
@@ -24,7 +22,7 @@ class Checked:
 
     folder: Path
     """Of the model."""
-    engine: EngineKind[Any, Any]
+    engine: registry.AnyKind
     engine_settings: Settings
     arena_nbytes: int
     left_nbytes: int

@@ -62,7 +62,7 @@ class Plan:
     folder: Path
     """Of the model."""
     model_name: str
-    family: AnyFamily
+    family: AnyFamily | None
     engine: EnginePlan[Any]
     port: Port
     inherited: InheritedDescriptors
@@ -73,7 +73,7 @@ class Plan:
         Raises:
             ConfigError: The engine calls one of its processes like one of ours.
         """
-        ours = [self._store(), self._preprocess(), *self._frontends()]
+        ours = [self._store(), *self._preprocess(), *self._frontends()]
         engine = self._engine()
         parts = {part.name: part for part in (ours[0], *engine, *ours[1:])}
         if len(parts) < len(ours) + len(engine):
@@ -110,8 +110,11 @@ class Plan:
             fds=inherited.fds,
         )
 
-    def _preprocess(self) -> Part:
+    def _preprocess(self) -> list[Part]:
+        """Nobody, where no features are made."""
         config = self.config
+        if self.family is None:
+            return []
         settings = preprocess.PoolSettings(
             store_address=self.inherited.address,
             family=self.family,
@@ -121,7 +124,7 @@ class Plan:
             memory_nbytes=config.preprocess_memory_nbytes,
         )
         env = {**preprocess.ENV, **_QUIET}
-        return Part("preprocess", preprocess.POOL, lambda: settings, env=env)
+        return [Part("preprocess", preprocess.POOL, lambda: settings, env=env)]
 
     def _frontends(self) -> list[Part]:
         settings = serve.FrontendSettings(

@@ -13,15 +13,16 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
 from afferent import __version__
 from afferent.config import Loaded
-from afferent.engine.contract import EngineSite
-from afferent.errors import ConfigError
+from afferent.engine.contract import EngineKind, EngineSite
+from afferent.errors import ConfigError, UnsupportedModel
 from afferent.preprocess.discover import family_of
-from afferent.preprocess.registry import describe
+from afferent.preprocess.registry import AnyFamily, describe
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
 from afferent.runtime.process import LOST_PARTNERS, Child, LogSettings, Status, spawn
@@ -93,15 +94,12 @@ class Supervisor:
             self._say("warning", warning)
         port = self._port = Port(config.host, config.port, num_listeners=config.frontends)
         self._url = port.url
-        is_reference = config.processor == "reference"
-        if describe(folder, reference=is_reference) is None:
-            self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
-        family = family_of(
-            folder, reference=is_reference, max_sampled_frames=config.max_sampled_frames
-        )
+        family = self._family(folder, is_needed=isinstance(checked.engine, EngineKind))
         self._say("model", f"{self._model_name} from {folder}")
         self._say("engine", f"{checked.engine.name}: {checked.engine.summary}")
-        inherited = InheritedDescriptors.over(arena.open_segment(checked.arena_nbytes))
+        inherited = InheritedDescriptors.over(
+            arena.open_segment(checked.arena_nbytes), path=config.store_path
+        )
         site = EngineSite(
             model_folder=folder,
             model_name=self._model_name,
@@ -122,6 +120,26 @@ class Supervisor:
             port=port,
             inherited=inherited,
         )
+
+    def _family(self, folder: Path, *, is_needed: bool) -> AnyFamily | None:
+        """What features are made for the model; ``None`` if none are, and none have to be.
+
+        Raises:
+            UnsupportedModel: None can be made, and they are needed.
+        """
+        config = self._config
+        is_reference = config.processor == "reference"
+        if describe(folder, reference=is_reference) is None:
+            self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
+        try:
+            return family_of(
+                folder, reference=is_reference, max_sampled_frames=config.max_sampled_frames
+            )
+        except (UnsupportedModel, ConfigError) as error:
+            if is_needed:
+                raise
+            self._say("model", f"the engine processes its media itself: {error.message}")
+            return None
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:
         """First what takes longest, the engine's workers; the others once there is an arena."""

@@ -185,14 +185,19 @@ class QwenVlFamily(
         write_patches(pixels, patches, patch_size=self.patch_size, merge_size=self.merge_size)
         out["image_grid_thw"][0] = (1, height // self.patch_size, width // self.patch_size)
 
-    def _float_patches(self, patches: Any, normalization: Normalization) -> Any:
-        """``(num_patches, 3 * temporal_patch_size * patch_size**2)`` float32, from bytes of that
-        layout or of one where the times are not repeated.
+    def repeated(self, patches: Any) -> Any:
+        """``(num_patches, 3 * temporal_patch_size * patch_size**2)`` in the same type, from patches
+        of that layout or of one where the times are not repeated.
         """
+        times = patches.reshape(len(patches), 3, -1, self.patch_size**2)
+        if times.shape[2] == 1:
+            times = times.expand(-1, -1, self.temporal_patch_size, -1)
+        return times.reshape(len(patches), -1)
+
+    def _float_patches(self, patches: Any, normalization: Normalization) -> Any:
+        """`repeated`, as float32. What is normalized is not repeated yet."""
         normalized = normalization.apply(patches.view(len(patches), 3, -1, self.patch_size**2))
-        if normalized.shape[2] == 1:
-            normalized = normalized.expand(-1, -1, self.temporal_patch_size, -1)
-        return normalized.reshape(len(patches), -1)
+        return self.repeated(normalized)
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:

@@ -15,13 +15,15 @@ from afferent.serve.flow.request import End, GenerateRequest, Message, Output, S
 class ReceivedBody:
     """``media`` are what was cut out, by the marker that stands in the JSON in their place.
 
-    ``media_types`` are what their ``data:`` URLs say that they are: hints, by the same markers.
+    ``heads`` are what stood before their base64, and ``media_types`` what these say that they are:
+    hints. Both are by the same markers.
     """
 
     json: bytes
     media: dict[str, RawMedia]
     nbytes: int
     media_types: Mapping[str, str] = field(default_factory=dict)
+    heads: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
 from afferent.errors import InternalError, Param, TooManyItems, UnsupportedMedia
 from afferent.ingest.digest import Digester
+from afferent.preprocess.jobs import InputRange
 from afferent.preprocess.plan import Prompt
 from afferent.serve.flow.acquire import Maker, count, handle_if_there, handle_of, summary
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
@@ -88,6 +89,10 @@ class ItemStage:
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(store, self._maker, processor)
 
+    def takes(self, modality: Modality) -> bool:
+        """Whether features are made of such media."""
+        return modality in self._family.tokens
+
     def check(self, parts: Sequence[MediaPart]) -> None:
         """Refuse what can be refused by counting.
 
@@ -95,6 +100,13 @@ class ItemStage:
             TooManyItems: More of a kind than a request may have.
             UnsupportedMedia: Of a kind that the model does not take.
         """
+        self.check_count(parts)
+        for modality in {part.modality for part in parts}:
+            if not self.takes(modality):
+                raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
+
+    def check_count(self, parts: Sequence[MediaPart]) -> None:
+        """`check`, whatever the model takes."""
         for modality in Modality:
             most = self._limits.of(modality).max_items
             number = sum(part.modality is modality for part in parts)
@@ -103,8 +115,6 @@ class ItemStage:
                     f"the request has {count(number, modality)}; at most {most} are accepted",
                     param=Param.MESSAGES,
                 )
-            if number and modality not in self._family.tokens:
-                raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
 
     async def read(self, request: GenerateRequest, trace: Trace) -> RequestItems:
         """The items' bytes, keys, and, of images, plans.
@@ -114,15 +124,35 @@ class ItemStage:
             InvalidMedia: An item can't be used, or its name is another's.
             Unavailable: Try again.
         """
+        items = await self.read_bytes(request, trace)
+        await self._planner.plan_images(request.request_id, items.distinct, trace)
+        return items
+
+    async def read_bytes(self, request: GenerateRequest, trace: Trace) -> RequestItems:
+        """`read`, without plans: of items that somebody else decodes."""
         if not request.media:
             return RequestItems()
         items = await self._reader.read(request, trace)
-        distinct = items.distinct
-        for item in distinct:
+        for item in items.distinct:
             for raw in item.copies:
                 MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
-        await self._planner.plan_images(request.request_id, distinct, trace)
         return items
+
+    async def keep_bytes(
+        self, request_id: str, items: RequestItems, trace: Trace
+    ) -> list[tuple[Handle, InputRange]]:
+        """Where the bytes of all items are, in order: sealed, and pinned by the request.
+
+        Raises:
+            StoreFull: There is no room now.
+        """
+        _, unsealed = items.received
+        if unsealed:
+            to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
+            await self._store.seal(request_id, to_seal)
+        await self._write_raw(request_id, items.distinct, trace)
+        files = [item.file for item in items.in_order]
+        return [file for file in files if file is not None]
 
     async def prepare(self, request_id: str, items: RequestItems, trace: Trace) -> list[ReadyItem]:
         """The features of all items, in order, made where they are missing.

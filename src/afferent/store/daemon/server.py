@@ -47,9 +47,16 @@ class InheritedDescriptors:
         return cls.over(create_segment(capacity_nbytes))
 
     @classmethod
-    def over(cls, arena_fd: int) -> Self:
-        """With an arena that is there, or will be when the first daemon is started."""
-        address = wire.new_address(ADDRESS_PREFIX)
+    def over(cls, arena_fd: int, *, path: str = "") -> Self:
+        """With an arena that is there, or will be when the first daemon is started.
+
+        Args:
+            path: Where the socket is; without it, at an address that nobody guesses.
+
+        Raises:
+            ConfigError: It can't be there.
+        """
+        address = path or wire.new_address(ADDRESS_PREFIX)
         return cls(address, arena_fd, wire.listen(address).detach(), create_client_table())
 
     @property

@@ -1,0 +1,139 @@
+"""References: what stands in a request in the place of its media, and leads back to the arena.
+
+A reference is a URL of a few hundred bytes. It is signed, so that nobody but the server that made
+it can name a block of the arena, and it expires. Pure, but for the time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import time
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from afferent.errors import FormatError
+from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
+
+SCHEME: Final = "afferent:"
+_TAG = b"afferent/reference/v1"
+_MAC_NBYTES = 16
+_MAX_CHARS = 16_384
+
+Run = tuple[NonNegative, Annotated[int, Meta(ge=1, le=2**31)]]
+"""A token, and how often it stands there."""
+
+
+class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_unknown_fields=True):
+    """An item whose features are made.
+
+    Attributes:
+        modality: Of the item.
+        key: Of its features.
+        handle: Where these are; pinned by who made the reference, until the answer has ended.
+        marker: The token that the chat template writes for the item.
+        embed: The token that stands for each row of embeddings.
+        prompt: What takes the marker's place.
+        small: Features that are needed beside the encoder, for positions: ``image_grid_thw``.
+        expires_s: `time.time` from which on it leads nowhere.
+    """
+
+    modality: Modality
+    key: KeyBytes
+    handle: Handle
+    marker: NonNegative
+    embed: NonNegative
+    prompt: tuple[Run, ...]
+    small: dict[str, list[int] | list[float]]
+    expires_s: float
+
+    @property
+    def num_embeds(self) -> int:
+        """Rows of embeddings that the encoder has to give."""
+        return sum(number for token, number in self.prompt if token == self.embed)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """`prompt`, token by token."""
+        return [token for token, number in self.prompt for _ in range(number)]
+
+    @property
+    def cache_name(self) -> str:
+        """What caches of the engine call the item.
+
+        It names the block too: what was computed of features that turned out to be lost is never
+        found again, since those that are made in their place have another generation.
+        """
+        return f"{self.key.hex()}-{self.handle.segment:x}-{self.handle.generation:x}"
+
+
+class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown_fields=True):
+    """An item as it was sent, for an engine that decodes it itself.
+
+    Attributes:
+        modality: Of the item.
+        handle: The object that its bytes are in, perhaps with others'; pinned likewise.
+        start: Where in it they begin.
+        nbytes: How many they are.
+        expires_s: `time.time` from which on it leads nowhere.
+    """
+
+    modality: Modality
+    handle: Handle
+    start: NonNegative
+    nbytes: NonNegative
+    expires_s: float
+
+
+Reference = FeaturesReference | RawReference
+_decoder = msgspec.msgpack.Decoder(Reference)
+
+
+def key_of(name: str) -> bytes:
+    """The content key in a `FeaturesReference.cache_name`, or an end of one.
+
+    Raises:
+        FormatError: There is none in it.
+    """
+    try:
+        key = bytes.fromhex(name.partition("-")[0])
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise FormatError("not a name of an item of ours")
+    return key
+
+
+def sign(reference: Reference, secret: bytes) -> str:
+    """The URL that stands for an item."""
+    payload = encode(reference)
+    return SCHEME + base64.urlsafe_b64encode(_mac(secret, payload) + payload).decode()
+
+
+def verify(url: str, secret: bytes, *, now_s: float | None = None) -> Reference:
+    """What a URL stands for.
+
+    Raises:
+        FormatError: It is none of ours, was made under another secret, or has expired.
+    """
+    if not url.startswith(SCHEME) or len(url) > _MAX_CHARS:
+        raise FormatError("not a reference")
+    try:
+        data = base64.b64decode(url[len(SCHEME) :], altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise FormatError("not a reference") from error
+    mac, payload = data[:_MAC_NBYTES], data[_MAC_NBYTES:]
+    if not hmac.compare_digest(mac, _mac(secret, payload)):
+        raise FormatError("a reference that was not made here, or before a restart")
+    reference = decode(_decoder, payload)
+    if reference.expires_s <= (time.time() if now_s is None else now_s):
+        raise FormatError("a reference that has expired")
+    return reference
+
+
+def _mac(secret: bytes, payload: bytes) -> bytes:
+    return hmac.new(secret, _TAG + payload, hashlib.sha256).digest()[:_MAC_NBYTES]

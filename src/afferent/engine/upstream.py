@@ -1,0 +1,66 @@
+"""What a server must offer to be stood in front of: it takes requests in its own API's words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from afferent.engine.references import Reference
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRequest:
+    """A request as it is passed on.
+
+    Attributes:
+        method: Such as ``POST``.
+        target: Path and query, as they came.
+        headers: Without those that are about the connection it came by.
+        body: All of it, or piece by piece.
+        keys: Content keys of its items: who has seen them may find them again.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes | AsyncIterator[bytes]
+    keys: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamAnswer:
+    """An answer as it comes: ``chunks`` may be walked once, within the context it came by."""
+
+    status: int
+    headers: Headers
+    chunks: AsyncIterator[bytes]
+
+
+class Upstream(Protocol):
+    """A server as a frontend sees it."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests now."""
+
+    def sign(self, reference: Reference) -> str:
+        """The URL that stands for an item in a request's body."""
+        ...
+
+    def forward(self, request: UpstreamRequest) -> AbstractAsyncContextManager[UpstreamAnswer]:
+        """Pass a request on; to leave the context early is to abort it.
+
+        Raises:
+            EngineUnavailable: It is not there, or went away; retryable.
+        """
+        ...
+
+    async def metrics(self) -> Sequence[tuple[str, bytes]]:
+        """The text that it shows on its page of metrics, of each server by name; none, if it does
+        not answer.
+        """
+        ...

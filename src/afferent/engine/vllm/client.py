@@ -1,0 +1,200 @@
+"""The way to one or several vLLM, by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest
+from afferent.engine.references import Reference, sign
+from afferent.errors import EngineUnavailable
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_LOOK_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
+_KEEP_ALIVE_S = 3.0
+"""Less than vLLM's own (5), which would close a connection while a request is on its way."""
+_READ_NBYTES = 1 << 18
+_MORE_LOADED = 4
+"""A server that has seen an item may have so many requests more than the least loaded one."""
+_CONNECTIONS = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect"),
+    }
+)
+"""Headers about one connection, or about a body that may have changed."""
+_OF_ANSWERS = (_CONNECTIONS - {b"content-length"}) | {b"date", b"server"}
+"""Likewise, and those that every HTTP server writes by itself."""
+_KEYS = frozenset({b"authorization", b"x-api-key"})
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    """One vLLM; ``base`` is what its targets are appended to."""
+
+    url: str
+    base: str
+    session: aiohttp.ClientSession
+    is_ready: bool = False
+    num_running: int = 0
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        if url.startswith("unix:"):
+            connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
+                path=url.removeprefix("unix:"), limit=0, keepalive_timeout=_KEEP_ALIVE_S
+            )
+            base = "http://vllm"
+        else:
+            connector, base = (
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+                url.rstrip("/"),
+            )
+        session = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+            read_bufsize=_READ_NBYTES,
+        )
+        return cls(url, base, session)
+
+
+class VllmClient:
+    """See `afferent.engine.upstream.Upstream`."""
+
+    def __init__(self, servers: Sequence[_Server], *, api_key: str, secret: bytes) -> None:
+        self._servers, self._secret = servers, secret
+        self._key_header = (b"authorization", f"Bearer {api_key}".encode()) if api_key else None
+
+    @classmethod
+    @asynccontextmanager
+    async def over(cls, urls: Sequence[str], *, api_key: str, secret: bytes) -> AsyncIterator[Self]:
+        """A client of the servers at these addresses."""
+        async with contextlib.AsyncExitStack() as stack:
+            servers = [_Server.at(url) for url in urls]
+            for server in servers:
+                await stack.enter_async_context(server.session)
+            yield cls(servers, api_key=api_key, secret=secret)
+
+    @property
+    def is_ready(self) -> bool:
+        return any(server.is_ready for server in self._servers)
+
+    def sign(self, reference: Reference) -> str:
+        return sign(reference, self._secret)
+
+    @asynccontextmanager
+    async def forward(self, request: UpstreamRequest) -> AsyncIterator[UpstreamAnswer]:
+        """See `Upstream.forward`."""
+        server = self._choose(request.keys)
+        server.num_running += 1
+        try:
+            try:
+                answer = await server.session.request(
+                    request.method,
+                    URL(server.base + request.target, encoded=True),
+                    headers=self._headers(request),
+                    data=request.body or None,
+                    allow_redirects=False,
+                )
+            except (aiohttp.ClientError, OSError) as error:
+                server.is_ready = server.is_ready and not isinstance(
+                    error, aiohttp.ClientConnectorError
+                )
+                raise EngineUnavailable("vLLM does not answer; try again") from error
+            async with answer:
+                yield UpstreamAnswer(
+                    status=answer.status,
+                    headers=[
+                        (name, value)
+                        for name, value in answer.raw_headers
+                        if name.lower() not in _OF_ANSWERS
+                    ],
+                    chunks=_chunks(answer),
+                )
+        finally:
+            server.num_running -= 1
+
+    async def metrics(self) -> Sequence[tuple[str, bytes]]:
+        """See `Upstream.metrics`."""
+        timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
+        pages = []
+        for server in self._servers:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with server.session.get(server.base + "/metrics", timeout=timeout) as answer:
+                    if answer.status == 200:
+                        pages.append((server.url, await answer.read()))
+        return pages
+
+    async def watch(self) -> None:
+        """Look after all servers, again and again, until cancelled."""
+        await asyncio.gather(*map(self._watch, self._servers))
+
+    async def _watch(self, server: _Server) -> None:
+        timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
+        while True:
+            was_ready = server.is_ready
+            try:
+                async with server.session.get(server.base + "/health", timeout=timeout) as answer:
+                    server.is_ready = answer.status == 200
+            except TimeoutError:  # it is busy; who does not listen refuses at once
+                pass
+            except (aiohttp.ClientError, OSError):
+                server.is_ready = False
+            if was_ready and not server.is_ready:
+                log.warning("vLLM is gone", extra={"url": server.url})
+            elif server.is_ready and not was_ready:
+                log.info("vLLM answers", extra={"url": server.url})
+            await asyncio.sleep(_LOOK_S)
+
+    def _choose(self, keys: Sequence[bytes]) -> _Server:
+        """By hash the one that has seen the first item, unless it has far more to do."""
+        ready = [server for server in self._servers if server.is_ready]
+        if not ready:
+            raise EngineUnavailable("vLLM is not ready; try again")
+        least = min(ready, key=lambda server: server.num_running)
+        if not keys:
+            return least
+        favourite = max(ready, key=lambda server: _weight(keys[0], server.url))
+        is_overloaded = favourite.num_running > least.num_running + _MORE_LOADED
+        return least if is_overloaded else favourite
+
+    def _headers(self, request: UpstreamRequest) -> CIMultiDict[str]:
+        kept = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in request.headers
+            if (lower := name.lower()) not in _CONNECTIONS
+            and not (self._key_header is not None and lower in _KEYS)
+        ]
+        if self._key_header is not None:
+            name, value = self._key_header
+            kept.append((name.decode(), value.decode()))
+        return CIMultiDict(kept)
+
+
+async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in answer.content.iter_any():
+            yield chunk
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnavailable("vLLM went away in the middle of an answer") from error
+
+
+def _weight(key: bytes, url: str) -> bytes:
+    """Rendezvous hashing: who comes or goes changes nothing between the others."""
+    return hashlib.blake2b(key + url.encode(), digest_size=8).digest()

@@ -1,0 +1,164 @@
+"""vLLM as a server sees it: what it needs, and the process that starts it, if one is to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from afferent.engine.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
+from afferent.engine.upstream import Upstream
+from afferent.engine.vllm.launch import VllmProcess
+from afferent.engine.vllm.settings import VllmSettings
+from afferent.errors import ConfigError
+from afferent.telemetry.trace import declare_stages
+from afferent.engine.vllm import place
+
+declare_stages("first_byte")
+
+_PROCESS: Final = "afferent.engine.vllm.process"
+_OURS = ("--uds", "--host", "--port", "--model", "--api-key", "--served-model-name")
+_UNSAFE = (
+    "--enable-mm-embeds",
+    "--enable-prompt-embeds",
+    "--trust-request-chat-template",
+)
+"""Ways around the limits that this server keeps, for whoever sends a request."""
+_LOOK = """
+import sys
+from importlib.metadata import entry_points, version
+print(version("vllm"))
+sys.exit(not list(entry_points(group="vllm.general_plugins", name="afferent")))
+"""
+_LOOK_TIMEOUT_S = 60.0
+
+
+class VllmLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What frontends are told."""
+
+    urls: tuple[str, ...]
+    api_key: str
+    secret: bytes
+
+
+class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
+    """An unmodified vLLM, whose workers read the arena by a plugin."""
+
+    name = "vllm"
+    summary = "vLLM's own API, with media by reference"
+    settings_type = VllmSettings
+    link_type = VllmLink
+
+    def check(self, model_folder: Path, settings: VllmSettings) -> None:
+        """See `Backend.check`."""
+        arguments = _arguments(settings)
+        for word in arguments:
+            flag = word.partition("=")[0]
+            if flag in _OURS:
+                raise ConfigError(f"--engine-args: {flag} is set by this server")
+            if flag in _UNSAFE:
+                raise ConfigError(f"--engine-args: {flag} would lead around this server's limits")
+        if not settings.engine_url:
+            _look(_python(settings))
+
+    def reserved_nbytes(self, model_folder: Path, settings: VllmSettings) -> int:
+        """See `Backend.reserved_nbytes`."""
+        return 0 if settings.engine_url else settings.engine_memory_nbytes
+
+    def plan(self, site: EngineSite, settings: VllmSettings) -> EnginePlan[VllmLink]:
+        """See `Backend.plan`."""
+        secret = secrets.token_bytes(32)
+        if settings.engine_url:
+            _share_secret(site.store_address, secret)
+            link = VllmLink(
+                urls=settings.engine_url, api_key=settings.engine_api_key, secret=secret
+            )
+            where = ", ".join(settings.engine_url)
+            return EnginePlan(processes=(), link=link, notes=(f"vLLM at {where}",))
+        socket_path = Path(tempfile.mkdtemp(prefix="afferent-")) / "vllm.sock"
+        process = EngineProcess(
+            name="vllm",
+            module=_PROCESS,
+            settings=VllmProcess(
+                command=(
+                    *(_python(settings), "-m", "vllm.entrypoints.cli.main", "serve"),
+                    *(str(site.model_folder), "--served-model-name", site.model_name),
+                    *(*_arguments(settings), "--uds", str(socket_path)),
+                ),
+                socket_path=str(socket_path),
+                start_timeout_s=settings.engine_start_timeout_s,
+            ),
+            env={
+                place.STORE: place.shown(site.store_address),
+                place.SECRET: secret.hex(),
+            },
+            needs_arena=False,
+        )
+        link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret)
+        return EnginePlan(processes=(process,), link=link)
+
+    @asynccontextmanager
+    async def connect(self, link: VllmLink, caller: Caller) -> AsyncIterator[Upstream]:
+        """See `UpstreamKind.connect`."""
+        from afferent.engine.vllm.client import VllmClient  # the supervisor needs none
+
+        async with VllmClient.over(link.urls, api_key=link.api_key, secret=link.secret) as client:
+            watching = asyncio.create_task(client.watch())
+            try:
+                yield client
+            finally:
+                watching.cancel()
+                await asyncio.wait([watching])
+
+
+def _arguments(settings: VllmSettings) -> list[str]:
+    try:
+        return shlex.split(settings.engine_args)
+    except ValueError as error:
+        raise ConfigError(f"--engine-args can't be read: {error}") from error
+
+
+def _python(settings: VllmSettings) -> str:
+    return settings.engine_python or sys.executable
+
+
+def _look(python: str) -> None:
+    """
+    Raises:
+        ConfigError: vLLM is not installed there, or Afferent is not.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK], capture_output=True, timeout=_LOOK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{python} can't be run: {error}") from error
+    if not done.stdout.strip():
+        raise ConfigError(
+            f"vLLM is not installed for {python}; name its interpreter by --engine-python, or a "
+            "vLLM that runs by --engine-url"
+        )
+    if done.returncode:
+        raise ConfigError(
+            f"Afferent is not installed for {python}, beside vLLM, whose workers need it to read "
+            "the arena"
+        )
+
+
+def _share_secret(address: str, secret: bytes) -> None:
+    """Write the secret beside the store's path, for a vLLM of the same user."""
+    if address.startswith("\0"):
+        raise ConfigError("--engine-url needs --store-path: vLLM's workers have to find the store")
+    path = Path(address + place.SECRET_SUFFIX)
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(secret.hex(), encoding="ascii")

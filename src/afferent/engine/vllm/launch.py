@@ -1,0 +1,13 @@
+"""What the process that keeps a vLLM running is told."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class VllmProcess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``command`` listens on ``socket_path``."""
+
+    command: tuple[str, ...]
+    socket_path: str
+    start_timeout_s: float

@@ -1,0 +1,54 @@
+"""Where this process finds the store and the secret of references: the environment says so."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from afferent.errors import ConfigError
+
+STORE: Final = "AFFERENT_STORE_PATH"
+"""The store's address: a path, or ``@name`` for an abstract one."""
+SECRET: Final = "AFFERENT_STORE_SECRET"
+"""The secret in hexadecimal; without it, it is in the file beside the store's path."""
+SECRET_SUFFIX: Final = ".secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a store is; ``shown`` is its address as people write it."""
+
+    shown: str
+
+    @property
+    def address(self) -> str:
+        return "\0" + self.shown[1:] if self.shown.startswith("@") else self.shown
+
+    def secret(self) -> bytes:
+        """The secret as it is now: one that is in a file changes with each start of the server.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        given = os.environ.get(SECRET)
+        try:
+            text = given or Path(self.shown + SECRET_SUFFIX).read_text(encoding="ascii")
+            secret = bytes.fromhex(text.strip())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no secret: neither in {SECRET} nor beside {self.shown}") from error
+        if len(secret) < 16:
+            raise ConfigError(f"the secret of {self.shown} is too short")
+        return secret
+
+
+def shown(address: str) -> str:
+    """An address as it can stand in an environment."""
+    return "@" + address[1:] if address.startswith("\0") else address
+
+
+def find() -> Place | None:
+    """``None`` in a vLLM that has nothing to do with Afferent."""
+    where = os.environ.get(STORE, "")
+    return Place(where) if where else None

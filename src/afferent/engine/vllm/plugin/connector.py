@@ -1,0 +1,48 @@
+"""vLLM's media connector: a reference becomes an item of ours, or bytes; nothing else is fetched."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+
+from afferent.engine.references import FeaturesReference, RawReference
+from afferent.errors import AfferentError, FormatError
+from afferent.engine.vllm.plugin.arena import Gone, arena
+
+NAME = "afferent"
+
+
+@MEDIA_CONNECTOR_REGISTRY.register(NAME)
+class ArenaConnector(MediaConnector):
+    """Media come from the arena alone: whatever else a URL says, vLLM neither fetches nor decodes
+    it. A server in front has done that, within its limits.
+    """
+
+    def load_from_url(
+        self, url: str, media_io: Any, *, fetch_timeout: int | None = None
+    ) -> FeaturesReference | Any:
+        """The reference itself where features are made; else what vLLM makes of the bytes.
+
+        Raises:
+            ValueError: It is no reference, or leads nowhere any more; a client's error to vLLM.
+        """
+        try:
+            reference = arena("api").verify(url)
+            match reference:
+                case FeaturesReference():
+                    return reference
+                case RawReference(_, handle, start, nbytes):
+                    data = arena("api").raw(handle, start, nbytes)
+        except FormatError as error:
+            raise ValueError(f"this server takes media from Afferent only: {error}") from error
+        except (Gone, AfferentError) as error:
+            raise ValueError(f"the media are not there any more: {error}") from error
+        return media_io.load_bytes(data)
+
+    async def load_from_url_async(
+        self, url: str, media_io: Any, *, fetch_timeout: int | None = None
+    ) -> FeaturesReference | Any:
+        """`load_from_url`, in a thread."""
+        return await asyncio.to_thread(self.load_from_url, url, media_io)

@@ -1,0 +1,160 @@
+"""vLLM's processor of a model, which takes items of ours as they are.
+
+An item of ours skips the model's own processor and its cache: what it becomes in the prompt came
+with the reference, and its features stay where they are. All other media go the stock way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+)
+from vllm.multimodal.parse import ModalityDataItems, MultiModalDataItems
+from vllm.multimodal.processing.processor import (
+    MultiModalProcessingResult,
+    PromptReplacement,
+    PromptUpdateDetails,
+)
+
+from afferent.engine.references import FeaturesReference
+from afferent.types import Handle
+
+FIELD = "afferent_{}"
+"""The field of a modality: a handle's numbers, its key, and how many rows are expected."""
+_ON_CPU = MultiModalBatchedField(keep_on_cpu=True)
+_NUM_HANDLE = 4
+
+
+def pack(reference: FeaturesReference) -> torch.Tensor:
+    """``(9,)`` int64: segment, offset, bytes, generation, rows, and the key's four words."""
+    handle = reference.handle
+    numbers = [handle.segment, handle.offset, handle.nbytes, handle.generation]
+    key = torch.frombuffer(bytearray(reference.key), dtype=torch.int64)
+    return torch.cat([torch.tensor([*numbers, reference.num_embeds]), key])
+
+
+def unpack(row: torch.Tensor) -> tuple[bytes, Handle, int]:
+    """Key, handle and the number of rows."""
+    segment, offset, nbytes, generation, num_embeds, *_ = row.tolist()
+    key = row[_NUM_HANDLE + 1 :].numpy().tobytes()
+    return key, Handle(segment, offset, nbytes, generation), num_embeds
+
+
+class ReferencedItems(ModalityDataItems[Sequence[FeaturesReference], FeaturesReference]):
+    """Items of one modality whose features are in the arena."""
+
+    def get_count(self) -> int:
+        return len(self.data)
+
+    def get(self, index: int) -> FeaturesReference:
+        return self.data[index]
+
+    def get_processor_data(self) -> Mapping[str, object]:
+        return {}
+
+    def get_passthrough_data(self) -> Mapping[str, object]:
+        return {FIELD.format(self.modality): [pack(item) for item in self.data]}
+
+
+def _parsed(modality: str, stock: Any, data: Any) -> Any:
+    found = data if isinstance(data, list | tuple) else [data]
+    num_ours = sum(isinstance(item, FeaturesReference) for item in found)
+    if not num_ours:
+        return stock(data)
+    if num_ours < len(found):
+        raise ValueError(f"some {modality}s of the request came by reference, and some did not")
+    if any(item.modality != modality for item in found):
+        raise ValueError(f"a reference to something else stands for {modality}")
+    return ReferencedItems(list(found), modality)
+
+
+@functools.cache
+def _parser_class(stock: type) -> type:
+    def get_subparsers(self: Any) -> Mapping[str, Any]:
+        stock_ones = stock._get_subparsers(self)  # type: ignore[attr-defined]
+        return {
+            modality: functools.partial(_parsed, modality, parse)
+            for modality, parse in stock_ones.items()
+        }
+
+    return type(stock.__name__, (stock,), {"_get_subparsers": get_subparsers})
+
+
+@functools.cache
+def _info_class(stock: type) -> type:
+    def get_data_parser(self: Any) -> Any:
+        parser = stock.get_data_parser(self)  # type: ignore[attr-defined]
+        parser.__class__ = _parser_class(type(parser))
+        return parser
+
+    return type(stock.__name__, (stock,), {"get_data_parser": get_data_parser})
+
+
+@functools.cache
+def _processor_class(stock: type) -> type:
+    def cached_apply(self: Any, inputs: Any, timing_ctx: Any) -> MultiModalProcessingResult:
+        items = inputs.mm_data_items
+        ours = {
+            modality: found.data
+            for modality, found in items.items()
+            if isinstance(found, ReferencedItems)
+        }
+        if not ours:
+            return stock._cached_apply_hf_processor(self, inputs, timing_ctx)  # type: ignore[attr-defined, no-any-return]
+        left = MultiModalDataItems({k: v for k, v in items.items() if k not in ours})
+        uuids = {k: v for k, v in (inputs.mm_uuid_items or {}).items() if k not in ours}
+        rest = dataclasses.replace(inputs, mm_data_items=left, mm_uuid_items=uuids)
+        if left:
+            done = stock._cached_apply_hf_processor(self, rest, timing_ctx)  # type: ignore[attr-defined]
+        else:
+            prompt_ids = self._postprocess_prompt(inputs.prompt)
+            done = MultiModalProcessingResult(prompt_ids, MultiModalKwargsItems({}), {}, {})
+        updates = [_replacement(modality, found) for modality, found in ours.items()]
+        counts = {modality: len(found) for modality, found in ours.items()}
+        return MultiModalProcessingResult(
+            prompt_ids=done.prompt_ids,
+            kwargs=MultiModalKwargsItems(
+                {**done.kwargs, **{k: [_kwargs(item) for item in v] for k, v in ours.items()}}
+            ),
+            hashes={**done.hashes, **{k: [i.cache_name for i in v] for k, v in ours.items()}},
+            prompt_updates={
+                **done.prompt_updates,
+                **self._bind_and_group_updates(updates, counts),
+            },
+        )
+
+    return type(stock.__name__, (stock,), {"_cached_apply_hf_processor": cached_apply})
+
+
+def _replacement(modality: str, found: Sequence[FeaturesReference]) -> PromptReplacement:
+    def content(index: int) -> PromptUpdateDetails:
+        item = found[index]
+        return PromptUpdateDetails.select_token_id(item.token_ids, item.embed)
+
+    return PromptReplacement(
+        modality=modality, target=lambda index: [found[index].marker], replacement=content
+    )
+
+
+def _kwargs(item: FeaturesReference) -> MultiModalKwargsItem:
+    small = {name: torch.tensor(value) for name, value in item.small.items()}
+    data = {FIELD.format(item.modality): pack(item), **small}
+    return MultiModalKwargsItem(
+        {name: MultiModalFieldElem(value, _ON_CPU) for name, value in data.items()}
+    )
+
+
+def factories(stock: Any) -> Any:
+    """How a model's processor is made (``_processor_factory``), with ours in the place of each."""
+    return dataclasses.replace(
+        stock, info=_info_class(stock.info), processor=_processor_class(stock.processor)
+    )

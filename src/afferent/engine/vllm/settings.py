@@ -1,0 +1,49 @@
+"""Which vLLM to stand in front of, or how to start one."""
+
+from __future__ import annotations
+
+from afferent.config import Group, Settings, setting
+from afferent.errors import ConfigError
+from afferent.types import GiB
+
+
+class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either ``engine_url``, or arguments of ``vllm serve``; without both, one is started."""
+
+    engine_url: tuple[str, ...] = setting(
+        (),
+        "vLLM that somebody else runs, with AFFERENT_STORE_PATH in its environment; several share "
+        "the store",
+        Group.COMMON,
+        unit="unix:PATH|http://HOST:PORT,...",
+    )
+    engine_args: str = setting(
+        "", "arguments for a vllm serve that is started here", Group.COMMON, unit="ARGUMENTS"
+    )
+    engine_python: str = setting(
+        "", "its interpreter, where vLLM is installed; default: this one", Group.COMMON, unit="FILE"
+    )
+    engine_api_key: str = setting(
+        "",
+        "key that vLLM asks for; without it, what clients send is passed on",
+        Group.ENGINE,
+        unit="KEY",
+        is_secret=True,
+    )
+    engine_memory_nbytes: int = setting(
+        4 * GiB, "main memory that a vLLM started here takes", Group.MEMORY, ge=0
+    )
+    engine_start_timeout_s: float = setting(
+        1800.0, "for a vLLM started here until it answers", Group.TIMEOUTS, gt=0
+    )
+
+    def check(self) -> None:
+        """See `Settings.check`."""
+        if self.engine_url and (self.engine_args or self.engine_python):
+            raise ConfigError(
+                "--engine-url is a vLLM that somebody else runs: --engine-args and --engine-python "
+                "are for one that is started here"
+            )
+        for url in self.engine_url:
+            if not url.startswith(("unix:", "http://")):
+                raise ConfigError(f"engine_url: {url!r} is neither unix:PATH nor http://HOST:PORT")

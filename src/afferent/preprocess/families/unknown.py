@@ -1,0 +1,31 @@
+"""Models that no features are made for: an engine that decodes media itself may serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from afferent.errors import UnsupportedMedia
+from afferent.ingest.probe import MediaHeader
+from afferent.preprocess.families.plain import PlainFamily
+from afferent.preprocess.family import MediaTokens
+from afferent.preprocess.media import Array, Media
+from afferent.preprocess.plan import FeaturePlan
+from afferent.types import Modality
+
+
+class UnknownFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Takes nothing."""
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        return {}
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        raise UnsupportedMedia("no features are made for this model")
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        raise UnsupportedMedia("no features are made for this model")
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(features)

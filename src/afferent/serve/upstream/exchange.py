@@ -1,0 +1,296 @@
+"""One request on its way to an upstream, and its answer on its way back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import pybase64
+from rich.console import Console
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from afferent.admit.gate import Gate
+from afferent.engine.upstream import (
+    Headers,
+    Upstream,
+    UpstreamAnswer,
+    UpstreamRequest,
+)
+from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable
+from afferent.ingest.raw import RawMedia
+from afferent.runtime import logs
+from afferent.serve.apis.api import Api
+from afferent.serve.flow import counting
+from afferent.serve.flow.call import ReceivedBody
+from afferent.serve.http.auth import Access
+from afferent.serve.http.body import BodyReader
+from afferent.serve.http.connection import hang_up
+from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings
+from afferent.serve.http.failures import failure_of
+from afferent.serve.http.responses import new_id, path_of, refusal
+from afferent.serve.upstream import places
+from afferent.serve.upstream.items import Referenced, ReferenceStage
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry import explain
+from afferent.telemetry.trace import Trace
+
+log = logging.getLogger(__name__)
+
+OTHER = "upstream"
+"""What requests to endpoints are counted as that this server has no name for."""
+_PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
+"""Events that come before the first token is computed."""
+_EVENT = re.compile(rb"(?m)^event: ")
+
+
+@dataclass(slots=True)
+class _Exchange:
+    scope: Scope
+    request: Request
+    send: Send
+    trace: Trace
+    api: Api | None
+    tenant: str = ""
+    has_begun: bool = False
+    """Whether a part of the answer was sent."""
+    is_stream: bool = False
+    referenced: Referenced = field(default_factory=Referenced)
+
+    @property
+    def id(self) -> str:
+        return self.trace.request_id
+
+    @property
+    def target(self) -> str:
+        """Path and query, as the client wrote them."""
+        path: bytes = self.scope.get("raw_path") or self.request.url.path.encode()
+        query: bytes = self.scope["query_string"]
+        return (path + (b"?" + query if query else b"")).decode("latin-1")
+
+
+class Passage:
+    """Passes requests on, whichever endpoint they are for; an ASGI application."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        upstream: Upstream,
+        stage: ReferenceStage,
+        settings: AppSettings,
+        access: Access,
+        apis: Mapping[str, Api],
+    ) -> None:
+        """
+        Args:
+            apis: By path: how errors are written there, and what requests are counted as.
+        """
+        self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
+        self._settings, self._access, self._apis = settings, access, apis
+        counting.APIS.update({OTHER, *(api.name for api in apis.values())})
+        self._console: Console | None = explain.make_console() if settings.explain else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path = path_of(request)
+        api = self._apis.get(path)
+        request_id = new_id(api.id_prefix if api else "request-")
+        logs.request_id.set(request_id)
+        trace = Trace(request_id, f"{request.method} {path}")
+        exchange = _Exchange(scope, request, send, trace, api)
+        outcome = "client_gone"
+        try:
+            with IN_FLIGHT.labels().track():
+                async with asyncio.timeout(self._settings.request_timeout_s):
+                    await self._pass_on(exchange)
+            outcome = "ok"
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            failure = failure_of(error)
+            outcome = failure.code
+            await self._fail(exchange, failure)
+        finally:
+            self._store.forget(request_id)
+            self._finish(exchange, outcome)
+
+    # There
+
+    async def _pass_on(self, exchange: _Exchange) -> None:
+        request, trace = exchange.request, exchange.trace
+        exchange.tenant = await self._access.enter(exchange.id, request.headers)
+        if not self._upstream.is_ready:
+            raise EngineUnavailable("the engine is not ready; try again")
+        body: bytes | AsyncIterator[bytes] = b""
+        if _is_json(request):
+            body = await self._refer(exchange)
+        elif "content-length" in request.headers or "transfer-encoding" in request.headers:
+            body = self._streamed(request)
+        trace.where = "engine"
+        start_ns = time.monotonic_ns()
+        passed = UpstreamRequest(
+            method=request.method,
+            target=exchange.target,
+            headers=exchange.scope["headers"],
+            body=body,
+            keys=exchange.referenced.keys,
+        )
+        async with self._upstream.forward(passed) as answer:
+            await self._bring_back(exchange, answer, start_ns)
+
+    async def _refer(self, exchange: _Exchange) -> bytes:
+        """The body with references in the places of its media; as it came, if it has none."""
+        trace = exchange.trace
+        start_ns = time.monotonic_ns()
+        reader = BodyReader(
+            self._store, self._gate, exchange.id, self._settings.limits, places.MEDIA_KEYS
+        )
+        body = await reader.read(exchange.request)
+        copied = sum(item.nbytes for item in body.media.values())
+        trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
+        trace.media, trace.where = "none", "preprocess"
+        start_ns = time.monotonic_ns()
+        document = places.find(body.json)
+        if not document.places:
+            return self._restored(body.json, body)
+        trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        trace.media = _media_of(document)
+        media = dict(body.media)
+        exchange.referenced = await self._stage.refer(
+            exchange.id, document, media, tenant=exchange.tenant, trace=trace
+        )
+        urls = [self._upstream.sign(each) for each in exchange.referenced.references]
+        written = document.write(urls, names=exchange.referenced.names)
+        return self._restored(written, ReceivedBody(written, media, 0, heads=body.heads))
+
+    def _restored(self, text: bytes, body: ReceivedBody) -> bytes:
+        """With all that was cut out and is no media, as far as this server can see."""
+        originals = {
+            marker: partial(self._original, body.heads.get(marker, ""), raw)
+            for marker, raw in body.media.items()
+        }
+        return places.restore(text, originals)
+
+    def _original(self, head: str, raw: RawMedia) -> bytes:
+        if raw.handle is None:
+            return head.encode() + pybase64.b64encode(raw.data or b"")
+        block = self._store.block(raw.handle)
+        return head.encode() + pybase64.b64encode(block[raw.start : raw.start + raw.nbytes])
+
+    async def _streamed(self, request: Request) -> AsyncIterator[bytes]:
+        """A body that is none of ours: a file to transcribe, for example."""
+        most, nbytes = self._settings.limits.max_body_nbytes, 0
+        async for chunk in request.stream():
+            nbytes += len(chunk)
+            if nbytes > most:
+                raise BodyTooLarge(f"the body has more than {most} bytes")
+            if chunk:
+                yield chunk
+
+    # And back
+
+    async def _bring_back(
+        self, exchange: _Exchange, answer: UpstreamAnswer, start_ns: int
+    ) -> None:
+        """Bytes as they come; the first ones once it is certain that they are of these media."""
+        referenced, trace = exchange.referenced, exchange.trace
+        exchange.is_stream = _content_type(answer.headers).startswith(b"text/event-stream")
+        held = b""
+        async for chunk in answer.chunks:
+            if not exchange.has_begun:
+                held += chunk
+                if exchange.is_stream and _is_prelude(held):
+                    continue
+                trace.stage(start_ns, "first_byte")
+                await self._stage.check(exchange.id, referenced)
+                await self._begin(exchange, answer)
+                chunk = held
+            else:
+                self._stage.check_here(referenced)
+            await exchange.send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if not exchange.has_begun:
+            await self._stage.check(exchange.id, referenced)
+            await self._begin(exchange, answer)
+            await exchange.send({"type": "http.response.body", "body": held, "more_body": True})
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, exchange: _Exchange, answer: UpstreamAnswer) -> None:
+        headers = [(name.lower(), value) for name, value in answer.headers]
+        if not any(name == b"x-request-id" for name, _ in headers):
+            headers.append((b"x-request-id", exchange.id.encode()))
+        exchange.has_begun = True
+        await exchange.send(
+            {"type": "http.response.start", "status": answer.status, "headers": headers}
+        )
+
+    # Ends
+
+    async def _fail(self, exchange: _Exchange, failure: AfferentError) -> None:
+        """In the API's own form; where the answer has begun, as the end of its stream."""
+        if not exchange.has_begun:
+            answer = refusal(failure, exchange.id, exchange.api)
+            await answer(exchange.scope, exchange.request.receive, exchange.send)
+        elif exchange.is_stream:
+            frame = _last_frame(exchange, failure)
+            await exchange.send({"type": "http.response.body", "body": frame, "more_body": False})
+        else:
+            hang_up(exchange.scope)  # a client must not take it for complete
+
+    def _finish(self, exchange: _Exchange, outcome: str) -> None:
+        self._access.leave(exchange.id)
+        trace = exchange.trace
+        seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
+        name = exchange.api.name if exchange.api else OTHER
+        counting.count_stages(trace)
+        counting.count_request(trace, name, outcome, seconds=seconds)
+        log.info(
+            "request",
+            extra={
+                "request_id": exchange.id,
+                "outcome": outcome,
+                "ms": round(seconds * 1e3, 1),
+                "items": ", ".join(trace.items),
+            },
+        )
+        if self._console is not None:
+            explain.render(trace, outcome=outcome, console=self._console)
+
+
+def _is_json(request: Request) -> bool:
+    """Whether there may be media in its body that we can see."""
+    if request.method not in ("POST", "PUT", "PATCH"):
+        return False
+    kind = request.headers.get("content-type", "")
+    return "json" in kind.lower() or not kind
+
+
+def _media_of(document: places.Document) -> str:
+    found = {place.modality for place in document.places}
+    return str(next(iter(found))) if len(found) == 1 else "mixed"
+
+
+def _content_type(headers: Headers) -> bytes:
+    return next((value for name, value in headers if name.lower() == b"content-type"), b"").lower()
+
+
+def _is_prelude(text: bytes) -> bool:
+    """Whether a stream has said nothing yet that depends on its media."""
+    return len(_PRELUDE.findall(text)) == len(_EVENT.findall(text)) > 0
+
+
+def _last_frame(exchange: _Exchange, failure: AfferentError) -> bytes:
+    import msgspec
+
+    answer = refusal(failure, exchange.id, exchange.api)
+    head = b"" if exchange.api is None or exchange.api.name == "openai_chat" else b"event: error\n"
+    body = msgspec.json.encode(msgspec.Raw(bytes(answer.body)))
+    return b"\n\n" + head + b"data: " + body + b"\n\n"
+
+

@@ -1,0 +1,206 @@
+"""From a request's places of media to references: features where we make them, bytes elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from afferent.engine.references import FeaturesReference, RawReference, Reference
+from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
+from afferent.ingest.raw import RawMedia
+from afferent.preprocess.jobs import InputRange
+from afferent.preprocess.registry import POSITION_FEATURES
+from afferent.serve.flow.item_state import RequestItems
+from afferent.serve.flow.items import ItemStage, ReadyItem
+from afferent.serve.flow.request import GenerateRequest, MediaPart, Message
+from afferent.serve.upstream.places import Document
+from afferent.serve.upstream.prompts import PromptTokens
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find
+from afferent.telemetry.registry import counter
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Handle, Modality
+
+log = logging.getLogger(__name__)
+
+_AGAIN = "the media were lost with a former life of the store; try again"
+
+WAYS = counter(
+    "afferent_upstream_items_total",
+    "Items passed on by reference: to features that we made, or to their bytes as they came",
+    modality=tuple(Modality),
+    way=("features", "bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Referenced:
+    """What stands in the places of a request's media, and what it leads to.
+
+    Attributes:
+        references: One for each place.
+        keys: Of the features, in order.
+        names: What caches of the engine may call the items; only where it processes them itself.
+        pinned: What has to be there until the answer has ended, by key.
+    """
+
+    references: Sequence[Reference] = ()
+    keys: Sequence[bytes] = ()
+    names: Sequence[str] | None = None
+    pinned: dict[ContentKey, Handle] = field(default_factory=dict)
+
+
+class ReferenceStage:
+    """Brings the media of requests into the arena, and says where they are."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        items: ItemStage,
+        tokens: PromptTokens | None,
+        *,
+        valid_s: float,
+    ) -> None:
+        """
+        Args:
+            tokens: Of the model; ``None`` if no features are made for it.
+            valid_s: How long a reference leads somewhere.
+        """
+        self._store, self._items, self._tokens = store, items, tokens
+        self._valid_s = valid_s
+        self._told: set[Modality] = set()
+
+    async def refer(
+        self,
+        request_id: str,
+        document: Document,
+        media: dict[str, RawMedia],
+        *,
+        tenant: str,
+        trace: Trace,
+    ) -> Referenced:
+        """References for all places; all that they lead to is pinned under the request.
+
+        Args:
+            media: What was cut out of the body; loses what stands in a place.
+
+        Raises:
+            InvalidMedia: An item can't be used.
+            MediaNotCached: An item came by name alone, and is not here.
+            Unavailable: Try again.
+        """
+        parts = tuple(
+            MediaPart(
+                place.modality,
+                None if place.source is None else media.pop(place.source, place.source),
+                uuid=place.uuid,
+            )
+            for place in document.places
+        )
+        request = GenerateRequest(
+            request_id=request_id, messages=(Message("user", parts),), tenant=tenant
+        )
+        makes_all = all(self._items.takes(part.modality) for part in parts)
+        self._items.check_count(parts)
+        if self._tokens is not None and makes_all and not document.options:
+            found = await self._items.read(request, trace)
+            ready = await self._items.prepare(request_id, found, trace)
+            return self._features(parts, ready)
+        self._tell(parts)
+        found = await self._items.read_bytes(request, trace)
+        files = await self._items.keep_bytes(request_id, found, trace)
+        return self._raw(parts, found, files)
+
+    async def check(self, request_id: str, referenced: Referenced) -> None:
+        """See to it that what was referred to has been there all the time.
+
+        Raises:
+            StoreRestarted: Something was lost; whatever the engine says is of no use.
+        """
+        if not referenced.references:
+            return
+        try:
+            if referenced.pinned:
+                wanted = [Find(key) for key in referenced.pinned]
+                outcomes = await self._store.acquire(request_id, wanted)
+                handles = [outcome.handle for outcome in outcomes]
+                if handles != list(referenced.pinned.values()):
+                    raise StoreRestarted(_AGAIN)
+            else:
+                self.check_here(referenced)
+        except StoreUnavailable as error:
+            raise StoreRestarted(_AGAIN) from error
+
+    def check_here(self, referenced: Referenced) -> None:
+        """`check`, as far as this process knows by itself: it costs nothing.
+
+        Raises:
+            StoreRestarted: Something was lost.
+        """
+        for reference in referenced.references[:1]:
+            self._store.block(reference.handle)
+
+    async def close(self) -> None:
+        await self._items.close()
+
+    def _features(self, parts: Sequence[MediaPart], ready: Sequence[ReadyItem]) -> Referenced:
+        if self._tokens is None:
+            raise InternalError("features of a model that none are made for")
+        expires_s = time.time() + self._valid_s
+        references = []
+        for part, item in zip(parts, ready, strict=True):
+            WAYS.labels(part.modality, "features").inc()
+            tokens = self._tokens.of(part.modality)
+            reference = FeaturesReference(
+                modality=part.modality,
+                key=item.key,
+                handle=item.handle,
+                marker=tokens.marker,
+                embed=tokens.embed,
+                prompt=self._tokens.runs(part.modality, item.prompt),
+                small=_small(codec.view(self._store.block(item.handle))),
+                expires_s=expires_s,
+            )
+            if reference.num_embeds == 0:
+                raise InvalidMedia("an item becomes nothing in the prompt")
+            references.append(reference)
+        keys = [item.key for item in ready]
+        return Referenced(references, keys, None, {item.key: item.handle for item in ready})
+
+    def _raw(
+        self,
+        parts: Sequence[MediaPart],
+        found: RequestItems,
+        files: Sequence[tuple[Handle, InputRange]],
+    ) -> Referenced:
+        expires_s = time.time() + self._valid_s
+        references = []
+        for part, (handle, where) in zip(parts, files, strict=True):
+            WAYS.labels(part.modality, "bytes").inc()
+            references.append(
+                RawReference(part.modality, handle, where.start, where.nbytes, expires_s)
+            )
+        keys = [item.key for item in found.in_order]
+        return Referenced(references, keys, [key.hex() for key in keys])
+
+    def _tell(self, parts: Sequence[MediaPart]) -> None:
+        """Once for each modality: the operator may wonder why nothing is gained."""
+        for modality in {part.modality for part in parts} - self._told:
+            self._told.add(modality)
+            if not self._items.takes(modality) or self._tokens is None:
+                log.warning("the engine processes this itself", extra={"modality": modality})
+
+
+def _small(tree: Any) -> dict[str, list[int] | list[float]]:
+    """Features that positions are made from, of one item."""
+    return {
+        name: np.asarray(tree[name])[0].tolist()
+        for name in POSITION_FEATURES
+        if name in tree and len(tree[name]) == 1
+    }

@@ -1,0 +1,40 @@
+"""The pages of metrics of several servers as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+LABEL = "upstream"
+
+
+def joined(pages: Sequence[tuple[str, bytes]]) -> bytes:
+    """One page as it is; of several, each sample says whose it is."""
+    if len(pages) < 2:
+        return b"".join(page for _, page in pages)
+    families: dict[str, Metric] = {}
+    for name, page in pages:
+        for family in text_string_to_metric_families(page.decode(errors="replace")):
+            known = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            known.samples += [
+                Sample(each.name, {**each.labels, LABEL: name}, each.value)
+                for each in family.samples
+            ]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(list(families.values())))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:  # type: ignore[override]
+        return self._families

@@ -1,0 +1,140 @@
+"""A server in the place of vLLM: it answers by what it reads in the arena, as vLLM's plugin does.
+
+It is no engine: what a model makes of features is tested with a real vLLM (`tests/vllm`). What a
+frontend does for an upstream, each way in which one may behave, is easier to bring about here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from afferent.engine.references import FeaturesReference, RawReference
+from afferent.engine.vllm.place import Place
+from afferent.engine.vllm.plugin.arena import Arena, Gone
+
+_REFERENCE = re.compile(r'"(afferent:[^"]+)"')
+
+
+@dataclass(slots=True)
+class Heard:
+    """One request as it came."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    references: list[FeaturesReference | RawReference] = field(default_factory=list)
+
+
+class StandIn:
+    """Listens on a unix socket; each answer says what was found in the arena."""
+
+    def __init__(self, folder: Path, store_path: Path) -> None:
+        self.url = f"unix:{folder / 'vllm.sock'}"
+        self._path, self._store_path = folder / "vllm.sock", store_path
+        self.heard: list[Heard] = []
+        self.num_aborted = 0
+        self.before_reading: Callable[[], Awaitable[None]] | None = None
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self._arena: Arena | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(30)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        if self._arena is not None:
+            self._arena.close()
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve(started))
+        self._loop.close()
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._stop = asyncio.Event()
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.UnixSite(runner, str(self._path)).start()
+        started.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    def arena(self) -> Arena:
+        if self._arena is None:
+            self._arena = Arena(Place(str(self._store_path)), name="stand-in")
+        return self._arena
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.Response()
+        if request.path == "/metrics":
+            return web.Response(text="vllm:num_requests_running 0.0\n")
+        heard = Heard(
+            request.method, request.raw_path, dict(request.headers), await request.read()
+        )
+        self.heard.append(heard)
+        try:
+            return await self._answer_to(request, heard)
+        except asyncio.CancelledError:
+            self.num_aborted += 1
+            raise
+
+    async def _answer_to(self, request: web.Request, heard: Heard) -> web.StreamResponse:
+        if request.path == "/tea":
+            return web.Response(status=418, body=b"\x00teapot", headers={"x-kind": "green"})
+        if "json" not in request.headers.get("content-type", ""):
+            return web.json_response({"nbytes": len(heard.body)})
+        if self.before_reading is not None:
+            await self.before_reading()
+        urls = _REFERENCE.findall(heard.body.decode())
+        heard.references = [self.arena().verify(url) for url in urls]
+        said = [await asyncio.to_thread(self._read, each) for each in heard.references]
+        if not json.loads(heard.body).get("stream"):
+            await asyncio.to_thread(self.may_end.wait, 60)
+            return web.json_response({"said": said})
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for word in said or ["nothing"]:
+            await answer.write(b"data: " + json.dumps(word).encode() + b"\n\n")
+        while not self.may_end.is_set():
+            await asyncio.sleep(0.01)
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    def _read(self, reference: FeaturesReference | RawReference) -> Any:
+        match reference:
+            case FeaturesReference(key=key, handle=handle):
+                try:
+                    with self.arena().features(key, handle) as tree:
+                        total = int(tree["pixel_values"].long().sum())
+                        del tree
+                except Gone:
+                    return "nothing"
+                return {"sum": total, "rows": reference.num_embeds}
+            case RawReference(_, handle, start, nbytes):
+                return {"bytes": len(self.arena().raw(handle, start, nbytes))}

