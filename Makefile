@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test quick fuzz storm package lint type imports fmt bench bench-ray mutants docs check \
+.PHONY: help setup setup-vllm serve test test-vllm quick fuzz storm package lint type imports fmt bench bench-ray bench-vllm mutants docs check \
 	train evaluate clean
 
 help:  ## list the commands
@@ -65,6 +65,15 @@ quick: setup  ## run the tests that start no process (under a minute)
 package: setup  ## build wheel and sdist, install them into an empty environment, check their types
 	@$(BIN)/python -m pytest -q tests/packaging --package -s $(ARGS)
 
+setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this CPU (4 GB, some minutes)
+
+.venv-vllm/.ready: tools/vllm_env.py
+	@$(BIN)/python -m tools.vllm_env .venv-vllm
+	@touch $@
+
+test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (a quarter of an hour), ARGS="-k oracle"
+	@$(BIN)/python -m pytest -q tests/vllm --vllm --timeout 1800 -s $(ARGS)
+
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
@@ -98,6 +107,9 @@ bench-ray: setup  ## the benchmark of the store with Ray's beside it, ARGS="--qu
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench-ray]'
 	@$(BIN)/python -m benchmarks.run store $(ARGS)
 
+bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an hour), ARGS="--quick"
+	@$(BIN)/python -m benchmarks.run vllm $(ARGS)
+
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admit"
 	@$(BIN)/python -m tools.mutants $(ARGS)
 
@@ -119,5 +131,5 @@ evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python training/evaluate.py src/afferent/models/shapes $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -25,6 +25,7 @@ from benchmarks import (
     images,
     preprocess,
     store,
+    vllm,
     window,
 )
 from benchmarks.record import Report, Row, figure, machine, spread, versions
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "images": images,
     "preprocess": preprocess,
     "store": store,
+    "vllm": vllm,
     "window": window,
 }
 

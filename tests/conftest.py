@@ -15,9 +15,17 @@ from tests.server import Server
 NUM_LINES = 100
 
 
+_OPTIONAL = (
+    ("storm", "takes minutes"),
+    ("package", "builds the package"),
+    ("vllm", "needs a real vLLM (make test-vllm)"),
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--package", action="store_true", help="build and install the package")
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
+    parser.addoption("--vllm", action="store_true", help="beside a real vLLM")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tutorial first: its commands expect no other store on the machine."""
     items.sort(key=lambda item: item.path.name != "test_tutorial.py")
-    for marker, why in (("storm", "takes minutes"), ("package", "builds the package")):
+    for marker, why in _OPTIONAL:
         if not config.getoption(f"--{marker}"):
             for item in items:
                 if item.get_closest_marker(marker):

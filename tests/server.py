@@ -31,9 +31,15 @@ STOP_TIMEOUT_S = 60.0
 class Server:
     """``afferent serve`` in a process of its own, on a port that the system chose."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """``env`` is added to the environment."""
         self._arguments, self._env = arguments, {**os.environ, **(env or {})}
+        self._start_timeout_s = start_timeout_s
         self.lines: list[str] = []
         self._url = ""
         self._announced = threading.Event()
@@ -47,7 +53,7 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self._announced.wait(START_TIMEOUT_S)
+            self._announced.wait(self._start_timeout_s)
             assert self._url, "the server did not start:\n" + self.log()
             # Every process says that it is ready; the frontend hears of the engine a little later.
             wait_until(lambda: self.get("/ready").status_code == 200)

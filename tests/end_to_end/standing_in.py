@@ -129,12 +129,13 @@ class StandIn:
     def _read(self, reference: FeaturesReference | RawReference) -> Any:
         match reference:
             case FeaturesReference(key=key, handle=handle):
-                try:
-                    with self.arena().features(key, handle) as tree:
-                        total = int(tree["pixel_values"].long().sum())
-                        del tree
-                except Gone:
-                    return "nothing"
+                with self.arena().request("read") as request:
+                    if self.arena().pin(request, [(key, handle)]) == [False]:
+                        return "nothing"
+                    try:
+                        total = int(self.arena().view(handle)["pixel_values"].long().sum())
+                    except Gone:
+                        return "nothing"
                 return {"sum": total, "rows": reference.num_embeds}
             case RawReference(_, handle, start, nbytes):
                 return {"bytes": len(self.arena().raw(handle, start, nbytes))}

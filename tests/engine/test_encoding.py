@@ -14,7 +14,7 @@ import torch
 from afferent.engine.reference import messages as m
 from afferent.engine.reference.model.embeddings import Embeddings, Features
 from afferent.engine.reference.model.runner import Runner
-from afferent.engine.reference.weights import weights_digest, weights_files, weights_nbytes
+from afferent.engine.weights import weights_digest, weights_files, weights_nbytes
 from afferent.engine.reference.worker.encoding import ItemEncoder
 from afferent.engine.reference.worker.page_lock import PageLock
 from afferent.errors import ConfigError

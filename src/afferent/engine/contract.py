@@ -161,6 +161,12 @@ class UpstreamKind(Backend[SettingsT, LinkT]):
     """A backend with an API of its own: chat templates, tokens and answers are its own."""
 
     @abstractmethod
+    def takes_features(self, model_folder: Path) -> bool:
+        """Whether features that are made here may stand for media of this model; if not, it gets
+        them as they came.
+        """
+
+    @abstractmethod
     def connect(self, link: LinkT, caller: Caller) -> AbstractAsyncContextManager[Upstream]:
         """The upstream as this frontend sees it, for as long as the context lasts.
 

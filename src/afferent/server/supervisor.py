@@ -19,7 +19,8 @@ import msgspec
 
 from afferent import __version__
 from afferent.config import Loaded
-from afferent.engine.contract import EngineKind, EngineSite
+from afferent.engine.contract import EngineSite, UpstreamKind
+from afferent.engine.registry import AnyKind
 from afferent.errors import ConfigError, UnsupportedModel
 from afferent.preprocess.discover import family_of
 from afferent.preprocess.registry import AnyFamily, describe
@@ -94,7 +95,7 @@ class Supervisor:
             self._say("warning", warning)
         port = self._port = Port(config.host, config.port, num_listeners=config.frontends)
         self._url = port.url
-        family = self._family(folder, is_needed=isinstance(checked.engine, EngineKind))
+        family = self._family(folder, checked.engine)
         self._say("model", f"{self._model_name} from {folder}")
         self._say("engine", f"{checked.engine.name}: {checked.engine.summary}")
         inherited = InheritedDescriptors.over(
@@ -121,24 +122,27 @@ class Supervisor:
             inherited=inherited,
         )
 
-    def _family(self, folder: Path, *, is_needed: bool) -> AnyFamily | None:
+    def _family(self, folder: Path, engine: AnyKind) -> AnyFamily | None:
         """What features are made for the model; ``None`` if none are, and none have to be.
 
         Raises:
             UnsupportedModel: None can be made, and they are needed.
         """
-        config = self._config
+        config, is_upstream = self._config, isinstance(engine, UpstreamKind)
+        if isinstance(engine, UpstreamKind) and not engine.takes_features(folder):
+            self._say("model", f"{folder.name}: {engine.name} processes its media itself")
+            return None
         is_reference = config.processor == "reference"
-        if describe(folder, reference=is_reference) is None:
-            self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
         try:
+            if describe(folder, reference=is_reference) is None:
+                self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
             return family_of(
                 folder, reference=is_reference, max_sampled_frames=config.max_sampled_frames
             )
         except (UnsupportedModel, ConfigError) as error:
-            if is_needed:
+            if not is_upstream:
                 raise
-            self._say("model", f"the engine processes its media itself: {error.message}")
+            self._say("model", f"{engine.name} processes its media itself: {error.message}")
             return None
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:

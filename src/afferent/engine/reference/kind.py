@@ -12,7 +12,7 @@ from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
 from afferent.engine.reference import launch
 from afferent.engine.reference.kv_budget import KvBudget, kv_budget
 from afferent.engine.reference.settings import ReferenceSettings
-from afferent.engine.reference.weights import weights_nbytes
+from afferent.engine.weights import weights_nbytes
 from afferent.engine.remote.kind import Listening, RemoteKind, RemoteLink, listening
 from afferent.telemetry.trace import declare_stages
 from afferent.types import GiB, ObjectKind

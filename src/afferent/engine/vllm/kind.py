@@ -20,6 +20,7 @@ from afferent.engine.upstream import Upstream
 from afferent.engine.vllm.launch import VllmProcess
 from afferent.engine.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
+from afferent.preprocess.family import read_json
 from afferent.telemetry.trace import declare_stages
 from afferent.engine.vllm import place
 
@@ -33,6 +34,10 @@ _UNSAFE = (
     "--trust-request-chat-template",
 )
 """Ways around the limits that this server keeps, for whoever sends a request."""
+FEATURES_FOR: Final = frozenset(
+    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "internvl", "idefics3"}
+)
+"""Types of models whose answers from our features are compared with a stock vLLM's."""
 _LOOK = """
 import sys
 from importlib.metadata import entry_points, version
@@ -57,6 +62,10 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
     summary = "vLLM's own API, with media by reference"
     settings_type = VllmSettings
     link_type = VllmLink
+
+    def takes_features(self, model_folder: Path) -> bool:
+        """See `UpstreamKind.takes_features`."""
+        return read_json(model_folder / "config.json").get("model_type") in FEATURES_FOR
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from afferent.errors import FormatError
 from afferent.store.block import copying, layout, torch_tensors
+from afferent.store.block.layout import MAX_HEADER_NBYTES
 from afferent.types import TensorSpec
 
 Array = NDArray[Any]
@@ -63,13 +64,18 @@ class Plan:
     tensors: tuple[layout.TensorLayout, ...]
 
 
-def plan(tree: Tree) -> Plan:
+def plan(tree: Tree, *, max_header_nbytes: int = MAX_HEADER_NBYTES) -> Plan:
     """Lay a tree out; reads no tensor's bytes.
+
+    Args:
+        tree: What is to be stored.
+        max_header_nbytes: Most bytes of all that is no tensor's; a tensor takes some 20 of them.
+            Who reads the block has to allow as many.
 
     Raises:
         FormatError: A type that the format has no place for, or more than it has place for.
     """
-    return _Planner().plan(tree)
+    return _Planner().plan(tree, max_header_nbytes)
 
 
 def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any:
@@ -89,10 +95,18 @@ def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any
         start = layout.align(end)
         block[end:start] = bytes(start - end)
         end = start + tensor.nbytes
-    return _view(block[: plan.nbytes], _finisher(tensors, copy=False), is_filled=False)
+    header_nbytes = max(len(plan.head), MAX_HEADER_NBYTES)
+    finish = _finisher(tensors, copy=False)
+    return _view(block[: plan.nbytes], finish, header_nbytes, is_filled=False)
 
 
-def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
+def write_into(
+    tree: Tree,
+    block: memoryview,
+    *,
+    num_threads: int = 2,
+    max_header_nbytes: int = MAX_HEADER_NBYTES,
+) -> int:
     """Write a tree, tensors and all; the number of bytes used, from the start of the block.
 
     Trees from 10 MB on are copied by the caller's thread and a helper; ``num_threads=1`` does
@@ -102,7 +116,7 @@ def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
         FormatError: As `plan` and `lay_out`, or a tensor is only a `TensorSpec`.
     """
     planner = _Planner()
-    planned = planner.plan(tree)
+    planned = planner.plan(tree, max_header_nbytes)
     block = _write_head(planned, block)
     offset = len(planned.head)
     large: list[copying.Copy] = []
@@ -128,11 +142,27 @@ def write_into(tree: Tree, block: memoryview, *, num_threads: int = 2) -> int:
 
 @overload
 def view(
-    block: memoryview | bytes, *, tensors: Literal["numpy"] = "numpy", copy: bool = False
+    block: memoryview | bytes,
+    *,
+    tensors: Literal["numpy"] = "numpy",
+    copy: bool = False,
+    max_header_nbytes: int = MAX_HEADER_NBYTES,
 ) -> ViewTree: ...
 @overload
-def view(block: memoryview | bytes, *, tensors: Library, copy: bool = False) -> Any: ...
-def view(block: memoryview | bytes, *, tensors: Library = "numpy", copy: bool = False) -> Any:
+def view(
+    block: memoryview | bytes,
+    *,
+    tensors: Library,
+    copy: bool = False,
+    max_header_nbytes: int = MAX_HEADER_NBYTES,
+) -> Any: ...
+def view(
+    block: memoryview | bytes,
+    *,
+    tensors: Library = "numpy",
+    copy: bool = False,
+    max_header_nbytes: int = MAX_HEADER_NBYTES,
+) -> Any:
     """The tree in a block. Its tensors are views, and keep what ``block`` is a view of alive.
 
     Args:
@@ -141,18 +171,22 @@ def view(block: memoryview | bytes, *, tensors: Library = "numpy", copy: bool = 
         copy: Private tensors, always writable. Without it numpy's are read-only where the block
             is. torch knows no read-only tensors: **writing into one over a read-only map ends the
             process** (SIGSEGV).
+        max_header_nbytes: As for `plan`. In memory, a header may become 60 times its size.
 
     Raises:
         FormatError: The bytes are not a valid block. All of it was checked before this returns.
     """
-    return _view(_as_bytes(block), _finisher(tensors, copy=copy), is_filled=True)
+    finish = _finisher(tensors, copy=copy)
+    return _view(_as_bytes(block), finish, max_header_nbytes, is_filled=True)
 
 
 _Finish = Callable[[Array], Any]
 
 
-def _view(block: memoryview, finish: _Finish | None, *, is_filled: bool) -> Any:
-    header = layout.read_header(block)
+def _view(
+    block: memoryview, finish: _Finish | None, max_header_nbytes: int, *, is_filled: bool
+) -> Any:
+    header = layout.read_header(block, max_header_nbytes=max_header_nbytes)
     return _Viewer(block, header, finish, is_filled=is_filled).tree(header.tree)
 
 
@@ -179,9 +213,11 @@ class _Planner:
         self._tensors: list[layout.TensorLayout] = []
         self._next = self._end = 0  # counted from the first payload
 
-    def plan(self, tree: Tree) -> Plan:
+    def plan(self, tree: Tree, max_header_nbytes: int) -> Plan:
         node = self._node(tree, 0)
-        head, nbytes = layout.pack_header(node, payloads_nbytes=self._end)
+        head, nbytes = layout.pack_header(
+            node, payloads_nbytes=self._end, max_header_nbytes=max_header_nbytes
+        )
         return Plan(nbytes, head, tuple(self._tensors))
 
     def _node(self, value: Any, depth: int) -> Any:

@@ -135,7 +135,9 @@ def _nbytes(itemsize: int, shape: Sequence[int]) -> int:
     return math.prod(shape) * itemsize
 
 
-def pack_header(tree: Any, *, payloads_nbytes: int) -> tuple[bytes, int]:
+def pack_header(
+    tree: Any, *, payloads_nbytes: int, max_header_nbytes: int = MAX_HEADER_NBYTES
+) -> tuple[bytes, int]:
     """Prelude, header and padding, so up to the first payload; and the length of the whole block.
 
     Raises:
@@ -145,15 +147,17 @@ def pack_header(tree: Any, *, payloads_nbytes: int) -> tuple[bytes, int]:
         header = encode(tree)
     except UnicodeEncodeError:
         raise FormatError("a string that is not valid Unicode can't be stored") from None
-    if len(header) > MAX_HEADER_NBYTES:
-        raise FormatError("more than 1 MiB besides tensors; large bytes are stored as uint8")
+    if len(header) > max_header_nbytes:
+        raise FormatError(
+            f"more than {max_header_nbytes} bytes besides tensors; large bytes are stored as uint8"
+        )
     start = align(PRELUDE.size + len(header))
     total_nbytes = start + payloads_nbytes
     prelude = PRELUDE.pack(MAGIC, VERSION, 0, len(header), total_nbytes)
     return (prelude + header).ljust(start, b"\0"), total_nbytes
 
 
-def read_header(block: memoryview) -> Header:
+def read_header(block: memoryview, *, max_header_nbytes: int = MAX_HEADER_NBYTES) -> Header:
     """The header of a block; the caller checks the nodes of its tree as it walks them.
 
     Raises:
@@ -166,7 +170,7 @@ def read_header(block: memoryview) -> Header:
         raise FormatError("not a block: its first bytes are wrong")
     if version != VERSION or flags != 0:
         raise FormatError(f"version {version} with flags {flags} is not known here")
-    if header_nbytes > MAX_HEADER_NBYTES or PRELUDE.size + header_nbytes > total_nbytes:
+    if header_nbytes > max_header_nbytes or PRELUDE.size + header_nbytes > total_nbytes:
         raise FormatError("the header is longer than it may be")
     if total_nbytes > len(block):
         raise FormatError("the block is longer than its memory")

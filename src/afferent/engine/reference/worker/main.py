@@ -22,7 +22,7 @@ from afferent.engine.reference import messages as m
 from afferent.engine.reference.kv_budget import KvBudget
 from afferent.engine.reference.launch import WorkerSettings
 from afferent.engine.reference.model.grids import as_arrays
-from afferent.engine.reference.weights import weights_digest
+from afferent.engine.weights import weights_digest
 from afferent.errors import (
     AfferentError,
     ConfigError,

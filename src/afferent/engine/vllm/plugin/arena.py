@@ -6,13 +6,16 @@ import functools
 import itertools
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from afferent.engine.vllm import place
 from afferent.engine.references import Reference, verify
 from afferent.errors import (
+    AfferentError,
     ConfigError,
     FormatError,
     StaleHandle,
@@ -21,9 +24,9 @@ from afferent.errors import (
 )
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
 from afferent.store.protocol.items import Find
-from afferent.types import Handle
-from afferent.engine.vllm import place
+from afferent.types import Handle, ObjectKind
 
 log = logging.getLogger("vllm.afferent")
 
@@ -40,9 +43,11 @@ class Arena:
 
     def __init__(self, where: place.Place, *, name: str) -> None:
         self._where = where
-        self._store = DaemonStore(where.address, name=f"vllm {name} {os.getpid()}")
+        self.store = DaemonStore(
+            where.address, name=f"vllm {name} {os.getpid()}", writable=name == "worker"
+        )
         self._secret = where.secret()
-        self._reads = itertools.count()
+        self._requests = itertools.count()
 
     def verify(self, url: str) -> Reference:
         """What a URL stands for.
@@ -57,24 +62,60 @@ class Arena:
             return verify(url, self._secret)
 
     @contextmanager
-    def features(self, key: bytes, handle: Handle) -> Iterator[Any]:
-        """The tree of an item's features as tensors over the arena, valid within the context: what
-        is taken out of it must be copied, and its arrays let go, before the end.
+    def request(self, what: str) -> Iterator[str]:
+        """A name for what is pinned within the context, and let go of at its end."""
+        request = f"{what}-{next(self._requests)}"
+        try:
+            yield request
+        finally:
+            self.store.forget(request)
+
+    def pin(self, request: str, items: Sequence[tuple[bytes, Handle]]) -> list[bool]:
+        """Pin features, given by key and place; whether each is there.
+
+        What is not there as it was meant is deleted, so that who waits for an answer from it, and
+        looks for it before believing one, hears of it.
+        """
+        try:
+            asked = [Find(key) for key, _ in items]
+            outcomes = self._again(lambda: self.store.acquire(request, asked))
+            are_there = [
+                outcome.handle == handle
+                for outcome, (_, handle) in zip(outcomes, items, strict=True)
+            ]
+            for (key, _), is_there in zip(items, are_there, strict=True):
+                if not is_there:
+                    self.disown(key)
+        except AfferentError as error:  # who made the references has lost them likewise
+            log.warning("features could not be looked for: %s", error.code)
+            return [False] * len(items)
+        return are_there
+
+    def disown(self, key: bytes) -> None:
+        """Nobody finds these features any more, nor believes what was made of them."""
+        self._again(lambda: self.store.delete([key]))
+
+    def view(self, handle: Handle) -> Any:
+        """The tree of an item's features as tensors over the arena, of an item that is pinned:
+        what is taken out of it must be copied, and the tree let go, before it is not.
 
         Raises:
-            Gone: They are not there any more, under this key in this place. The store has been
-                told, so that who waits for an answer from them hears of it.
+            Gone: The store was started again meanwhile.
         """
-        request = f"read-{next(self._reads)}"
-        self._pin(request, key, handle)
         try:
-            block = self._store.block(handle)
-            yield codec.view(block, tensors="torch")
-            del block
-        except (StoreRestarted, StoreUnavailable) as error:
+            return codec.view(self.store.block(handle), tensors="torch")
+        except (StoreRestarted, StaleHandle) as error:
             raise Gone("the store was started again") from error
-        finally:
-            self._store.forget(request)
+
+    def capacity_nbytes(self, kind: ObjectKind) -> int:
+        """How much of the arena a kind may take; 0 if nobody says."""
+        try:
+            return self.store.stat().kinds[kind].capacity_nbytes
+        except AfferentError:
+            return 0
+
+    def item_cache(self, weights: bytes) -> ItemCache:
+        return ItemCache(self.store, weights=weights)
 
     def raw(self, handle: Handle, start: int, nbytes: int) -> bytes:
         """A copy of an item's bytes.
@@ -82,29 +123,15 @@ class Arena:
         Raises:
             Gone: They are not there any more.
         """
-        request = f"read-{next(self._reads)}"
-        try:
-            self._again(lambda: self._store.get(request, [handle]))
-            return bytes(self._store.block(handle)[start : start + nbytes])
-        except (StaleHandle, StoreRestarted, StoreUnavailable) as error:
-            raise Gone("the item's bytes are gone") from error
-        finally:
-            self._store.forget(request)
+        with self.request("bytes") as request:
+            try:
+                self._again(lambda: self.store.get(request, [handle]))
+                return bytes(self.store.block(handle)[start : start + nbytes])
+            except AfferentError as error:
+                raise Gone("the item's bytes are gone") from error
 
     def close(self) -> None:
-        self._store.close()
-
-    def _pin(self, request: str, key: bytes, handle: Handle) -> None:
-        try:
-            (found,) = self._again(lambda: self._store.acquire(request, [Find(key)]))
-            if found.handle == handle:
-                return
-            self._store.forget(request)
-            # Whoever made the reference looks for this before it believes an answer.
-            self._again(lambda: self._store.delete([key]))
-        except (StaleHandle, StoreRestarted) as error:
-            raise Gone("the features are gone") from error
-        raise Gone("the features are gone")
+        self.store.close()
 
     def _again(self, call: Any) -> Any:
         """A call that outlives a restart of the store; whoever made a reference before that knows
@@ -123,7 +150,9 @@ class Arena:
                 time.sleep(_LOOK_AGAIN_S)
 
 
-@functools.cache
+_lock = threading.Lock()
+
+
 def arena(name: str) -> Arena:
     """This process's own.
 
@@ -134,6 +163,12 @@ def arena(name: str) -> Arena:
         StoreUnavailable: No server is there.
         ConfigError: Nothing says where it is.
     """
+    with _lock:
+        return _connect(name)
+
+
+@functools.cache
+def _connect(name: str) -> Arena:
     where = place.find()
     if where is None:
         raise ConfigError(f"{place.STORE} is not set")

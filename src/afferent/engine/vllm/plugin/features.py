@@ -41,15 +41,42 @@ class FeatureReader:
 
     def inputs(self, modality: Modality, tree: dict[str, Any]) -> BatchFeature:
         """Private tensors, on the device, by the names that the model's own processor uses."""
-        prompt = tree.pop("prompt", None)
-        del prompt
-        on_device = {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in tree.items()
-        }
+        views = {name: each for name, each in tree.items() if isinstance(each, torch.Tensor)}
+        on_device = {name: view.to(self.device) for name, view in views.items()}
         family = self._family
         if self._normalizes and isinstance(family, QwenVlFamily):
             name = _PATCHES[modality]
-            on_device[name] = family.repeated(on_device[name])
-            return BatchFeature(on_device)
-        return BatchFeature(family.model_inputs(on_device))
+            made = {**on_device, name: family.repeated(on_device[name])}
+        else:
+            made = _completed(family.model_inputs(on_device), family.tokens[modality].embed)
+        shared = {_storage(view) for view in views.values()}
+        # What still is a view would be another's as soon as the pin is gone.
+        return BatchFeature(
+            {
+                name: each.clone() if _storage(each) in shared else each
+                for name, each in made.items()
+            }
+        )
+
+
+def _completed(made: dict[str, Any], embed_token_id: int) -> dict[str, Any]:
+    """With what vLLM adds to a processor's output for one image, whichever model asks for it."""
+    pixels = made.get("pixel_values")
+    if pixels is None:
+        return made
+    if "pixel_attention_mask" in made:  # the tiles of one image are a batch of their own
+        made = {name: each.squeeze(0) if each.dim() > 3 else each for name, each in made.items()}
+        made["pixel_attention_mask"] = made["pixel_attention_mask"].view(
+            len(made["pixel_values"]), *made["pixel_attention_mask"].shape[-2:]
+        )
+    num_tiles = torch.tensor([len(made["pixel_values"])])
+    return {
+        **made,
+        "num_patches": num_tiles,
+        "image_num_patches": num_tiles,
+        "image_token_id": torch.tensor(embed_token_id),
+    }
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -9,18 +9,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
+from vllm.distributed import get_tensor_model_parallel_rank, get_tp_group
 from vllm.model_executor.models import registry as vllm_registry
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems
 from vllm.multimodal.utils import group_and_batch_mm_items
 
-from afferent.types import Modality
-from afferent.engine.vllm.plugin.arena import Gone, arena
+from afferent.engine.vllm.plugin.arena import Arena, Gone, arena
+from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.engine.vllm.plugin.features import FeatureReader
 from afferent.engine.vllm.plugin.processing import FIELD, factories, unpack
+from afferent.types import ContentKey, Handle, Modality
+
+T = TypeVar("T")
 
 log = logging.getLogger("vllm.afferent")
 
@@ -73,45 +78,107 @@ class _Encoder:
 
     def __init__(self, model: Any, vllm_config: Any) -> None:
         self._model_config = vllm_config.model_config
-        self._width = 0
-        self._dtype = self._model_config.dtype
+        self._width, self._dtype = 0, self._model_config.dtype
         self._reader = FeatureReader(model, self._model_config.model)
+        lora = getattr(vllm_config, "lora_config", None)
+        # With adapters in the encoder, embeddings are those of one adapter, which we don't know.
+        self._may_keep = not getattr(lora, "enable_tower_connector_lora", False)
 
     def embed(self, stock: Any, kwargs: dict[str, Any]) -> Any:
         """The embeddings of a batch of items of one modality, as the stock model gives them."""
         modality = next((each for each in Modality if FIELD.format(each) in kwargs), None)
         if modality is None:
             return self._noted(stock(**kwargs))
-        rows = kwargs.pop(FIELD.format(modality))
-        found: list[torch.Tensor] = []
-        for row in rows:
-            key, handle, num_embeds = unpack(row)
-            try:
-                with arena("worker").features(key, handle) as tree:
-                    (embeddings,) = self._noted(stock(**self._batch(modality, tree)))
-                    del tree
-                if embeddings.shape[0] != num_embeds:
-                    raise ValueError(f"{embeddings.shape[0]} rows for {num_embeds} places")
-            except Gone as error:
-                log.warning("an item is encoded as nothing, and its answer refused: %s", error)
-                embeddings = self._nothing(num_embeds)
-            found.append(embeddings)
+        items = [unpack(row) for row in kwargs[FIELD.format(modality)]]
+        keys = [ContentKey(key) for key, _, _ in items]
+        found = self._found(keys)
+        found = _of_all_ranks(
+            [
+                each if each is not None and len(each) == num_embeds else None
+                for each, (_, _, num_embeds) in zip(found, items, strict=True)
+            ]
+        )
+        missing = [index for index, embeddings in enumerate(found) if embeddings is None]
+        if missing:
+            made = self._encode(modality, [items[index] for index in missing], stock)
+            for index, embeddings in zip(missing, made, strict=True):
+                found[index] = embeddings
         return found
 
-    def _batch(self, modality: Modality, tree: Any) -> dict[str, Any]:
-        """What the stock encoder is called with for one item."""
+    def _found(self, keys: Sequence[ContentKey]) -> list[torch.Tensor | None]:
+        if self._kept is None:
+            return [None] * len(keys)
+        return self._kept.find(keys, self._reader.device)
+
+    def _encode(
+        self, modality: Modality, items: Sequence[tuple[bytes, Handle, int]], stock: Any
+    ) -> list[torch.Tensor]:
+        """From features; zeros for those that are lost, whose answers are refused."""
+        source = arena("worker")
+        with source.request("encode") as request:
+            are_there = source.pin(request, [(key, handle) for key, handle, _ in items])
+            inputs = [
+                self._input(modality, source, handle) if is_there else None
+                for (_, handle, _), is_there in zip(items, are_there, strict=True)
+            ]
+            inputs = _of_all_ranks(inputs)
+            made = iter(self._run(stock, [each for each in inputs if each is not None]))
+            embeddings = [
+                self._checked(next(made), key, num_embeds)
+                if each is not None
+                else self._nothing(num_embeds)
+                for each, (key, _, num_embeds) in zip(inputs, items, strict=True)
+            ]
+            if self._kept is not None:
+                self._kept.publish(
+                    request,
+                    {
+                        ContentKey(key): (handle, rows)
+                        for (key, handle, _), rows, each in zip(
+                            items, embeddings, inputs, strict=True
+                        )
+                        if each is not None
+                    },
+                )
+        return embeddings
+
+    def _input(self, modality: Modality, source: Arena, handle: Handle) -> Any:
+        """What the stock processor would have made of one item, on the device; ``None``: lost."""
+        try:
+            tree = source.view(handle)
+        except Gone:
+            return None
         inputs = self._reader.inputs(modality, tree)
         fields = self._processor._get_mm_fields_config(inputs, {})
-        items: Any = MultiModalKwargsItems.from_hf_inputs(inputs, fields)
-        (item,) = items[modality]
-        ((_, batch),) = group_and_batch_mm_items(
-            [MultiModalKwargsItem(item)], device=self._reader.device
-        )
-        return dict(batch)
+        found: Any = MultiModalKwargsItems.from_hf_inputs(inputs, fields)
+        (item,) = found[modality]
+        return item
+
+    def _run(self, stock: Any, inputs: list[MultiModalKwargsItem]) -> list[torch.Tensor]:
+        """In batches, as vLLM makes them."""
+        embeddings: list[torch.Tensor] = []
+        for _, batch in group_and_batch_mm_items(inputs, device=self._reader.device):
+            embeddings += self._noted(stock(**batch))
+        return embeddings
+
+    def _checked(self, embeddings: torch.Tensor, key: bytes, num_embeds: int) -> torch.Tensor:
+        """A wrong number of rows would end the engine."""
+        if len(embeddings) == num_embeds:
+            return embeddings
+        log.error("the encoder gives %d rows for %d places", len(embeddings), num_embeds)
+        arena("worker").disown(key)
+        return self._nothing(num_embeds)
 
     @functools.cached_property
     def _processor(self) -> Any:
         return MULTIMODAL_REGISTRY.create_processor(self._model_config)
+
+    @functools.cached_property
+    def _kept(self) -> KeptEmbeddings | None:
+        if not self._may_keep:
+            return None
+        publishes = get_tensor_model_parallel_rank() == 0
+        return KeptEmbeddings(arena("worker"), self._model_config, publishes=publishes)
 
     def _noted(self, embeddings: Any) -> Any:
         """Remember how wide they are, for an item that is lost."""
@@ -120,5 +187,16 @@ class _Encoder:
         return embeddings
 
     def _nothing(self, num_embeds: int) -> torch.Tensor:
+        log.warning("an item that is lost is encoded as nothing; its answer is refused")
         width = self._width or self._model_config.get_inputs_embeds_size()
         return torch.zeros((num_embeds, width), dtype=self._dtype, device=self._reader.device)
+
+
+def _of_all_ranks(found: list[T | None]) -> list[T | None]:
+    """Without what another rank does not have: all have to go the same way through the encoder."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return found
+    have = torch.tensor([each is not None for each in found], dtype=torch.int32)
+    torch.distributed.all_reduce(have, torch.distributed.ReduceOp.MIN, group.cpu_group)
+    return [each if yes else None for each, yes in zip(found, have.tolist(), strict=True)]

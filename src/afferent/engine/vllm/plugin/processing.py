@@ -154,7 +154,19 @@ def _kwargs(item: FeaturesReference) -> MultiModalKwargsItem:
 
 
 def factories(stock: Any) -> Any:
-    """How a model's processor is made (``_processor_factory``), with ours in the place of each."""
-    return dataclasses.replace(
-        stock, info=_info_class(stock.info), processor=_processor_class(stock.processor)
-    )
+    """How a model's processor is made (``_processor_factory``), so that it takes items of ours.
+
+    The stock factories may be classes or functions; what they make is given a class of ours.
+    """
+
+    def make_info(ctx: Any) -> Any:
+        info = stock.info(ctx)
+        info.__class__ = _info_class(type(info))
+        return info
+
+    def make_processor(info: Any, dummy_inputs: Any) -> Any:
+        processor = stock.processor(info, dummy_inputs)
+        processor.__class__ = _processor_class(type(processor))
+        return processor
+
+    return dataclasses.replace(stock, info=make_info, processor=make_processor)

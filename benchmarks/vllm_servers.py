@@ -1,0 +1,204 @@
+"""The servers of `benchmarks.vllm`: a stock vLLM, its best settings, and Afferent before one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from afferent.server.checks import BUILT_IN_MODELS
+from afferent.types import MiB
+from tools import vllm_env
+
+ARENA_NBYTES = 1024 * MiB
+MODEL = "pages"
+_START_TIMEOUT_S = 300.0
+_LONGEST_EDGE = 28 * 28 * 4096
+_ENGINE = re.compile(r"VLLM::(EngineCore|Worker)")
+_WORKER = re.compile(r"VLLM::Worker")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BEST = ("--api-server-count", "2", "--mm-processor-cache-type", "shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes, shared pages by their share."""
+
+    outside: float
+    worker: float
+
+
+@dataclass(slots=True)
+class Side:
+    """A server, and what its processes use."""
+
+    name: str
+    url: str
+    popen: subprocess.Popen[bytes]
+    arena_nbytes: int = 0
+    uds: str = ""
+    """Of the vLLM behind it."""
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Outside of the engine, and in it, so far."""
+        outside = engine = 0.0
+        for pid, line in _tree(self.popen.pid):
+            ticks = _cpu_ticks(pid) / _TICKS_PER_S
+            if _ENGINE.search(line):
+                engine += ticks
+            else:
+                outside += ticks
+        return outside, engine
+
+    def memory(self) -> Memory:
+        outside = worker = shared = 0.0
+        for pid, line in _tree(self.popen.pid):
+            private, shmem = _pss(pid)
+            shared += shmem
+            if _WORKER.search(line):
+                worker += private
+            else:
+                outside += private
+        return Memory(outside + max(shared, self.arena_nbytes), worker)
+
+
+def make_model(folder: Path) -> Path:
+    """The built-in model, which takes pages at their own size."""
+    target = folder / MODEL
+    shutil.copytree(BUILT_IN_MODELS / "shapes", target)
+    path = target / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    settings["size"]["longest_edge"] = _LONGEST_EDGE
+    path.write_text(json.dumps(settings))
+    return target
+
+
+@contextmanager
+def stock(name: str, python: Path, model: Path, *arguments: str) -> Iterator[Side]:
+    """``vllm serve``."""
+    port = _free_port()
+    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    command += [*vllm_env.ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
+    with _running(name, command, f"http://127.0.0.1:{port}", "/health") as side:
+        yield side
+
+
+@contextmanager
+def afferent(python: Path, model: Path) -> Iterator[Side]:
+    """``afferent serve``, which starts a vLLM of its own."""
+    port = _free_port()
+    command = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
+    command += ["--engine", "vllm", "--engine-python", str(python)]
+    command += [f"--engine-args={shlex.join(vllm_env.ARGUMENTS)}"]
+    command += ["--arena-nbytes", str(ARENA_NBYTES)]
+    with _running("afferent", command, f"http://127.0.0.1:{port}", "/ready") as side:
+        side.arena_nbytes = ARENA_NBYTES
+        side.uds = _socket_of(side.popen.pid)
+        yield side
+
+
+@contextmanager
+def _running(name: str, command: Sequence[str], url: str, path: str) -> Iterator[Side]:
+    log = Path(f"/tmp/afferent-bench-{name}-{os.getpid()}.log")  # noqa: S108 - to be looked at
+    with log.open("wb") as out:
+        popen = subprocess.Popen(
+            command,
+            env={**os.environ, **vllm_env.ENV},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait(popen, url + path, log)
+        yield Side(name, url, popen)
+    finally:
+        popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            popen.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(popen.pid, 9)
+        popen.wait()
+    log.unlink()
+
+
+def _wait(popen: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if popen.poll() is not None:
+            break
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - ours
+            if answer.status == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"a server did not start; its log is {log}")
+
+
+def _tree(root: int) -> list[tuple[int, str]]:
+    """All processes below one, itself included, with their command lines."""
+    children: dict[int, list[int]] = {}
+    lines: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
+            line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        pid = int(path.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        lines[pid] = line
+    found, waiting = [], [root]
+    while waiting:
+        pid = waiting.pop()
+        if pid in lines:
+            found.append((pid, lines[pid]))
+        waiting += children.get(pid, [])
+    return found
+
+
+def _cpu_ticks(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return float(fields[11]) + float(fields[12])
+
+
+_PSS = re.compile(rb"^(Pss|Pss_Shmem): +(\d+) kB", re.MULTILINE)
+
+
+def _pss(pid: int) -> tuple[float, float]:
+    """What is not shared memory, and what is; in bytes."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+    except OSError:
+        return 0.0, 0.0
+    found = {name: int(kb) * 1024.0 for name, kb in _PSS.findall(rollup)}
+    shmem = found.get(b"Pss_Shmem", 0.0)
+    return found.get(b"Pss", 0.0) - shmem, shmem
+
+
+def _socket_of(pid: int) -> str:
+    """Where the vLLM below a process listens."""
+    for _, line in _tree(pid):
+        if match := re.search(r"--uds (\S+)", line):
+            return match[1]
+    raise RuntimeError("no vLLM was found")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port

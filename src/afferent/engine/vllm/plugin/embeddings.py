@@ -1,0 +1,102 @@
+"""Embeddings by content: what one worker has encoded, another finds, and one that was restarted.
+
+They lie in the arena under the item's key and a digest of all that shapes them besides: weights,
+type, vLLM's version. They are copied out, so that nothing stays pinned.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afferent import keys
+from afferent.engine.vllm.plugin.arena import Arena
+from afferent.engine.weights import weights_digest
+from afferent.errors import AfferentError, ConfigError
+from afferent.store.block import codec
+from afferent.store.protocol.items import Find
+from afferent.types import ContentKey, Handle, ObjectKind
+
+log = logging.getLogger("vllm.afferent")
+
+_TAG = b"afferent/vllm-embeddings/v1"
+
+
+class KeptEmbeddings:
+    """The arena's embeddings, for one model as it runs here."""
+
+    def __init__(self, arena: Arena, model_config: Any, *, publishes: bool) -> None:
+        """
+        Args:
+            arena: Of this process.
+            model_config: vLLM's.
+            publishes: Whether this worker leaves embeddings for others; one of a group is enough.
+        """
+        self._arena, self._model_config, self._publishes = arena, model_config, publishes
+        self._weights = b""
+        self._has_room = arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0
+        if self._has_room:  # it reads all weights, which takes seconds for large ones
+            threading.Thread(target=self._digest, name="afferent-digest", daemon=True).start()
+
+    def find(
+        self, wanted: Sequence[ContentKey], device: torch.device
+    ) -> list[torch.Tensor | None]:
+        """Private copies of those that there are, ``(num_embeds, width)`` each."""
+        if not self._weights or not wanted:
+            return [None] * len(wanted)
+        store = self._arena.store
+        found: list[torch.Tensor | None] = []
+        with self._arena.request("embeddings") as request:
+            try:
+                asked = [Find(self._key(key)) for key in wanted]
+                outcomes = store.acquire(request, asked)
+                for outcome in outcomes:
+                    if outcome.handle is None:
+                        found.append(None)
+                        continue
+                    tree: Any = codec.view(store.block(outcome.handle), tensors="torch", copy=True)
+                    found.append(tree["rows"].to(device))
+            except AfferentError as error:
+                log.info("embeddings were not looked for: %s", error.code)
+                return [None] * len(wanted)
+        return found
+
+    def publish(
+        self, request: str, made: Mapping[ContentKey, tuple[Handle, torch.Tensor]]
+    ) -> None:
+        """Leave embeddings for others; it is no failure if there is no room for them.
+
+        Args:
+            request: Which still has the features pinned that they were computed from.
+            made: From where, and what, by the item's key.
+        """
+        if not self._weights or not self._publishes or not made:
+            return
+        try:
+            cache = self._arena.item_cache(self._weights)
+            cache.set_embeddings(
+                request,
+                {key: {"rows": rows.detach().cpu()} for key, (_, rows) in made.items()},
+                computed_from={key: handle for key, (handle, _) in made.items()},
+            )
+        except AfferentError as error:
+            log.info("embeddings were not stored: %s", error.code)
+
+    def _key(self, item: ContentKey) -> ContentKey:
+        return keys.embeddings_key(item=item, weights=self._weights)
+
+    def _digest(self) -> None:
+        config = self._model_config
+        try:
+            files = weights_digest(Path(config.model))
+        except (ConfigError, OSError):
+            log.warning("embeddings are not shared: %s holds no weights that are known", config.model)
+            return
+        shaped_by = (config.dtype, config.quantization, metadata.version("vllm"))
+        self._weights = keys.frame(_TAG, files, repr(shaped_by).encode())

@@ -1,0 +1,57 @@
+"""Many questions at a time, to one server or another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx2 as httpx
+
+from tests.vllm.questions import Question, Said, said
+
+NUM_AT_ONCE = 8
+TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """``None``: the client left, or the server broke off."""
+
+    said: Said | None
+    seconds: float = 0.0
+    broke_off: str = ""
+
+
+async def ask_all(
+    url: str, asked: Sequence[Question], *, num_at_once: int = NUM_AT_ONCE
+) -> list[Answer]:
+    """The answers, in order; none takes longer than `TIMEOUT_S`, or it says so."""
+    room = asyncio.Semaphore(num_at_once)
+    limits = httpx.Limits(max_connections=num_at_once)
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, base_url=url) as client:
+
+        async def one(question: Question) -> Answer:
+            async with room:
+                start_s = asyncio.get_running_loop().time()
+                answer = await _ask(client, question)
+                answer.seconds = asyncio.get_running_loop().time() - start_s
+                return answer
+
+        return list(await asyncio.gather(*map(one, asked)))
+
+
+async def _ask(client: httpx.AsyncClient, question: Question) -> Answer:
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            async with client.stream("POST", question.path, json=question.body) as response:
+                text = b""
+                async for chunk in response.aiter_bytes():
+                    text += chunk
+                    if question.aborts is not None and len(text) >= question.aborts:
+                        return Answer(None)
+                return Answer(said(question, response.status_code, text.decode()))
+    except (httpx.HTTPError, OSError) as error:
+        return Answer(None, broke_off=type(error).__name__)
+    except TimeoutError:
+        return Answer(None, broke_off="hangs")

@@ -1,0 +1,126 @@
+"""A stock vLLM, and Afferent in front of one, on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2 as httpx
+import pytest
+
+from tests.server import Server, wait_until
+from tools import vllm_env
+
+START_TIMEOUT_S = 300.0
+SHAPES = Path(__file__).parents[2] / "src" / "afferent" / "models" / "shapes"
+ENV = {**vllm_env.ENV, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def python() -> Path:
+    """Of an environment with vLLM; the test is skipped where there is none."""
+    chosen = os.environ.get("TEST_VLLM_PYTHON")
+    found = Path(chosen) if chosen else vllm_env.python_of(vllm_env.FOLDER)
+    if not found.exists():
+        pytest.skip("there is no environment with vLLM: make setup-vllm")
+    return found
+
+
+class Stock:
+    """``vllm serve`` as it is, without a word of Afferent's in its environment."""
+
+    def __init__(
+        self, folder: Path = SHAPES, *arguments: str, uds: Path | None = None, **env: str
+    ) -> None:
+        self._folder, self._arguments, self._uds = folder, arguments, uds
+        self._env = {**os.environ, **ENV, **env}
+        self.lines: list[str] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        where = ["--uds", str(self._uds)]
+        if self._uds is None:
+            port = _free_port()
+            self.url, where = f"http://127.0.0.1:{port}", ["--port", str(port)]
+        command = [python(), "-m", "vllm.entrypoints.cli.main", "serve", str(self._folder)]
+        self.popen = subprocess.Popen(
+            [*command, *vllm_env.ARGUMENTS, *self._arguments, *where],
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            wait_until(self._answers, timeout_s=START_TIMEOUT_S)
+        except BaseException:
+            print("\n".join(self.lines[-50:]))
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            os.killpg(self.popen.pid, 9)
+        except ProcessLookupError:
+            pass
+        self.popen.wait()
+
+    def _answers(self) -> bool:
+        assert self.popen.poll() is None, "vLLM has ended:\n" + "\n".join(self.lines[-50:])
+        try:
+            if self._uds is not None:
+                with socket.socket(socket.AF_UNIX) as sock:
+                    return sock.connect_ex(str(self._uds)) == 0
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+def supervised(*arguments: str, vllm: Sequence[str] = (), model: Path = SHAPES) -> Server:
+    """Afferent, which starts a vLLM of its own."""
+    engine_args = shlex.join([*vllm_env.ARGUMENTS, *vllm])
+    return Server(
+        str(model),
+        *("--engine", "vllm", "--engine-python", str(python())),
+        f"--engine-args={engine_args}",
+        *arguments,
+        env=ENV,
+        start_timeout_s=START_TIMEOUT_S,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def version() -> str:
+    """Of vLLM."""
+    done = subprocess.run(
+        [python(), "-c", "from importlib.metadata import version; print(version('vllm'))"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return re.sub(r"\s", "", done.stdout)

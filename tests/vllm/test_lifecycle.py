@@ -1,0 +1,209 @@
+"""Deaths of both halves: no wrong answer, no hang, nothing held; and what is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.launch import DAEMON
+from afferent.types import ObjectKind
+from tests.server import Server, wait_until
+from tests.vllm.asking import Answer, ask_all
+from tests.vllm.questions import Question, Said, questions
+from tests.vllm.servers import SHAPES, Stock, supervised
+
+pytestmark = pytest.mark.vllm
+
+SEED = 7
+_LONGEST_S = 120.0
+_OURS = (DAEMON, "afferent.preprocess.pool", "afferent.serve.frontend")
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    store_path = tmp_path_factory.mktemp("vllm") / "store.sock"
+    with supervised(
+        "--store-path",
+        str(store_path),
+        *("--embeddings-share", "0.2", "--frontends", "2"),
+    ) as running:
+        yield running, store_path
+
+
+def undisturbed(server: Server, asked: Sequence[Question]) -> list[Said | None]:
+    found = asyncio.run(ask_all(server.url, asked))
+    assert all(each.said is not None and each.said.status == 200 for each in found), found
+    return [each.said for each in found]
+
+
+def is_right(answer: Answer, expected: Said | None) -> bool:
+    """As without a death, or an error that says to try again, or a stream that breaks off."""
+    if answer.said is None:
+        return answer.broke_off != "hangs"
+    if answer.said == expected:
+        return True
+    if answer.said.status != 200:
+        return answer.said.status in (500, 502, 503)
+    # A stream that has begun ends with an error, or without an end.
+    ends = answer.said.ends
+    return not ends or any(each.startswith("error") for each in ends)
+
+
+def vllm_processes(server: Server) -> dict[str, psutil.Process]:
+    """API server, engine core and worker, by how they call themselves."""
+    found = {}
+    for process in server.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            if "vllm.entrypoints" in line and "serve" in line and "afferent" not in line[:40]:
+                found["api"] = process
+            for name in ("EngineCore", "Worker"):
+                if f"VLLM::{name}" in line:
+                    found[name] = process
+    return found
+
+
+def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
+    """Whoever dies: the answers that come are right, and all of them end."""
+    server, store_path = ours
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    asked = [
+        Question(each.path, each.body, each.is_stream) for each in questions(36, SEED, "shapes")
+    ]
+    expected = undisturbed(server, asked)
+    num_vllm, num_ours, wrong, slowest = 0, 0, [], 0.0
+    num_right = num_refused = 0
+    rounds = ["api", "EngineCore", "Worker"] * 4
+    for victim in rounds:
+        answers: list[Answer] = []
+
+        async def storm(victim: str = victim, answers: list[Answer] = answers) -> None:
+            nonlocal num_vllm, num_ours
+            asking = asyncio.ensure_future(ask_all(server.url, asked))
+            for _ in range(5):
+                await asyncio.sleep(rng.uniform(0.05, 0.3))
+                module = rng.choice(_OURS)
+                for process in server.find(module)[:1]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                        num_ours += 1
+            found = vllm_processes(server)
+            if victim in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found[victim].kill()
+                    num_vllm += 1
+            answers += await asking
+
+        asyncio.run(storm())
+        for question, answer, right in zip(asked, answers, expected, strict=True):
+            slowest = max(slowest, answer.seconds)
+            if not is_right(answer, right):
+                wrong.append((victim, question.path, question.is_stream, answer, right))
+            elif answer.said is not None and answer.said.status == 200:
+                num_right += 1
+            else:
+                num_refused += 1
+        wait_until(lambda: _is_ready(server), timeout_s=300)
+    print(
+        f"{num_vllm} deaths of vLLM's processes, {num_ours} of ours; {num_right} right, "
+        f"{num_refused} refused or broken off, {len(wrong)} wrong; the slowest {slowest:.1f} s"
+    )
+    for each in wrong[:5]:
+        print(each)
+    assert not wrong
+    assert slowest < _LONGEST_S
+    assert num_vllm >= 12
+    assert num_ours >= 55
+    assert undisturbed(server, asked) == expected
+    _nothing_held(store_path)
+
+
+def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
+    """vLLM is started again: nothing is encoded a second time, and the answers are the same."""
+    server, store_path = ours
+    asked = [
+        Question(each.path, each.body, each.is_stream) for each in questions(12, 99, "shapes")
+    ]
+    expected = undisturbed(server, asked)
+    before = _num_embeddings(store_path)
+    assert before > 0
+    vllm_processes(server)["api"].kill()
+    wait_until(lambda: not _is_ready(server))
+    wait_until(lambda: _is_ready(server), timeout_s=300)
+    hits = _num_hits(store_path)
+    assert undisturbed(server, asked) == expected
+    assert _num_embeddings(store_path) == before
+    assert _num_hits(store_path) > hits
+
+
+def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
+    """Somebody else starts both, in whichever order, and again."""
+    store_path, uds = tmp_path / "store.sock", tmp_path / "vllm.sock"
+    env = {"AFFERENT_STORE_PATH": str(store_path)}
+    asked = [Question(each.path, each.body, each.is_stream) for each in questions(6, 5, "shapes")]
+    arguments = ["--served-model-name", "shapes"]
+    front = [
+        *("--engine", "vllm", "--engine-url", f"unix:{uds}"),
+        *("--store-path", str(store_path)),
+    ]
+    with Stock(SHAPES, *arguments, uds=uds, **env) as vllm:
+        with Server(*front) as server:
+            expected = undisturbed(server, asked)
+            os.killpg(vllm.popen.pid, signal.SIGKILL)
+            wait_until(lambda: not _is_ready(server))
+            assert server.post(asked[0].body).status_code == 503
+            with Stock(SHAPES, *arguments, uds=uds, **env):
+                wait_until(lambda: _is_ready(server), timeout_s=300)
+                assert undisturbed(server, asked) == expected
+                server.__exit__(None, None, None)
+                with Server(*front) as again:  # another secret, another arena
+                    assert undisturbed(again, asked) == expected
+
+
+def test_the_plugin_alone_changes_nothing() -> None:
+    """Installed, and nobody says where a store is: a stock vLLM, which takes media by URL."""
+    asked = [Question(each.path, each.body, each.is_stream) for each in questions(6, 5, "shapes")]
+    arguments = ("--served-model-name", "shapes")
+    with Stock(SHAPES, *arguments) as with_plugin:
+        one = asyncio.run(ask_all(with_plugin.url, asked))
+    with Stock(SHAPES, *arguments, VLLM_PLUGINS="none") as without:
+        other = asyncio.run(ask_all(without.url, asked))
+    assert [each.said for each in one] == [each.said for each in other]
+    assert all(each.said is not None and each.said.status == 200 for each in one)
+
+
+def _is_ready(server: Server) -> bool:
+    with contextlib.suppress(Exception):
+        return all(server.get("/ready").status_code == 200 for _ in range(4))
+    return False
+
+
+def _nothing_held(store_path: Path) -> None:
+    def held() -> int:
+        with DaemonStore(str(store_path), name="looker") as store:
+            kinds = store.stat().kinds
+        return sum(kinds[kind].held_nbytes for kind in ObjectKind)
+
+    wait_until(lambda: held() == 0)
+
+
+def _num_embeddings(store_path: Path) -> int:
+    with DaemonStore(str(store_path), name="looker") as store:
+        return store.stat().kinds[ObjectKind.EMBEDDINGS].num_objects
+
+
+def _num_hits(store_path: Path) -> int:
+    with DaemonStore(str(store_path), name="looker") as store:
+        return store.stat().num_hits
+
+

@@ -1,0 +1,141 @@
+"""As a stock vLLM answers: token for token, in every dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.types import ObjectKind
+from tests.server import Server, wait_until
+from tests.vllm.asking import ask_all
+from tests.vllm.questions import Question, Said, questions
+from tests.vllm.servers import SHAPES, Stock, supervised
+
+pytestmark = pytest.mark.vllm
+
+SEED = 20261122
+NUM_QUESTIONS = 300
+_TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+_CLOSE = 1e-3
+"""Two tokens whose log-probabilities are nearer than that may change places."""
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[Stock]:
+    with Stock(SHAPES, *_TOOLS, "--served-model-name", "shapes") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    store_path = tmp_path_factory.mktemp("vllm") / "store.sock"
+    with supervised(
+        *("--store-path", str(store_path), "--embeddings-share", "0.2"), vllm=_TOOLS
+    ) as running:
+        yield running, store_path
+
+
+def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path]) -> None:
+    print(f"seed {SEED}")
+    asked = questions(NUM_QUESTIONS, SEED, "shapes")
+    server, store_path = ours
+    expected = asyncio.run(ask_all(stock.url, [_whole(each) for each in asked]))
+    found = asyncio.run(ask_all(server.url, asked))
+    differ = []
+    for question, theirs, our in zip(asked, expected, found, strict=True):
+        assert theirs.said is not None
+        if question.aborts is not None and our.said is None:
+            continue
+        if our.said != theirs.said and not _is_close(stock, question, our.said, theirs.said):
+            differ.append((question.path, question.is_stream, our, theirs.said))
+    counts = [sum(each.path == path for each in asked) for path in {q.path for q in asked}]
+    print(f"{len(asked)} questions, {counts} of each dialect; {len(differ)} differ")
+    for path, is_stream, our, theirs in differ[:5]:
+        print(path, is_stream, our, asdict(theirs), sep="\n  ")
+    assert not differ
+    _nothing_held(store_path)
+    metrics = server.metrics()
+    assert metrics['afferent_upstream_items_total{modality="image",way="features"}'] > 300
+    assert 'afferent_upstream_items_total{modality="image",way="bytes"}' not in metrics
+
+
+def test_vllms_own_processing_says_the_same(stock: Stock, ours: tuple[Server, Path]) -> None:
+    """Where it knows more than we do, it gets the bytes."""
+    asked = questions(12, SEED + 1, "shapes")
+    options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
+    changed = [
+        Question(each.path, {**each.body, **options}, each.is_stream)
+        for each in asked
+        if each.path == "/v1/chat/completions"
+    ]
+    server, store_path = ours
+    expected = asyncio.run(ask_all(stock.url, changed))
+    found = asyncio.run(ask_all(server.url, changed))
+    assert [each.said for each in found] == [each.said for each in expected]
+    assert all(each.said is not None and each.said.status == 200 for each in found)
+    assert server.metrics()['afferent_upstream_items_total{modality="image",way="bytes"}'] > 0
+    _nothing_held(store_path)
+
+
+def test_what_has_no_media_is_vllms(stock: Stock, ours: tuple[Server, Path]) -> None:
+    server, _ = ours
+    for path in ("/v1/models", "/version", "/ping"):
+        assert server.get(path).status_code == httpx.get(stock.url + path).status_code == 200
+    body = {"model": "shapes", "prompt": "What is", "max_tokens": 8, "temperature": 0}
+    texts = [
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        for url in (stock.url, server.url)
+    ]
+    assert texts[0] == texts[1]
+    page = server.get("/metrics").text
+    assert "vllm:num_requests_running" in page
+    assert "afferent_requests_total" in page
+
+
+def test_nobody_reaches_vllm_by_a_url(ours: tuple[Server, Path]) -> None:
+    """It takes references alone; and ours are signed."""
+    server, _ = ours
+    for url in ("http://127.0.0.1:1/x.png", "afferent:AAAA", "file:///etc/passwd"):
+        body = {
+            "model": "shapes",
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+            ],
+        }
+        answer = server.post(body)
+        assert answer.status_code == 400, answer.text
+
+
+def _whole(question: Question) -> Question:
+    return Question(question.path, question.body, question.is_stream)
+
+
+def _is_close(stock: Stock, question: Question, ours: Said | None, theirs: Said) -> bool:
+    """Whether the first difference is one between two tokens of nearly the same probability."""
+    if ours is None or question.path != "/v1/chat/completions" or ours.status != 200:
+        return False
+    body = {**question.body, "stream": False, "logprobs": True, "top_logprobs": 2}
+    body.pop("stream_options", None)
+    answer = httpx.post(f"{stock.url}{question.path}", json=body, timeout=60).json()
+    text, ours_text = "", "".join(ours.texts)
+    for token in answer["choices"][0]["logprobs"]["content"]:
+        text += token["token"]
+        if not ours_text.startswith(text):
+            one, other = (top["logprob"] for top in token["top_logprobs"][:2])
+            return abs(one - other) < _CLOSE
+    return False
+
+
+def _nothing_held(store_path: Path) -> None:
+    def held() -> int:
+        with DaemonStore(str(store_path), name="looker") as store:
+            kinds = store.stat().kinds
+        return sum(kinds[kind].held_nbytes for kind in ObjectKind)
+
+    wait_until(lambda: held() == 0)
