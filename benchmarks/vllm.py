@@ -36,7 +36,14 @@ from tools import vllm_env
 QUESTION = "What do images cost in front of vLLM, and behind its own API server?"
 COLUMNS = ("side", "case", "c", "requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms")
 
-_CASES = (("misses", 1), ("misses", 16), ("misses", 64), ("repeats", 1), ("repeats", 16), ("repeats", 64))
+_CASES = (
+    ("misses", 1),
+    ("misses", 16),
+    ("misses", 64),
+    ("repeats", 1),
+    ("repeats", 16),
+    ("repeats", 64),
+)
 _NUM_REQUESTS = {1: 6, 16: 32, 64: 64}
 _NUM_KNOWN = 16
 _TIMEOUT_S = 300.0
@@ -103,8 +110,8 @@ def run(*, quick: bool, python: Path, after_sample: AfterSample) -> Report:
         for side in sides:
             memory = side.memory()
             report.notes.append(
-                f"{side.name}: {memory.outside / 1e6:,.0f} MB outside of the worker at the end, arena "
-                f"included ({base[side.name].outside / 1e6:,.0f} before), the worker "
+                f"{side.name}: {memory.outside / 1e6:,.0f} MB outside of the worker at the end, "
+                f"arena included ({base[side.name].outside / 1e6:,.0f} before), the worker "
                 f"{memory.worker / 1e6:,.0f} ({base[side.name].worker / 1e6:,.0f} before)"
             )
         memories = {side.name: side.memory() for side in sides}
@@ -158,7 +165,9 @@ async def _post_all(
     seconds: list[float] = []
     transport = httpx.AsyncHTTPTransport(uds=uds, limits=httpx.Limits(max_connections=c))
     headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(transport=transport, timeout=_TIMEOUT_S, headers=headers) as client:
+    async with httpx.AsyncClient(
+        transport=transport, timeout=_TIMEOUT_S, headers=headers
+    ) as client:
 
         async def work() -> None:
             for body in waiting:
@@ -219,9 +228,7 @@ def _goals(rows: Sequence[Row]) -> Iterator[Goal]:
             for case, most in (("misses", 0.6), ("repeats", 0.35)):
                 ours, theirs = _find(rows, "afferent", case, c), _find(rows, other, case, c)
                 ratio = ours.median("cpu_ms") / theirs.median("cpu_ms")
-                yield Goal(
-                    f"{case}, c={c}: cpu_ms / {other}'s <= {most:g}", ratio <= most, ratio
-                )
+                yield Goal(f"{case}, c={c}: cpu_ms / {other}'s <= {most:g}", ratio <= most, ratio)
             ours, theirs = _find(rows, "afferent", "repeats", c), _find(rows, other, "repeats", c)
             ratio = ours.median("requests_per_s") / theirs.median("requests_per_s")
             yield Goal(f"repeats, c={c}: requests_per_s / {other}'s >= 2", ratio >= 2, ratio)
@@ -242,9 +249,7 @@ def _memory_goals(memories: dict[str, vllm_servers.Memory]) -> Iterator[Goal]:
 
 def _text_goals(rows: Sequence[Row]) -> Iterator[Goal]:
     direct, through = rows
-    pairs = zip(
-        through.samples["requests_per_s"], direct.samples["requests_per_s"], strict=True
-    )
+    pairs = zip(through.samples["requests_per_s"], direct.samples["requests_per_s"], strict=True)
     ratios = sorted(ours / theirs for ours, theirs in pairs)
     ratio = statistics.median(ratios)
     yield Goal("text: requests_per_s through / direct >= 0.95", ratio >= 0.95, ratio)

@@ -36,8 +36,12 @@ from tools import settings_page
 from tools.command_lines import commands, flags, parsers
 
 LANGUAGES = {"", "bash", "console", "json", "python", "sh", "text", "toml"}
-OTHERS_FLAGS = {"--shm-size", "--start"}
-"""Of container engines, and of `training/train.py`."""
+OTHERS_FLAGS = {
+    *("--shm-size", "--start"),
+    *("--enable-mm-embeds", "--enable-prompt-embeds", "--trust-request-chat-template"),
+    *("--mm-processor-cache-gb", "--uds"),
+}
+"""Of container engines, of `training/train.py`, and of vLLM."""
 MAX_WIDTH = 120
 COMMANDS = commands()
 BENCHMARKS = dict(parsers(benchmarks._parser(), ()))

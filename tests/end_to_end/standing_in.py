@@ -94,9 +94,8 @@ class StandIn:
             return web.Response()
         if request.path == "/metrics":
             return web.Response(text="vllm:num_requests_running 0.0\n")
-        heard = Heard(
-            request.method, request.raw_path, dict(request.headers), await request.read()
-        )
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        heard = Heard(request.method, request.raw_path, headers, await request.read())
         self.heard.append(heard)
         try:
             return await self._answer_to(request, heard)

@@ -91,9 +91,7 @@ def test_media_become_references_and_all_else_stays(front: Front, picture: str) 
     sent = json.loads(heard.body)
     url = sent["messages"][0]["content"][1]["image_url"]["url"]
     assert len(heard.body) < 1000
-    assert sent == chat(
-        {"type": "text", "text": "é \u2028"}, image(url), tools=[tool], top_k=-1
-    )
+    assert sent == chat({"type": "text", "text": "é \u2028"}, image(url), tools=[tool], top_k=-1)
     assert answer.json()["said"][0]["rows"] == reference.num_embeds
 
 
@@ -108,9 +106,7 @@ def test_media_become_references_and_all_else_stays(front: Front, picture: str) 
         (
             "/v1/responses",
             lambda url: {
-                "input": [
-                    {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
-                ]
+                "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
             },
         ),
         (
@@ -220,9 +216,7 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
         ("/pooling", {"message", "type", "param", "code"}),
     ],
 )
-def test_media_that_cant_be_used_are_refused_here(
-    front: Front, path: str, form: set[str]
-) -> None:
+def test_media_that_cant_be_used_are_refused_here(front: Front, path: str, form: set[str]) -> None:
     key = bytes(32)
     forged = sign(
         FeaturesReference(Modality.IMAGE, key, Handle(1, 0, 64, 1), 5, 5, ((5, 4),), {}, 1e12),

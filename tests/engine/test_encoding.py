@@ -14,9 +14,9 @@ import torch
 from afferent.engine.reference import messages as m
 from afferent.engine.reference.model.embeddings import Embeddings, Features
 from afferent.engine.reference.model.runner import Runner
-from afferent.engine.weights import weights_digest, weights_files, weights_nbytes
 from afferent.engine.reference.worker.encoding import ItemEncoder
 from afferent.engine.reference.worker.page_lock import PageLock
+from afferent.engine.weights import weights_digest, weights_files, weights_nbytes
 from afferent.errors import ConfigError
 from afferent.store.block import codec
 from afferent.store.client.item_cache import ItemCache

@@ -154,7 +154,7 @@ def test_every_single_split() -> None:
         done, items = cut(body, [first, len(body)], marker="m")
         assert items.items == [b"ABC\xff\xff"]
         assert done.json == rb'{"url" : "m:0","a\"url":"data:;base64,QUJD"}'
-        assert done.media == [CutMedia(0, "m:0", "image/png", 5)]
+        assert done.media == [CutMedia(0, "m:0", "data:image/png;base64,", 5)]
 
 
 def test_the_longest_way_to_write_a_key() -> None:

@@ -102,7 +102,7 @@ CASES: list[tuple[Any, list[tuple[Modality, str | None, str | None]], Any]] = [
     ({"type": "text", "text": '{"image_url": "no"}'}, [], None),
     ({"type": "image_url", "image_url": None}, [], None),
     ({"type": "document", "source": {"type": "base64", "data": "QUJD"}}, [], None),
-    ({"uuid": "a", "x": 1e999, "source": "there", "input_audio": 3}, [], None),
+    ({"uuid": "a", "x": 1e99, "source": "there", "input_audio": 3}, [], None),
     ({"type": "input_image", "file_id": "file-1", "image_url": None}, [], None),
 ]
 
@@ -159,15 +159,20 @@ def test_keys_may_be_spelled_with_escapes() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(
-        st.sampled_from(
-            ["image_url", "video_url", "url", "uuid", "source", "type", "data", "content", "x"]
+    st.none()
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["image_url", "video_url", "url", "uuid", "source", "type", "data", "content", "x"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=4,
         )
-        | st.text(max_size=5),
-        inner,
-        max_size=4,
     ),
     max_leaves=20,
 )
@@ -198,7 +203,12 @@ def _has_sources(node: Any) -> bool:
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"image_url": ', b'{"image_url": "\\ud800x"', b'[{"image_url" 1}]', b'{"uuid": 1, "image_url": "x"}'],
+    [
+        b'{"image_url": ',
+        b'{"image_url": "\\ud800x"',
+        b'[{"image_url" 1}]',
+        b'{"uuid": 1, "image_url": "x"}',
+    ],
 )
 def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not valid JSON"):

@@ -246,5 +246,3 @@ def _read_event(path: str, event: Any, result: Said) -> None:
         result.ends.append(event["delta"]["stop_reason"])
     elif kind == "message_start":
         result.prompt_tokens.append(event["message"]["usage"]["input_tokens"])
-
-

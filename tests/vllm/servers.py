@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -73,10 +74,8 @@ class Stock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, 9)
-        except ProcessLookupError:
-            pass
         self.popen.wait()
 
     def _answers(self) -> bool:

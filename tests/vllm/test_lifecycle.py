@@ -131,9 +131,7 @@ def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
 def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
     """vLLM is started again: nothing is encoded a second time, and the answers are the same."""
     server, store_path = ours
-    asked = [
-        Question(each.path, each.body, each.is_stream) for each in questions(12, 99, "shapes")
-    ]
+    asked = [Question(each.path, each.body, each.is_stream) for each in questions(12, 99, "shapes")]
     expected = undisturbed(server, asked)
     before = _num_embeddings(store_path)
     assert before > 0
@@ -156,18 +154,17 @@ def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
         *("--engine", "vllm", "--engine-url", f"unix:{uds}"),
         *("--store-path", str(store_path)),
     ]
-    with Stock(SHAPES, *arguments, uds=uds, **env) as vllm:
-        with Server(*front) as server:
-            expected = undisturbed(server, asked)
-            os.killpg(vllm.popen.pid, signal.SIGKILL)
-            wait_until(lambda: not _is_ready(server))
-            assert server.post(asked[0].body).status_code == 503
-            with Stock(SHAPES, *arguments, uds=uds, **env):
-                wait_until(lambda: _is_ready(server), timeout_s=300)
-                assert undisturbed(server, asked) == expected
-                server.__exit__(None, None, None)
-                with Server(*front) as again:  # another secret, another arena
-                    assert undisturbed(again, asked) == expected
+    with Stock(SHAPES, *arguments, uds=uds, **env) as vllm, Server(*front) as server:
+        expected = undisturbed(server, asked)
+        os.killpg(vllm.popen.pid, signal.SIGKILL)
+        wait_until(lambda: not _is_ready(server))
+        assert server.post(asked[0].body).status_code == 503
+        with Stock(SHAPES, *arguments, uds=uds, **env):
+            wait_until(lambda: _is_ready(server), timeout_s=300)
+            assert undisturbed(server, asked) == expected
+            server.__exit__(None, None, None)
+            with Server(*front) as again:  # another secret, another arena
+                assert undisturbed(again, asked) == expected
 
 
 def test_the_plugin_alone_changes_nothing() -> None:
@@ -205,5 +202,3 @@ def _num_embeddings(store_path: Path) -> int:
 def _num_hits(store_path: Path) -> int:
     with DaemonStore(str(store_path), name="looker") as store:
         return store.stat().num_hits
-
-

@@ -129,7 +129,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     engine: str = setting(
         "reference",
         "what runs the model, with settings of its own: the built-in one (for tests and small "
-        "models), one that is installed, or MODULE:FACTORY",
+        "models), vllm, one that is installed, or MODULE:FACTORY",
         Group.COMMON,
         unit="NAME",
     )
@@ -162,13 +162,6 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Group.COMMON,
         ge=0,
     )
-    store_path: str = setting(
-        "",
-        "path of the store's socket, for processes of this user that are started elsewhere; "
-        "default: none, only our own find it",
-        Group.COMMON,
-        unit="FILE",
-    )
     explain: bool = setting(False, "print a trace of each request", Group.COMMON)
 
     raw_share: float = setting(
@@ -183,6 +176,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Group.MEMORY,
         gt=0,
         lt=1,
+    )
+    store_path: str = setting(
+        "",
+        "path of the store's socket, for processes of this user that are started elsewhere",
+        Group.MEMORY,
+        unit="FILE",
     )
     preprocess_memory_nbytes: int = setting(
         GiB,

@@ -24,6 +24,7 @@ from msgspec import Struct
 from afferent.config import Settings
 from afferent.engine.protocol import Engine
 from afferent.engine.upstream import Upstream
+from afferent.errors import UnsupportedModel
 from afferent.preprocess.registry import AnyFamily
 from afferent.types import ObjectKind
 
@@ -52,6 +53,16 @@ class EngineSite:
     store_address: str
     shares: Mapping[ObjectKind, float]
     left_nbytes: int
+
+    @property
+    def needed_family(self) -> AnyFamily:
+        """
+        Raises:
+            UnsupportedModel: No features are made for the model.
+        """
+        if self.family is None:
+            raise UnsupportedModel("no features are made for this model")
+        return self.family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     marker: NonNegative
     embed: NonNegative
     prompt: tuple[Run, ...]
-    small: dict[str, list[int] | list[float]]
+    small: dict[str, list[int | float]]
     expires_s: float
 
     @property
@@ -129,7 +129,7 @@ def verify(url: str, secret: bytes, *, now_s: float | None = None) -> Reference:
     mac, payload = data[:_MAC_NBYTES], data[_MAC_NBYTES:]
     if not hmac.compare_digest(mac, _mac(secret, payload)):
         raise FormatError("a reference that was not made here, or before a restart")
-    reference = decode(_decoder, payload)
+    reference: Reference = decode(_decoder, payload)
     if reference.expires_s <= (time.time() if now_s is None else now_s):
         raise FormatError("a reference that has expired")
     return reference

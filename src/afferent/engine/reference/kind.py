@@ -12,8 +12,8 @@ from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
 from afferent.engine.reference import launch
 from afferent.engine.reference.kv_budget import KvBudget, kv_budget
 from afferent.engine.reference.settings import ReferenceSettings
-from afferent.engine.weights import weights_nbytes
 from afferent.engine.remote.kind import Listening, RemoteKind, RemoteLink, listening
+from afferent.engine.weights import weights_nbytes
 from afferent.telemetry.trace import declare_stages
 from afferent.types import GiB, ObjectKind
 
@@ -70,7 +70,7 @@ def _workers(
                 rank=rank,
                 num_workers=num_workers,
                 model_folder=str(site.model_folder),
-                family=site.family,
+                family=site.needed_family,
                 max_model_len=settings.max_model_len,
                 kv_budget=budget,
                 shares_embeddings=site.shares[ObjectKind.EMBEDDINGS] > 0,

@@ -15,8 +15,8 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest
 from afferent.engine.references import Reference, sign
+from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest
 from afferent.errors import EngineUnavailable
 
 log = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from afferent.engine.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
 from afferent.engine.upstream import Upstream
+from afferent.engine.vllm import place
 from afferent.engine.vllm.launch import VllmProcess
 from afferent.engine.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
 from afferent.preprocess.family import read_json
 from afferent.telemetry.trace import declare_stages
-from afferent.engine.vllm import place
 
 declare_stages("first_byte")
 
@@ -109,6 +109,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
             env={
                 place.STORE: place.shown(site.store_address),
                 place.SECRET: secret.hex(),
+                place.SUPERVISED: "1",
             },
             needs_arena=False,
         )

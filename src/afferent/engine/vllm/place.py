@@ -11,9 +11,11 @@ from afferent.errors import ConfigError
 
 STORE: Final = "AFFERENT_STORE_PATH"
 """The store's address: a path, or ``@name`` for an abstract one."""
-SECRET: Final = "AFFERENT_STORE_SECRET"
+SECRET: Final = "AFFERENT_STORE_SECRET"  # noqa: S105 - its name
 """The secret in hexadecimal; without it, it is in the file beside the store's path."""
-SECRET_SUFFIX: Final = ".secret"
+SUPERVISED: Final = "AFFERENT_SUPERVISED"
+"""Set where the server started vLLM: its processes then end with one another."""
+SECRET_SUFFIX: Final = ".secret"  # noqa: S105 - of its file's name
 
 
 @dataclass(frozen=True, slots=True)

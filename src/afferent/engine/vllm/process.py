@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -27,49 +29,54 @@ _LOOK_TIMEOUT_S = 5.0
 _TERMINATE_TIMEOUT_S = 4.0
 
 
-async def _run(child: ChildProcess, settings: VllmProcess) -> int:
-    path = Path(settings.socket_path)
+@contextmanager
+def _started(settings: VllmProcess) -> Iterator[subprocess.Popen[bytes]]:
+    """vLLM, in a session of its own, all of which is gone at the end."""
+    path, parent_pid = Path(settings.socket_path), os.getpid()
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     path.unlink(missing_ok=True)
-    parent_pid = os.getpid()
-    vllm = subprocess.Popen(  # noqa: ASYNC220 - it is started once, and lives as long as we do
+    vllm = subprocess.Popen(
         settings.command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: die_with_parent(parent_pid),
     )
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    ended = loop.create_future()
-    pidfd = os.pidfd_open(vllm.pid)
-    loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
-    child.report("starting vLLM (a minute, or more)")
-    tasks = [
-        asyncio.ensure_future(ended),
-        asyncio.create_task(stopping.wait()),
-        asyncio.create_task(_report_when_ready(child, settings)),
-    ]
     try:
-        done, _ = await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
-        tasks[2].cancel()
-        if tasks[1] in done and tasks[0] not in done:
-            vllm.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TERMINATE_TIMEOUT_S):
-                    await tasks[0]
-            return 0
-        code = vllm.wait()
-        log.error("vLLM has ended", extra={"status": code})
-        return 1
+        yield vllm
     finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-        _kill_session(vllm.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(vllm.pid, signal.SIGKILL)
         vllm.wait()
         path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
 
 
-async def _report_when_ready(child: ChildProcess, settings: VllmProcess) -> None:
+async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Popen[bytes]) -> int:
+    """Until vLLM ends, which it should not do by itself, or SIGTERM comes."""
+    loop = asyncio.get_running_loop()
+    stopping, ended = asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    pidfd = os.pidfd_open(vllm.pid)
+    loop.add_reader(pidfd, ended.set)
+    child.report("starting vLLM (a minute, or more)")
+    looking = asyncio.create_task(_report_when_ready(child, settings, stopping))
+    waiting = [asyncio.create_task(event.wait()) for event in (stopping, ended)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    looking.cancel()
+    if stopping.is_set():
+        vllm.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TERMINATE_TIMEOUT_S):
+                await ended.wait()
+        return 0
+    log.error("vLLM has ended", extra={"status": vllm.wait()})
+    return 1
+
+
+async def _report_when_ready(
+    child: ChildProcess, settings: VllmProcess, stopping: asyncio.Event
+) -> None:
     start_s = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
     connector = aiohttp.UnixConnector(path=settings.socket_path)
@@ -83,18 +90,15 @@ async def _report_when_ready(child: ChildProcess, settings: VllmProcess) -> None
                         return
             await asyncio.sleep(_LOOK_AGAIN_S)
     log.error("vLLM does not answer in time")
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _kill_session(pid: int) -> None:
-    """End what is left of its processes."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    stopping.set()
 
 
 def main() -> None:
     child = ChildProcess.start()
-    sys.exit(asyncio.run(_run(child, child.settings(VllmProcess))))
+    settings = child.settings(VllmProcess)
+    with _started(settings) as vllm:
+        status = asyncio.run(_run(child, settings, vllm))
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     engine_url: tuple[str, ...] = setting(
         (),
-        "vLLM that somebody else runs, with AFFERENT_STORE_PATH in its environment; several share "
-        "the store",
+        "unix:PATH or http://HOST:PORT of a vLLM that somebody else runs, with AFFERENT_STORE_PATH "
+        "in its environment; several share the store",
         Group.COMMON,
-        unit="unix:PATH|http://HOST:PORT,...",
+        unit="URL,...",
     )
     engine_args: str = setting(
         "", "arguments for a vllm serve that is started here", Group.COMMON, unit="ARGUMENTS"

@@ -12,6 +12,8 @@ from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.serve.apis.registry import APIS
 
 _KEY_HEADERS = tuple(dict.fromkeys(api.key_header for api in APIS))
+KEY_HEADERS = frozenset(header.name.encode() for header in _KEY_HEADERS)
+"""Where a key may stand, in lower case."""
 
 
 class Semaphores(Protocol):
@@ -41,6 +43,11 @@ class Access:
         owners += [(api_key, None)] if api_key else []
         self._keys = [(_digest(key), tenant) for key, tenant in owners]
         self._has_quotas = any(tenant.max_requests for tenant in tenants)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients have to send one, which is then nobody else's business."""
+        return bool(self._keys)
 
     async def enter(self, request_id: str, headers: Mapping[str, str]) -> str:
         """The name of the tenant whose request it is, which has a place until `leave`.

@@ -7,10 +7,10 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import pybase64
 from rich.console import Console
 from starlette.requests import ClientDisconnect, Request
@@ -29,7 +29,7 @@ from afferent.runtime import logs
 from afferent.serve.apis.api import Api
 from afferent.serve.flow import counting
 from afferent.serve.flow.call import ReceivedBody
-from afferent.serve.http.auth import Access
+from afferent.serve.http.auth import KEY_HEADERS, Access
 from afferent.serve.http.body import BodyReader
 from afferent.serve.http.connection import hang_up
 from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 OTHER = "upstream"
 """What requests to endpoints are counted as that this server has no name for."""
+_OPEN = frozenset({"/health"})
+"""What anybody may ask, as of vLLM itself: balancers have no keys."""
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that come before the first token is computed."""
 _EVENT = re.compile(rb"(?m)^event: ")
@@ -62,6 +64,8 @@ class _Exchange:
     """Whether a part of the answer was sent."""
     is_stream: bool = False
     referenced: Referenced = field(default_factory=Referenced)
+    failure: Exception | None = None
+    """What went wrong with a body that was passed on while it came."""
 
     @property
     def id(self) -> str:
@@ -125,25 +129,35 @@ class Passage:
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
-        exchange.tenant = await self._access.enter(exchange.id, request.headers)
+        if path_of(request) not in _OPEN:
+            exchange.tenant = await self._access.enter(exchange.id, request.headers)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""
         if _is_json(request):
             body = await self._refer(exchange)
         elif "content-length" in request.headers or "transfer-encoding" in request.headers:
-            body = self._streamed(request)
+            body = self._streamed(exchange)
         trace.where = "engine"
         start_ns = time.monotonic_ns()
         passed = UpstreamRequest(
             method=request.method,
             target=exchange.target,
-            headers=exchange.scope["headers"],
+            headers=[
+                (name, value)
+                for name, value in exchange.scope["headers"]
+                if not (self._access.has_keys and name in KEY_HEADERS)
+            ],
             body=body,
             keys=exchange.referenced.keys,
         )
-        async with self._upstream.forward(passed) as answer:
-            await self._bring_back(exchange, answer, start_ns)
+        try:
+            async with self._upstream.forward(passed) as answer:
+                await self._bring_back(exchange, answer, start_ns)
+        except EngineUnavailable:
+            if exchange.failure is not None:
+                raise exchange.failure from None
+            raise
 
     async def _refer(self, exchange: _Exchange) -> bytes:
         """The body with references in the places of its media; as it came, if it has none."""
@@ -184,21 +198,23 @@ class Passage:
         block = self._store.block(raw.handle)
         return head.encode() + pybase64.b64encode(block[raw.start : raw.start + raw.nbytes])
 
-    async def _streamed(self, request: Request) -> AsyncIterator[bytes]:
+    async def _streamed(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """A body that is none of ours: a file to transcribe, for example."""
         most, nbytes = self._settings.limits.max_body_nbytes, 0
-        async for chunk in request.stream():
-            nbytes += len(chunk)
-            if nbytes > most:
-                raise BodyTooLarge(f"the body has more than {most} bytes")
-            if chunk:
-                yield chunk
+        try:
+            async for chunk in exchange.request.stream():
+                nbytes += len(chunk)
+                if nbytes > most:
+                    raise BodyTooLarge(f"the body has more than {most} bytes")
+                if chunk:
+                    yield chunk
+        except (AfferentError, ClientDisconnect) as error:
+            exchange.failure = error
+            raise
 
     # And back
 
-    async def _bring_back(
-        self, exchange: _Exchange, answer: UpstreamAnswer, start_ns: int
-    ) -> None:
+    async def _bring_back(self, exchange: _Exchange, answer: UpstreamAnswer, start_ns: int) -> None:
         """Bytes as they come; the first ones once it is certain that they are of these media."""
         referenced, trace = exchange.referenced, exchange.trace
         exchange.is_stream = _content_type(answer.headers).startswith(b"text/event-stream")
@@ -286,11 +302,8 @@ def _is_prelude(text: bytes) -> bool:
 
 
 def _last_frame(exchange: _Exchange, failure: AfferentError) -> bytes:
-    import msgspec
 
     answer = refusal(failure, exchange.id, exchange.api)
     head = b"" if exchange.api is None or exchange.api.name == "openai_chat" else b"event: error\n"
     body = msgspec.json.encode(msgspec.Raw(bytes(answer.body)))
     return b"\n\n" + head + b"data: " + body + b"\n\n"
-
-

@@ -133,7 +133,8 @@ class ReferenceStage:
                 if handles != list(referenced.pinned.values()):
                     raise StoreRestarted(_AGAIN)
             else:
-                self.check_here(referenced)
+                await self._store.stat()  # an answer is proof that it never went away
+            self.check_here(referenced)
         except StoreUnavailable as error:
             raise StoreRestarted(_AGAIN) from error
 
@@ -197,7 +198,7 @@ class ReferenceStage:
                 log.warning("the engine processes this itself", extra={"modality": modality})
 
 
-def _small(tree: Any) -> dict[str, list[int] | list[float]]:
+def _small(tree: Any) -> dict[str, list[int | float]]:
     """Features that positions are made from, of one item."""
     return {
         name: np.asarray(tree[name])[0].tolist()

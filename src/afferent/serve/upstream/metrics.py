@@ -36,5 +36,5 @@ class _Families(Collector):
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
 
-    def collect(self) -> Sequence[Metric]:  # type: ignore[override]
+    def collect(self) -> Sequence[Metric]:
         return self._families

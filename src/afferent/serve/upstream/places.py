@@ -66,8 +66,6 @@ class Place:
     uuid: str | None = None
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class _Uuid:
     """The client's name of an item; another's may come in its place."""
@@ -79,6 +77,7 @@ class _Uuid:
 class Document:
     """A body, and the places of its media, in order."""
 
+    text: bytes
     root: object
     places: list[Place]
     options: Mapping[str, bytes] = field(default_factory=dict)
@@ -97,6 +96,8 @@ class Document:
             names: What takes the place of the client's names; without them, these and the options
                 are left out, since what they say was done.
         """
+        if not self.places:
+            return self.text
         written = {id(place): url for place, url in zip(self.places, urls, strict=True)}
         named = {
             id(place): name for place, name in zip(self.places, names or (), strict=bool(names))
@@ -144,12 +145,11 @@ def find(body: bytes) -> Document:
                 options = {
                     key: value
                     for key in OPTION_KEYS
-                    if isinstance(value := root.get(key), bytes)
-                    and value not in (b"null", b"{}")
+                    if isinstance(value := root.get(key), bytes) and value not in (b"null", b"{}")
                 }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON") from error
-    return Document(root, finder.places, options)
+    return Document(body, root, finder.places, options)
 
 
 class _Finder:
@@ -162,7 +162,7 @@ class _Finder:
             return raw
         match raw.lstrip()[:1]:
             case b"{":
-                return self._object({k: bytes(v) for k, v in _object.decode(raw).items()})
+                return self._object(self._members(raw))
             case b"[":
                 return [self.open(bytes(each)) for each in _array.decode(raw)]
         return raw
@@ -195,7 +195,7 @@ class _Finder:
             case b'"':
                 return self._place(modality, _string.decode(value))
             case b"{":
-                inner = {k: bytes(v) for k, v in _object.decode(value).items()}
+                inner = self._members(value)
                 url = inner.get("url", b"null")
                 if url[:1] == b'"' or (url == b"null" and has_name):
                     source = _string_or_none.decode(url)
@@ -207,18 +207,14 @@ class _Finder:
     def _audio(self, opened: dict[str, object], value: bytes, *, has_name: bool) -> None:
         """Base64 in a part of its own kind, which takes no URL: the part becomes another."""
         source: str | None = None
-        if value[:1] == b"{":
-            inner = {k: bytes(v) for k, v in _object.decode(value).items()}
-            data = inner.get("data", b"null")
-            if data[:1] != b'"' and not has_name:
-                opened["input_audio"] = value
-                return
-            if data[:1] == b'"':
-                kind = _string_or_none.decode(inner.get("format", b'""')) or ""
-                text = _string.decode(data)
-                # What was cut out goes by its marker, what is too short for that as a URL.
-                source = text if ":" in text else f"data:audio/{kind};base64,{text}"
-        elif not has_name:
+        inner = self._members(value) if value[:1] == b"{" else {}
+        data = inner.get("data", b"null")
+        if data[:1] == b'"':
+            kind = _string_or_none.decode(inner.get("format", b'""')) or ""
+            text = _string.decode(data)
+            # What was cut out goes by its marker, what is too short for that as a URL.
+            source = text if ":" in text else f"data:audio/{kind};base64,{text}"
+        elif not has_name or data != b"null" or value[:1] not in (b"{", b"n"):
             opened["input_audio"] = value
             return
         opened["type"] = b'"audio_url"'
@@ -228,7 +224,7 @@ class _Finder:
         """Anthropic's: base64 with its media type, or a URL."""
         if value[:1] != b"{":
             return value
-        inner = {k: bytes(v) for k, v in _object.decode(value).items()}
+        inner = self._members(value)
         kind = _text(inner.get("type"))
         if kind == "url" and inner.get("url", b"")[:1] == b'"':
             return {**inner, "url": self._place(Modality.IMAGE, _string.decode(inner["url"]))}
@@ -238,6 +234,10 @@ class _Finder:
             source = text if ":" in text else f"data:{media_type};base64,{text}"
             return {"type": b'"url"', "url": self._place(Modality.IMAGE, source)}
         return value
+
+    @staticmethod
+    def _members(raw: bytes) -> dict[str, bytes]:
+        return {key: bytes(value) for key, value in _object.decode(raw).items()}
 
     def _place(self, modality: Modality, source: str | None) -> Place:
         place = Place(modality, source)

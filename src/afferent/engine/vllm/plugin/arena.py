@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from afferent.engine.vllm import place
 from afferent.engine.references import Reference, verify
+from afferent.engine.vllm import place
 from afferent.errors import (
     AfferentError,
     ConfigError,

@@ -1,4 +1,4 @@
-"""vLLM's media connector: a reference becomes an item of ours, or bytes; nothing else is fetched."""
+"""vLLM's media connector: a reference becomes an item of ours, or bytes; all else is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from afferent.engine.references import FeaturesReference, RawReference
-from afferent.errors import AfferentError, FormatError
 from afferent.engine.vllm.plugin.arena import Gone, arena
+from afferent.errors import AfferentError, FormatError
 
 NAME = "afferent"
 

@@ -44,9 +44,7 @@ class KeptEmbeddings:
         if self._has_room:  # it reads all weights, which takes seconds for large ones
             threading.Thread(target=self._digest, name="afferent-digest", daemon=True).start()
 
-    def find(
-        self, wanted: Sequence[ContentKey], device: torch.device
-    ) -> list[torch.Tensor | None]:
+    def find(self, wanted: Sequence[ContentKey], device: torch.device) -> list[torch.Tensor | None]:
         """Private copies of those that there are, ``(num_embeds, width)`` each."""
         if not self._weights or not wanted:
             return [None] * len(wanted)
@@ -67,9 +65,7 @@ class KeptEmbeddings:
                 return [None] * len(wanted)
         return found
 
-    def publish(
-        self, request: str, made: Mapping[ContentKey, tuple[Handle, torch.Tensor]]
-    ) -> None:
+    def publish(self, request: str, made: Mapping[ContentKey, tuple[Handle, torch.Tensor]]) -> None:
         """Leave embeddings for others; it is no failure if there is no room for them.
 
         Args:
@@ -96,7 +92,9 @@ class KeptEmbeddings:
         try:
             files = weights_digest(Path(config.model))
         except (ConfigError, OSError):
-            log.warning("embeddings are not shared: %s holds no weights that are known", config.model)
+            log.warning(
+                "embeddings are not shared: %s holds no weights that are known", config.model
+            )
             return
         shaped_by = (config.dtype, config.quantization, metadata.version("vllm"))
         self._weights = keys.frame(_TAG, files, repr(shaped_by).encode())

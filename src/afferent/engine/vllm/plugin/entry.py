@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from afferent.engine.vllm import place
+from afferent.runtime.process import die_with_parent
 
 
 def register() -> None:
@@ -14,6 +15,9 @@ def register() -> None:
     """
     if place.find() is None:
         return
+    if os.environ.get(place.SUPERVISED):
+        # vLLM's API server dies with ours, by the kernel's word; so do those that it has started.
+        die_with_parent(os.getppid())
     from afferent.engine.vllm.plugin import connector, models, probe  # only now: they import vLLM
 
     probe.check()

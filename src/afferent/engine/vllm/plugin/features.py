@@ -24,7 +24,7 @@ class FeatureReader:
 
     @functools.cached_property
     def device(self) -> torch.device:
-        return next(self._model.parameters()).device  # type: ignore[no-any-return]
+        return next(self._model.parameters()).device
 
     @functools.cached_property
     def _family(self) -> AnyFamily:

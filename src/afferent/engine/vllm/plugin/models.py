@@ -43,30 +43,30 @@ def register() -> None:
 class _Lazy(vllm_registry._LazyRegisteredModel):
     """A model that has not been imported; its properties are the stock one's."""
 
-    def load_model_cls(self) -> type:
+    def load_model_cls(self) -> Any:
         return subclass(super().load_model_cls())
 
 
 @functools.cache
-def subclass(stock: type) -> type:
+def subclass(stock: Any) -> Any:
     """The model that takes references, too."""
     if not hasattr(stock, "_processor_factory") or not hasattr(stock, "embed_multimodal"):
         return stock
 
-    def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
+    def make(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         compilation = vllm_config.compilation_config
         if getattr(compilation, "cudagraph_mm_encoder", False):
             raise ValueError("Afferent: cudagraph_mm_encoder goes around the arena; leave it off")
-        stock.__init__(self, vllm_config=vllm_config, prefix=prefix)  # type: ignore[misc]
+        stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
         self._afferent = _Encoder(self, vllm_config)
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
-        return self._afferent.embed(functools.partial(stock.embed_multimodal, self), kwargs)  # type: ignore[attr-defined]
+        return self._afferent.embed(functools.partial(stock.embed_multimodal, self), kwargs)
 
     members = {
         "__module__": stock.__module__,
         "__qualname__": stock.__qualname__,
-        "__init__": __init__,
+        "__init__": make,
         "embed_multimodal": embed_multimodal,
         "_processor_factory": factories(stock._processor_factory),
     }

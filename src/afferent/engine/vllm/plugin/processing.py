@@ -78,9 +78,9 @@ def _parsed(modality: str, stock: Any, data: Any) -> Any:
 
 
 @functools.cache
-def _parser_class(stock: type) -> type:
+def _parser_class(stock: Any) -> Any:
     def get_subparsers(self: Any) -> Mapping[str, Any]:
-        stock_ones = stock._get_subparsers(self)  # type: ignore[attr-defined]
+        stock_ones = stock._get_subparsers(self)
         return {
             modality: functools.partial(_parsed, modality, parse)
             for modality, parse in stock_ones.items()
@@ -90,17 +90,17 @@ def _parser_class(stock: type) -> type:
 
 
 @functools.cache
-def _info_class(stock: type) -> type:
+def _info_class(stock: Any) -> Any:
     def get_data_parser(self: Any) -> Any:
-        parser = stock.get_data_parser(self)  # type: ignore[attr-defined]
-        parser.__class__ = _parser_class(type(parser))
+        parser = stock.get_data_parser(self)
+        parser.__class__ = _parser_class(parser.__class__)
         return parser
 
     return type(stock.__name__, (stock,), {"get_data_parser": get_data_parser})
 
 
 @functools.cache
-def _processor_class(stock: type) -> type:
+def _processor_class(stock: Any) -> Any:
     def cached_apply(self: Any, inputs: Any, timing_ctx: Any) -> MultiModalProcessingResult:
         items = inputs.mm_data_items
         ours = {
@@ -109,12 +109,12 @@ def _processor_class(stock: type) -> type:
             if isinstance(found, ReferencedItems)
         }
         if not ours:
-            return stock._cached_apply_hf_processor(self, inputs, timing_ctx)  # type: ignore[attr-defined, no-any-return]
+            return stock._cached_apply_hf_processor(self, inputs, timing_ctx)
         left = MultiModalDataItems({k: v for k, v in items.items() if k not in ours})
         uuids = {k: v for k, v in (inputs.mm_uuid_items or {}).items() if k not in ours}
         rest = dataclasses.replace(inputs, mm_data_items=left, mm_uuid_items=uuids)
         if left:
-            done = stock._cached_apply_hf_processor(self, rest, timing_ctx)  # type: ignore[attr-defined]
+            done = stock._cached_apply_hf_processor(self, rest, timing_ctx)
         else:
             prompt_ids = self._postprocess_prompt(inputs.prompt)
             done = MultiModalProcessingResult(prompt_ids, MultiModalKwargsItems({}), {}, {})
@@ -161,12 +161,12 @@ def factories(stock: Any) -> Any:
 
     def make_info(ctx: Any) -> Any:
         info = stock.info(ctx)
-        info.__class__ = _info_class(type(info))
+        info.__class__ = _info_class(info.__class__)
         return info
 
     def make_processor(info: Any, dummy_inputs: Any) -> Any:
         processor = stock.processor(info, dummy_inputs)
-        processor.__class__ = _processor_class(type(processor))
+        processor.__class__ = _processor_class(processor.__class__)
         return processor
 
     return dataclasses.replace(stock, info=make_info, processor=make_processor)
