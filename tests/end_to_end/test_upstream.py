@@ -7,6 +7,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -203,6 +205,36 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
     answer = front.post("/v1/chat/completions", chat(part, image(picture)))
     assert [list(each) for each in answer.json()["said"]] == [["bytes"], ["bytes"]]
     assert all(isinstance(each, RawReference) for each in front.engine.heard[0].references)
+
+
+_ELSEWHERE = """
+import sys
+from afferent.engine.vllm.place import Place
+from afferent.engine.vllm.plugin.arena import Arena
+arena = Arena(Place(sys.argv[1]), name="elsewhere")
+reference = arena.verify(sys.argv[2])
+with arena.request("read") as request:
+    assert arena.pin(request, [(reference.key, reference.handle)]) == [True]
+    print(int(arena.view(reference.handle)["pixel_values"].long().sum()))
+arena.close()
+"""
+
+
+def test_a_container_beside_ours_reads_the_arena(front: Front, picture: str) -> None:
+    """Of the same user and pid namespace, with a network and mounts of its own."""
+    answer = front.post("/v1/chat/completions", chat(image(picture)))
+    sent = json.loads(front.engine.heard[-1].body)
+    url = sent["messages"][0]["content"][0]["image_url"]["url"]
+    unshare = ["unshare", "--net", "--mount", "--ipc", "--uts"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    command = [*unshare, sys.executable, "-c", _ELSEWHERE, str(front.store_path), url]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == answer.json()["said"][0]["sum"]
+    names = oct(front.store_path.stat().st_mode & 0o777)
+    secret = front.store_path.with_name(front.store_path.name + ".secret")
+    assert (names, oct(secret.stat().st_mode & 0o777)) == ("0o600", "0o600")
 
 
 # What is refused

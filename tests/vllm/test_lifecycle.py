@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -142,6 +143,40 @@ def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
     assert undisturbed(server, asked) == expected
     assert _num_embeddings(store_path) == before
     assert _num_hits(store_path) > hits
+
+
+def test_two_vllms_share_a_store(tmp_path: Path) -> None:
+    """An item is made once and encoded once, whichever of them asks for it."""
+    store_path = tmp_path / "store.sock"
+    sockets = [tmp_path / "a.sock", tmp_path / "b.sock"]
+    env = {"AFFERENT_STORE_PATH": str(store_path)}
+    arguments = ("--served-model-name", "shapes")
+    asked = [Question(each.path, each.body, each.is_stream) for each in questions(12, 8, "shapes")]
+    urls = [f"unix:{each}" for each in sockets]
+    front = [*("--engine", "vllm", "--engine-url", ",".join(urls))]
+    front += ["--store-path", str(store_path), "--embeddings-share", "0.3"]
+    with contextlib.ExitStack() as stack:
+        for uds in sockets:
+            stack.enter_context(Stock(SHAPES, *arguments, uds=uds, **env))
+        server = stack.enter_context(Server(*front))
+        wait_until(lambda: _is_ready(server))
+        expected = undisturbed(server, asked)
+        time.sleep(3)  # counts come once a second
+        encoded = _items(server, "encoded")
+        num_items = _num_embeddings(store_path)
+        # Twice as many at a time: the one that has seen an item has too much to do, so both work.
+        again = asyncio.run(ask_all(server.url, [*asked, *asked], num_at_once=24))
+        assert [each.said for each in again] == [*expected, *expected]
+        time.sleep(3)
+        print({word: _items(server, word) for word in ("encoded", "found", "lost")})
+        assert encoded >= num_items == _num_embeddings(store_path) > 0
+        assert _items(server, "encoded") == encoded, "nothing was encoded again"
+        made = server.metrics()['afferent_items_total{modality="image",outcome="made"}']
+        assert made == num_items
+
+
+def _items(server: Server, outcome: str) -> float:
+    return server.metrics().get(f'afferent_vllm_items_total{{outcome="{outcome}"}}', 0.0)
 
 
 def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:

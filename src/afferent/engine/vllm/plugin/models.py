@@ -20,6 +20,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems
 from vllm.multimodal.utils import group_and_batch_mm_items
 
 from afferent.engine.vllm.plugin.arena import Arena, Gone, arena
+from afferent.engine.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.engine.vllm.plugin.features import FeatureReader
 from afferent.engine.vllm.plugin.processing import FIELD, factories, unpack
@@ -99,6 +100,7 @@ class _Encoder:
             ]
         )
         missing = [index for index, embeddings in enumerate(found) if embeddings is None]
+        ITEMS.labels("found").inc(len(found) - len(missing))
         if missing:
             made = self._encode(modality, [items[index] for index in missing], stock)
             for index, embeddings in zip(missing, made, strict=True):
@@ -122,6 +124,9 @@ class _Encoder:
                 for (_, handle, _), is_there in zip(items, are_there, strict=True)
             ]
             inputs = _of_all_ranks(inputs)
+            num_lost = sum(each is None for each in inputs)
+            ITEMS.labels("lost").inc(num_lost)
+            ITEMS.labels("encoded").inc(len(inputs) - num_lost)
             made = iter(self._run(stock, [each for each in inputs if each is not None]))
             embeddings = [
                 self._checked(next(made), key, num_embeds)
@@ -175,9 +180,11 @@ class _Encoder:
 
     @functools.cached_property
     def _kept(self) -> KeptEmbeddings | None:
+        publishes = get_tensor_model_parallel_rank() == 0
+        if publishes:
+            push_counts(arena("worker"))
         if not self._may_keep:
             return None
-        publishes = get_tensor_model_parallel_rank() == 0
         return KeptEmbeddings(arena("worker"), self._model_config, publishes=publishes)
 
     def _noted(self, embeddings: Any) -> Any:
