@@ -189,9 +189,19 @@ def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
     assert front.post(path, chat(image(other, uuid="one"))).status_code == 400
 
 
+def test_fewer_pixels_are_made_here(front: Front) -> None:
+    large = data_url(draw_image(np.random.default_rng(5), min_side=300))
+    rows = []
+    for options in ({}, {"mm_processor_kwargs": {"max_pixels": 16000}}):
+        answer = front.post("/v1/chat/completions", chat(image(large), **options))
+        rows.append(answer.json()["said"][0]["rows"])
+    assert rows[0] > rows[1]
+    assert "mm_processor_kwargs" not in json.loads(front.engine.heard[-1].body)
+
+
 def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) -> None:
     """So does a modality that no features are made of: bytes, by reference too."""
-    options = {"mm_processor_kwargs": {"max_pixels": 12544}}
+    options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
     answer = front.post("/v1/chat/completions", chat(image(picture, uuid="a"), **options))
     (heard,) = front.engine.heard
     nbytes = len(base64.b64decode(picture.partition(",")[2]))

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.vllm
 
 SEED = 20261122
 NUM_QUESTIONS = 300
-_TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+_TOOLS = (
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    "--trust-request-mm-kwargs",
+)
 _CLOSE = 1e-3
 """Two tokens whose log-probabilities are nearer than that may change places."""
 
@@ -65,21 +68,32 @@ def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path]) -> None:
     assert 'afferent_upstream_items_total{modality="image",way="bytes"}' not in metrics
 
 
-def test_vllms_own_processing_says_the_same(stock: Stock, ours: tuple[Server, Path]) -> None:
-    """Where it knows more than we do, it gets the bytes."""
-    asked = questions(12, SEED + 1, "shapes")
-    options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("features", {"max_pixels": 16_000}),
+        ("bytes", {"max_pixels": 12_544, "min_pixels": 3_136}),
+    ],
+)
+def test_options_of_the_processor(
+    stock: Stock, ours: tuple[Server, Path], way: str, options: dict[str, int]
+) -> None:
+    """What we know of them we do; where vLLM knows more, it gets the bytes."""
+    asked = questions(18, SEED + 1, "shapes")
+    more = {"mm_processor_kwargs": options}
     changed = [
-        Question(each.path, {**each.body, **options}, each.is_stream)
+        Question(each.path, {**each.body, **more}, each.is_stream)
         for each in asked
         if each.path == "/v1/chat/completions"
     ]
     server, store_path = ours
+    counted = f'afferent_upstream_items_total{{modality="image",way="{way}"}}'
+    before = server.metrics().get(counted, 0.0)
     expected = asyncio.run(ask_all(stock.url, changed))
     found = asyncio.run(ask_all(server.url, changed))
     assert [each.said for each in found] == [each.said for each in expected]
     assert all(each.said is not None and each.said.status == 200 for each in found)
-    assert server.metrics()['afferent_upstream_items_total{modality="image",way="bytes"}'] > 0
+    assert server.metrics()[counted] > before
     _nothing_held(store_path)
 
 

@@ -93,6 +93,10 @@ class ItemStage:
         """Whether features are made of such media."""
         return modality in self._family.tokens
 
+    def follows(self, max_pixels: int) -> bool:
+        """Whether fewer pixels are made of an image that is to have no more than so many."""
+        return self._family.bounded(max_pixels) is not self._family
+
     def check(self, parts: Sequence[MediaPart]) -> None:
         """Refuse what can be refused by counting.
 

@@ -265,8 +265,10 @@ class ItemReader:
         )
 
     def _max_pixels(self, part: MediaPart) -> int:
-        is_low = part.modality is Modality.IMAGE and part.detail == "low"
-        return self._low_detail_pixels if is_low else 0
+        if part.modality is not Modality.IMAGE:
+            return 0
+        is_low = part.detail == "low"
+        return part.max_pixels or (self._low_detail_pixels if is_low else 0)
 
 
 def not_cached(names: Sequence[Name | None]) -> MediaNotCached:

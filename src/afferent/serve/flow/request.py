@@ -37,6 +37,8 @@ class MediaPart:
     """``None``: an item seen before, known by its ``uuid``."""
     detail: Detail = "auto"
     uuid: str | None = None
+    max_pixels: int = 0
+    """Most pixels that are made of an image, where that is less than the model's own; 0: not said."""
 
 
 Part = TextPart | MediaPart

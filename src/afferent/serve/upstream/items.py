@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from afferent.engine.references import FeaturesReference, RawReference, Reference
 from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
@@ -37,6 +39,15 @@ WAYS = counter(
     modality=tuple(Modality),
     way=("features", "bytes"),
 )
+
+
+class _Options(Struct, forbid_unknown_fields=True):
+    """Options of the model's processor that are taken here."""
+
+    max_pixels: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+_options = msgspec.json.Decoder(_Options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +106,13 @@ class ReferenceStage:
             MediaNotCached: An item came by name alone, and is not here.
             Unavailable: Try again.
         """
+        max_pixels = self._max_pixels(document)
         parts = tuple(
             MediaPart(
                 place.modality,
                 None if place.source is None else media.pop(place.source, place.source),
                 uuid=place.uuid,
+                max_pixels=max_pixels or 0,
             )
             for place in document.places
         )
@@ -108,7 +121,7 @@ class ReferenceStage:
         )
         makes_all = all(self._items.takes(part.modality) for part in parts)
         self._items.check_count(parts)
-        if self._tokens is not None and makes_all and not document.options:
+        if self._tokens is not None and makes_all and max_pixels is not None:
             found = await self._items.read(request, trace)
             ready = await self._items.prepare(request_id, found, trace)
             return self._features(parts, ready)
@@ -149,6 +162,18 @@ class ReferenceStage:
 
     async def close(self) -> None:
         await self._items.close()
+
+    def _max_pixels(self, document: Document) -> int | None:
+        """What the request's options come to; ``None``: more than that, which vLLM understands."""
+        if not document.options:
+            return 0
+        if set(document.options) != {"mm_processor_kwargs"}:
+            return None
+        try:
+            options = _options.decode(document.options["mm_processor_kwargs"])
+        except msgspec.MsgspecError:
+            return None
+        return options.max_pixels if self._items.follows(options.max_pixels) else None
 
     def _features(self, parts: Sequence[MediaPart], ready: Sequence[ReadyItem]) -> Referenced:
         if self._tokens is None:
