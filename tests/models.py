@@ -67,8 +67,8 @@ def _tokenizer(media_token: str) -> PreTrainedTokenizerFast:
     )
 
 
-def make_llava(folder: Path) -> None:
-    """A tiny LLaVA: CLIP tower, Llama language model."""
+def make_llava(folder: Path, *, hidden_size: int = 32) -> None:
+    """A tiny LLaVA: CLIP tower, Llama language model with two heads."""
     wrapped = _tokenizer("<image>")
     image_token = wrapped.convert_tokens_to_ids("<image>")
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def make_llava(folder: Path) -> None:
                 projection_dim=32,
             ),
             text_config=LlamaConfig(
-                hidden_size=32,
+                hidden_size=hidden_size,
                 intermediate_size=64,
                 num_hidden_layers=2,
                 num_attention_heads=2,

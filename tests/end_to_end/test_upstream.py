@@ -26,6 +26,7 @@ from afferent.testing.images import draw_image
 from afferent.types import Handle, Modality, ObjectKind
 from tests import media_files
 from tests.end_to_end.standing_in import StandIn
+from tests.images import encoded, photo
 from tests.server import Server, data_url, wait_until
 
 
@@ -190,7 +191,8 @@ def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
 
 
 def test_fewer_pixels_are_made_here(front: Front) -> None:
-    large = data_url(draw_image(np.random.default_rng(5), min_side=300))
+    png = encoded(photo(600, 600), "PNG")
+    large = "data:image/png;base64," + base64.b64encode(png).decode()
     rows = []
     for options in ({}, {"mm_processor_kwargs": {"max_pixels": 16000}}):
         answer = front.post("/v1/chat/completions", chat(image(large), **options))

@@ -121,7 +121,7 @@ def make_qwen_vl(folder: Path, generation: str, **text: int) -> None:
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 10_000.0,
-        "mrope_section": [2, 1, 1],
+        "mrope_section": [TEXT["head_dim"] // part for part in (4, 8, 8)],
     }
     if generation == "qwen3":
         rope["mrope_interleaved"] = True

@@ -22,6 +22,11 @@ from tools import vllm_env
 
 START_TIMEOUT_S = 300.0
 SHAPES = Path(__file__).parents[2] / "src" / "afferent" / "models" / "shapes"
+TOOLS = (
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    "--trust-request-mm-kwargs",
+)
+"""What the questions need."""
 ENV = {**vllm_env.ENV, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
@@ -59,7 +64,8 @@ class Stock:
             text=True,
             start_new_session=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         try:
             wait_until(self._answers, timeout_s=START_TIMEOUT_S)
         except BaseException:
@@ -77,6 +83,9 @@ class Stock:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, 9)
         self.popen.wait()
+        self._reader.join(30)
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, "vLLM has ended:\n" + "\n".join(self.lines[-50:])

@@ -20,7 +20,7 @@ from afferent.types import ObjectKind
 from tests.server import Server, wait_until
 from tests.vllm.asking import Answer, ask_all
 from tests.vllm.questions import Question, Said, questions
-from tests.vllm.servers import SHAPES, Stock, supervised
+from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised
 
 pytestmark = pytest.mark.vllm
 
@@ -36,6 +36,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
         "--store-path",
         str(store_path),
         *("--embeddings-share", "0.2", "--frontends", "2"),
+        vllm=TOOLS,
     ) as running:
         yield running, store_path
 
@@ -150,7 +151,7 @@ def test_two_vllms_share_a_store(tmp_path: Path) -> None:
     store_path = tmp_path / "store.sock"
     sockets = [tmp_path / "a.sock", tmp_path / "b.sock"]
     env = {"AFFERENT_STORE_PATH": str(store_path)}
-    arguments = ("--served-model-name", "shapes")
+    arguments = ("--served-model-name", "shapes", *TOOLS)
     asked = [Question(each.path, each.body, each.is_stream) for each in questions(12, 8, "shapes")]
     urls = [f"unix:{each}" for each in sockets]
     front = [*("--engine", "vllm", "--engine-url", ",".join(urls))]
@@ -184,7 +185,7 @@ def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
     store_path, uds = tmp_path / "store.sock", tmp_path / "vllm.sock"
     env = {"AFFERENT_STORE_PATH": str(store_path)}
     asked = [Question(each.path, each.body, each.is_stream) for each in questions(6, 5, "shapes")]
-    arguments = ["--served-model-name", "shapes"]
+    arguments = ["--served-model-name", "shapes", *TOOLS]
     front = [
         *("--engine", "vllm", "--engine-url", f"unix:{uds}"),
         *("--store-path", str(store_path)),
@@ -205,7 +206,7 @@ def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
 def test_the_plugin_alone_changes_nothing() -> None:
     """Installed, and nobody says where a store is: a stock vLLM, which takes media by URL."""
     asked = [Question(each.path, each.body, each.is_stream) for each in questions(6, 5, "shapes")]
-    arguments = ("--served-model-name", "shapes")
+    arguments = ("--served-model-name", "shapes", *TOOLS)
     with Stock(SHAPES, *arguments) as with_plugin:
         one = asyncio.run(ask_all(with_plugin.url, asked))
     with Stock(SHAPES, *arguments, VLLM_PLUGINS="none") as without:

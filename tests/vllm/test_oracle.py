@@ -15,23 +15,19 @@ from afferent.types import ObjectKind
 from tests.server import Server, wait_until
 from tests.vllm.asking import ask_all
 from tests.vllm.questions import Question, Said, questions
-from tests.vllm.servers import SHAPES, Stock, supervised
+from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised
 
 pytestmark = pytest.mark.vllm
 
 SEED = 20261122
 NUM_QUESTIONS = 300
-_TOOLS = (
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    "--trust-request-mm-kwargs",
-)
 _CLOSE = 1e-3
 """Two tokens whose log-probabilities are nearer than that may change places."""
 
 
 @pytest.fixture(scope="module")
 def stock() -> Iterator[Stock]:
-    with Stock(SHAPES, *_TOOLS, "--served-model-name", "shapes") as running:
+    with Stock(SHAPES, *TOOLS, "--served-model-name", "shapes") as running:
         yield running
 
 
@@ -39,7 +35,7 @@ def stock() -> Iterator[Stock]:
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     store_path = tmp_path_factory.mktemp("vllm") / "store.sock"
     with supervised(
-        *("--store-path", str(store_path), "--embeddings-share", "0.2"), vllm=_TOOLS
+        *("--store-path", str(store_path), "--embeddings-share", "0.2"), vllm=TOOLS
     ) as running:
         yield running, store_path
 

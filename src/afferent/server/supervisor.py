@@ -21,7 +21,7 @@ from afferent import __version__
 from afferent.config import Loaded
 from afferent.engine.contract import EngineSite, UpstreamKind
 from afferent.engine.registry import AnyKind
-from afferent.errors import ConfigError, UnsupportedModel
+from afferent.errors import ConfigError
 from afferent.preprocess.discover import family_of
 from afferent.preprocess.registry import AnyFamily, describe
 from afferent.runtime import logs
@@ -128,22 +128,17 @@ class Supervisor:
         Raises:
             UnsupportedModel: None can be made, and they are needed.
         """
-        config, is_upstream = self._config, isinstance(engine, UpstreamKind)
-        if isinstance(engine, UpstreamKind) and not engine.takes_features(folder):
+        config, most = self._config, self._config.max_sampled_frames
+        is_reference = config.processor == "reference"
+        known = describe(folder, reference=is_reference, max_sampled_frames=most)
+        if isinstance(engine, UpstreamKind):
+            if known is not None and engine.takes_features(folder):
+                return known
             self._say("model", f"{folder.name}: {engine.name} processes its media itself")
             return None
-        is_reference = config.processor == "reference"
-        try:
-            if describe(folder, reference=is_reference) is None:
-                self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
-            return family_of(
-                folder, reference=is_reference, max_sampled_frames=config.max_sampled_frames
-            )
-        except (UnsupportedModel, ConfigError) as error:
-            if not is_upstream:
-                raise
-            self._say("model", f"{engine.name} processes its media itself: {error.message}")
-            return None
+        if known is None:
+            self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
+        return known or family_of(folder, reference=is_reference, max_sampled_frames=most)
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:
         """First what takes longest, the engine's workers; the others once there is an arena."""

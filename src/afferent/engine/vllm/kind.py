@@ -31,12 +31,11 @@ _OURS = ("--uds", "--host", "--port", "--model", "--api-key", "--served-model-na
 _UNSAFE = (
     "--enable-mm-embeds",
     "--enable-prompt-embeds",
+    "--enable-scale-out",
     "--trust-request-chat-template",
 )
 """Ways around the limits that this server keeps, for whoever sends a request."""
-FEATURES_FOR: Final = frozenset(
-    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "internvl", "idefics3"}
-)
+FEATURES_FOR: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"})
 """Types of models whose answers from our features are compared with a stock vLLM's."""
 _LOOK = """
 import sys

@@ -38,7 +38,7 @@ class MediaPart:
     detail: Detail = "auto"
     uuid: str | None = None
     max_pixels: int = 0
-    """Most pixels that are made of an image, where that is less than the model's own; 0: not said."""
+    """Most pixels that are made of an image, if that is less than the model's own; 0: not said."""
 
 
 Part = TextPart | MediaPart

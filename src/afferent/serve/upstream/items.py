@@ -31,6 +31,10 @@ from afferent.types import ContentKey, Handle, Modality
 
 log = logging.getLogger(__name__)
 
+_BY_FEATURES = frozenset({Modality.IMAGE})
+"""Of these, answers are compared with those of an engine that processes them itself. How many
+frames are taken of a video is for the engine to say.
+"""
 _AGAIN = "the media were lost with a former life of the store; try again"
 
 WAYS = counter(
@@ -119,9 +123,9 @@ class ReferenceStage:
         request = GenerateRequest(
             request_id=request_id, messages=(Message("user", parts),), tenant=tenant
         )
-        makes_all = all(self._items.takes(part.modality) for part in parts)
+        makes_all = all(self._makes(part.modality) for part in parts)
         self._items.check_count(parts)
-        if self._tokens is not None and makes_all and max_pixels is not None:
+        if makes_all and max_pixels is not None:
             found = await self._items.read(request, trace)
             ready = await self._items.prepare(request_id, found, trace)
             return self._features(parts, ready)
@@ -159,6 +163,10 @@ class ReferenceStage:
         """
         for reference in referenced.references[:1]:
             self._store.block(reference.handle)
+
+    def _makes(self, modality: Modality) -> bool:
+        takes = self._tokens is not None and self._items.takes(modality)
+        return takes and modality in _BY_FEATURES
 
     async def close(self) -> None:
         await self._items.close()
@@ -219,7 +227,7 @@ class ReferenceStage:
         """Once for each modality: the operator may wonder why nothing is gained."""
         for modality in {part.modality for part in parts} - self._told:
             self._told.add(modality)
-            if not self._items.takes(modality) or self._tokens is None:
+            if not self._makes(modality):
                 log.warning("the engine processes this itself", extra={"modality": modality})
 
 

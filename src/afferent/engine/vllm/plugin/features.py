@@ -27,11 +27,9 @@ class FeatureReader:
         return next(self._model.parameters()).device
 
     @functools.cached_property
-    def _family(self) -> AnyFamily:
-        family = describe(self._folder)
-        if family is None:
-            raise ValueError("features came for a model that Afferent makes none for")
-        return family
+    def _family(self) -> AnyFamily | None:
+        """``None``: features are what the model's own processor makes."""
+        return describe(self._folder)
 
     @functools.cached_property
     def _normalizes(self) -> bool:
@@ -48,7 +46,8 @@ class FeatureReader:
             name = _PATCHES[modality]
             made = {**on_device, name: family.repeated(on_device[name])}
         else:
-            made = _completed(family.model_inputs(on_device), family.tokens[modality].embed)
+            made = family.model_inputs(on_device) if family is not None else on_device
+            made = _completed(made, family.tokens[modality].embed if family is not None else 0)
         shared = {_storage(view) for view in views.values()}
         # What still is a view would be another's as soon as the pin is gone.
         return BatchFeature(

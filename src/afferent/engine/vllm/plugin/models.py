@@ -120,20 +120,14 @@ class _Encoder:
         with source.request("encode") as request:
             are_there = source.pin(request, [(key, handle) for key, handle, _ in items])
             inputs = [
-                self._input(modality, source, handle) if is_there else None
-                for (_, handle, _), is_there in zip(items, are_there, strict=True)
+                self._input(modality, source, key, handle) if is_there else None
+                for (key, handle, _), is_there in zip(items, are_there, strict=True)
             ]
             inputs = _of_all_ranks(inputs)
             num_lost = sum(each is None for each in inputs)
             ITEMS.labels("lost").inc(num_lost)
             ITEMS.labels("encoded").inc(len(inputs) - num_lost)
-            made = iter(self._run(stock, [each for each in inputs if each is not None]))
-            embeddings = [
-                self._checked(next(made), key, num_embeds)
-                if each is not None
-                else self._nothing(num_embeds)
-                for each, (key, _, num_embeds) in zip(inputs, items, strict=True)
-            ]
+            embeddings = self._embeddings(stock, items, inputs)
             if self._kept is not None:
                 self._kept.publish(
                     request,
@@ -147,17 +141,38 @@ class _Encoder:
                 )
         return embeddings
 
-    def _input(self, modality: Modality, source: Arena, handle: Handle) -> Any:
+    def _input(self, modality: Modality, source: Arena, key: bytes, handle: Handle) -> Any:
         """What the stock processor would have made of one item, on the device; ``None``: lost."""
         try:
-            tree = source.view(handle)
+            inputs = self._reader.inputs(modality, source.view(handle))
+            fields = self._processor._get_mm_fields_config(inputs, {})
+            found: Any = MultiModalKwargsItems.from_hf_inputs(inputs, fields)
+            (item,) = found[modality]
         except Gone:
             return None
-        inputs = self._reader.inputs(modality, tree)
-        fields = self._processor._get_mm_fields_config(inputs, {})
-        found: Any = MultiModalKwargsItems.from_hf_inputs(inputs, fields)
-        (item,) = found[modality]
+        except Exception:  # whatever is wrong with one item, the engine goes on
+            log.exception("features could not be read")
+            source.disown(key)
+            return None
         return item
+
+    def _embeddings(
+        self, stock: Any, items: Sequence[tuple[bytes, Handle, int]], inputs: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Of each item as many rows as it has places, whatever becomes of it."""
+        try:
+            made = iter(self._run(stock, [each for each in inputs if each is not None]))
+            return [
+                self._checked(next(made), key, num_embeds)
+                if each is not None
+                else self._nothing(num_embeds)
+                for each, (key, _, num_embeds) in zip(inputs, items, strict=True)
+            ]
+        except Exception:
+            log.exception("the encoder failed on what was made of features")
+            for key, _, _ in items:
+                arena("worker").disown(key)
+            return [self._nothing(num_embeds) for _, _, num_embeds in items]
 
     def _run(self, stock: Any, inputs: list[MultiModalKwargsItem]) -> list[torch.Tensor]:
         """In batches, as vLLM makes them."""
