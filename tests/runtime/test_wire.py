@@ -6,12 +6,13 @@ import select
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.errors import ConnectionClosed, DeadlineExceeded, FormatError
+from afferent.errors import ConfigError, ConnectionClosed, DeadlineExceeded, FormatError
 from afferent.runtime import wire
 
 
@@ -106,3 +107,17 @@ async def _echo_until_garbage() -> tuple[list[bytes], bool]:
 
 def test_a_stream_that_breaks_the_protocol_is_cut_off() -> None:
     assert asyncio.run(_echo_until_garbage()) == ([b"hello"], False)
+
+
+def test_a_path_is_taken_from_the_dead_and_not_from_the_living(tmp_path: Path) -> None:
+    path = tmp_path / "store.sock"
+    with wire.listen(str(path)):
+        assert path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(ConfigError, match="no socket can be made"):
+            wire.listen(str(path))
+    assert path.exists(), "nobody took it away"
+    with wire.listen(str(path)) as again:
+        wire.connect(str(path), timeout_s=5).close()
+        again.accept()[0].close()
+    with pytest.raises(ConfigError):
+        wire.listen(str(tmp_path / "no" / "folder"))

@@ -12,6 +12,7 @@ from tests.vllm.questions import Question, Said, said
 
 NUM_AT_ONCE = 8
 TIMEOUT_S = 120.0
+_AGAIN_S = 0.3
 
 
 @dataclass(slots=True)
@@ -22,21 +23,45 @@ class Answer:
     seconds: float = 0.0
     broke_off: str = ""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is one that a client keeps, and does not ask again for."""
+        if self.said is None or self.said.status >= 500:
+            return False
+        return bool(self.said.ends) and not any(end.startswith("error") for end in self.said.ends)
+
 
 async def ask_all(
-    url: str, asked: Sequence[Question], *, num_at_once: int = NUM_AT_ONCE
+    url: str,
+    asked: Sequence[Question],
+    *,
+    num_at_once: int = NUM_AT_ONCE,
+    again_for_s: float = 0.0,
+    every: list[tuple[Question, Answer]] | None = None,
 ) -> list[Answer]:
-    """The answers, in order; none takes longer than `TIMEOUT_S`, or it says so."""
+    """The answers, in order; none takes longer than `TIMEOUT_S`, or it says so.
+
+    Args:
+        again_for_s: How long what failed is asked again, as clients do.
+        every: Gets all answers, those too that were asked for again.
+    """
     room = asyncio.Semaphore(num_at_once)
     limits = httpx.Limits(max_connections=num_at_once)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, base_url=url) as client:
 
         async def one(question: Question) -> Answer:
             async with room:
-                start_s = asyncio.get_running_loop().time()
-                answer = await _ask(client, question)
-                answer.seconds = asyncio.get_running_loop().time() - start_s
-                return answer
+                loop = asyncio.get_running_loop()
+                begun_s = loop.time()
+                while True:
+                    start_s = loop.time()
+                    answer = await _ask(client, question)
+                    answer.seconds = loop.time() - start_s
+                    if every is not None:
+                        every.append((question, answer))
+                    if answer.is_complete or loop.time() > begun_s + again_for_s:
+                        return answer
+                    await asyncio.sleep(_AGAIN_S)
 
         return list(await asyncio.gather(*map(one, asked)))
 

@@ -1,0 +1,160 @@
+"""vLLM as an engine that is chosen: what is refused, what is started, and who gets a request."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afferent.engine import registry
+from afferent.engine.contract import EngineSite, UpstreamKind
+from afferent.engine.upstream import UpstreamRequest
+from afferent.engine.vllm import place
+from afferent.engine.vllm.client import VllmClient, _Server
+from afferent.engine.vllm.kind import VllmUpstream
+from afferent.engine.vllm.settings import VllmSettings
+from afferent.errors import ConfigError, EngineUnavailable, UnsupportedModel
+from afferent.server.checks import BUILT_IN_MODELS
+
+SHAPES = BUILT_IN_MODELS / "shapes"
+
+
+def site(store_address: str) -> EngineSite:
+    return EngineSite(
+        model_folder=SHAPES,
+        model_name="shapes",
+        family=None,
+        store_address=store_address,
+        shares={},
+        left_nbytes=0,
+    )
+
+
+def test_it_is_chosen_by_name() -> None:
+    found = registry.find("vllm")
+    assert isinstance(found, UpstreamKind)
+    assert found.takes_features(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine_args": "--port 9000"}, "--port is set by this server"),
+        ({"engine_args": "--served-model-name=x"}, "--served-model-name is set"),
+        ({"engine_args": "--enable-mm-embeds"}, "around this server's limits"),
+        ({"engine_args": "--enable-scale-out"}, "around this server's limits"),
+        ({"engine_args": "--dtype 'float32"}, "can't be read"),
+        ({"engine_python": "/no/such/python"}, "can't be run"),
+        ({"engine_python": sys.executable}, "vLLM is not installed"),
+    ],
+)
+def test_what_is_refused_before_a_start(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        VllmUpstream().check(SHAPES, VllmSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine_url": ("unix:/a",), "engine_args": "--x"}, "somebody else runs"),
+        ({"engine_url": ("ftp://x",)}, "neither unix:PATH nor"),
+        ({"engine_url": ("/run/vllm.sock",)}, "neither unix:PATH nor"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        VllmSettings(**settings).check()
+
+
+def test_one_that_is_started_is_told_where_the_store_is() -> None:
+    settings = VllmSettings(engine_args="--max-model-len 2048", engine_python="/opt/python")
+    plan = VllmUpstream().plan(site("\0afferent-store-1"), settings)
+    (process,) = plan.processes
+    command = process.settings.command  # type: ignore[attr-defined]
+    assert command[0] == "/opt/python"
+    assert command[command.index("--max-model-len") :][:2] == ("--max-model-len", "2048")
+    assert process.env[place.STORE] == "@afferent-store-1"
+    assert bytes.fromhex(process.env[place.SECRET]) == plan.link.secret
+    assert plan.link.urls == (f"unix:{command[-1]}",)
+    assert VllmUpstream().reserved_nbytes(SHAPES, settings) > 0
+
+
+def test_one_that_somebody_else_runs_finds_the_secret_beside_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = VllmSettings(engine_url=("unix:/run/vllm.sock",))
+    with pytest.raises(ConfigError, match="needs --store-path"):
+        VllmUpstream().plan(site("\0afferent-store-1"), settings)
+    path = tmp_path / "store.sock"
+    first = VllmUpstream().plan(site(str(path)), settings).link.secret
+    plan = VllmUpstream().plan(site(str(path)), settings)
+    assert plan.processes == ()
+    assert plan.link.secret != first, "new at each start"
+    monkeypatch.setenv(place.STORE, str(path))
+    monkeypatch.delenv(place.SECRET, raising=False)
+    found = place.find()
+    assert found is not None
+    assert (found.address, found.secret()) == (str(path), plan.link.secret)
+    (tmp_path / "store.sock.secret").write_text("00")
+    with pytest.raises(ConfigError, match="too short"):
+        found.secret()
+    (tmp_path / "store.sock.secret").unlink()
+    with pytest.raises(ConfigError, match="no secret"):
+        found.secret()
+
+
+def test_an_engine_that_takes_features_says_when_there_are_none() -> None:
+    with pytest.raises(UnsupportedModel):
+        _ = site("").needed_family
+
+
+class TestServers:
+    """Several vLLM: by hash to one, and not if that one has much more to do."""
+
+    def client(self, *running: int, ready: bool = True) -> VllmClient:
+        servers = [
+            _Server(f"unix:/{number}", "http://vllm", None, ready, load)  # type: ignore[arg-type]
+            for number, load in enumerate(running)
+        ]
+        return VllmClient(servers, api_key="secret", secret=bytes(32))
+
+    def test_an_item_goes_where_it_went_before(self) -> None:
+        client = self.client(0, 0, 0)
+        chosen = {client._choose([bytes([n] * 32)]).url for n in range(60)}
+        assert len(chosen) == 3, "all of them are used"
+        first = client._choose([bytes(32)])
+        first.num_running = 4
+        assert client._choose([bytes(32)]) is first
+        first.num_running = 5
+        assert client._choose([bytes(32)]) is not first
+
+    def test_who_comes_or_goes_moves_no_other(self) -> None:
+        client = self.client(0, 0, 0)
+        keys = [bytes([n] * 32) for n in range(60)]
+        before = [client._choose([key]) for key in keys]
+        gone = before[0]
+        gone.is_ready = False
+        after = [client._choose([key]) for key in keys]
+        pairs = zip(before, after, strict=True)
+        assert all(old is new for old, new in pairs if old is not gone)
+
+    def test_text_goes_to_the_least_loaded(self) -> None:
+        assert self.client(3, 1, 2)._choose([]).url == "unix:/1"
+
+    def test_nobody_is_there(self) -> None:
+        with pytest.raises(EngineUnavailable):
+            self.client(0, 0, ready=False)._choose([])
+
+    def test_its_key_takes_the_place_of_the_clients(self) -> None:
+        headers = [
+            (b"authorization", b"Bearer client"),
+            (b"X-Api-Key", b"client"),
+            (b"Connection", b"close"),
+            (b"x-trace", b"1"),
+            (b"content-length", b"3"),
+        ]
+        request = UpstreamRequest(method="POST", target="/", headers=headers, body=b"")
+        sent = self.client(0)._headers(request)
+        assert dict(sent) == {"x-trace": "1", "authorization": "Bearer secret"}
