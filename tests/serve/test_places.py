@@ -217,5 +217,5 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
 
 def test_what_was_cut_out_and_is_no_media_comes_back() -> None:
     text = b'{"a": {"data": "m:0"}, "b": "m:1"}'
-    left = {"m:0": lambda: b"QUJD", "m:1": lambda: b"data:x;base64,QQ=="}
-    assert restore(text, left) == b'{"a": {"data": "QUJD"}, "b": "data:x;base64,QQ=="}'
+    others = {"m:0": b"QUJD", "m:1": b"data:x;base64,QQ=="}
+    assert restore(text, others) == b'{"a": {"data": "QUJD"}, "b": "data:x;base64,QQ=="}'

@@ -42,7 +42,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
 
 
 def undisturbed(server: Server, asked: Sequence[Question]) -> list[Said | None]:
-    found = asyncio.run(ask_all(server.url, asked))
+    """Asked again where a frontend has yet to see that vLLM is another: a second, at most."""
+    found = asyncio.run(ask_all(server.url, asked, again_for_s=60))
     assert all(each.said is not None and each.said.status == 200 for each in found), found
     return [each.said for each in found]
 
@@ -76,7 +77,10 @@ def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     asked = [
-        Question(each.path, each.body, each.is_stream) for each in questions(36, SEED, "shapes")
+        Question(each.path, each.body, each.is_stream)
+        for each in questions(48, SEED, "shapes")
+        # vLLM's parser writes a call that is cut off in other pieces when its tokens come by twos.
+        if not (each.is_stream and "tools" in each.body)
     ]
     expected = undisturbed(server, asked)
     right = dict(zip(map(id, asked), expected, strict=True))
@@ -190,6 +194,7 @@ def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
     with Stock(SHAPES, *arguments, uds=uds, **env) as vllm, Server(*front) as server:
         expected = undisturbed(server, asked)
         os.killpg(vllm.popen.pid, signal.SIGKILL)
+        uds.unlink()  # or the next vLLM can't listen there
         wait_until(lambda: not _is_ready(server))
         assert server.post(asked[0].body).status_code == 503
         with Stock(SHAPES, *arguments, uds=uds, **env):

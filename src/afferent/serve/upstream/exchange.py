@@ -8,9 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
-import msgspec
 import pybase64
 from rich.console import Console
 from starlette.requests import ClientDisconnect, Request
@@ -172,31 +170,39 @@ class Passage:
         trace.media, trace.where = "none", "preprocess"
         start_ns = time.monotonic_ns()
         document = places.find(body.json)
+        # Now: what the items are made of may be another's memory soon.
+        others = self._others(document, body)
         if not document.places:
-            return self._restored(body.json, body)
+            return places.restore(body.json, others)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
-        media = dict(body.media)
         exchange.referenced = await self._stage.refer(
-            exchange.id, document, media, tenant=exchange.tenant, trace=trace
+            exchange.id, document, dict(body.media), tenant=exchange.tenant, trace=trace
         )
         urls = [self._upstream.sign(each) for each in exchange.referenced.references]
         written = document.write(urls, names=exchange.referenced.names)
-        return self._restored(written, ReceivedBody(written, media, 0, heads=body.heads))
+        return places.restore(written, others)
 
-    def _restored(self, text: bytes, body: ReceivedBody) -> bytes:
-        """With all that was cut out and is no media, as far as this server can see."""
-        originals = {
-            marker: partial(self._original, body.heads.get(marker, ""), raw)
-            for marker, raw in body.media.items()
+    def _others(self, document: places.Document, body: ReceivedBody) -> dict[str, bytes]:
+        """What was cut out and is no media, as far as this server can see, by what stands for it.
+
+        Raises:
+            BodyTooLarge: Together it is more than a body may have besides its media.
+        """
+        shown = {place.source for place in document.places}
+        others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
+        most = self._settings.limits.max_json_nbytes
+        if len(body.json) + sum(raw.nbytes for raw in others.values()) > most:
+            raise BodyTooLarge(f"the body has more than {most} bytes besides media")
+        return {
+            marker: body.heads.get(marker, "").encode() + pybase64.b64encode(self._bytes_of(raw))
+            for marker, raw in others.items()
         }
-        return places.restore(text, originals)
 
-    def _original(self, head: str, raw: RawMedia) -> bytes:
+    def _bytes_of(self, raw: RawMedia) -> bytes | memoryview:
         if raw.handle is None:
-            return head.encode() + pybase64.b64encode(raw.data or b"")
-        block = self._store.block(raw.handle)
-        return head.encode() + pybase64.b64encode(block[raw.start : raw.start + raw.nbytes])
+            return raw.data or b""
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
     async def _streamed(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """A body that is none of ours: a file to transcribe, for example."""
@@ -302,8 +308,7 @@ def _is_prelude(text: bytes) -> bool:
 
 
 def _last_frame(exchange: _Exchange, failure: AfferentError) -> bytes:
-
+    """Of a stream that can't go on, as its API writes errors."""
     answer = refusal(failure, exchange.id, exchange.api)
     head = b"" if exchange.api is None or exchange.api.name == "openai_chat" else b"event: error\n"
-    body = msgspec.json.encode(msgspec.Raw(bytes(answer.body)))
-    return b"\n\n" + head + b"data: " + body + b"\n\n"
+    return b"\n\n" + head + b"data: " + bytes(answer.body) + b"\n\n"

@@ -8,7 +8,7 @@ them nothing is decoded or written anew: what this server does not know, it does
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -250,12 +250,12 @@ def _text(value: bytes | None) -> str | None:
     return _string.decode(value) if value is not None and value[:1] == b'"' else None
 
 
-def restore(body: bytes, left: Mapping[str, Callable[[], bytes]]) -> bytes:
+def restore(body: bytes, others: Mapping[str, bytes]) -> bytes:
     """The JSON with what was cut out of it in the place of what stands for it.
 
     Args:
-        left: By marker: how to write what was there.
+        others: What was there, by what stands for it.
     """
-    for marker, original in left.items():
-        body = body.replace(marker.encode(), original(), 1)
+    for marker, original in others.items():
+        body = body.replace(marker.encode(), original, 1)
     return body
