@@ -141,7 +141,7 @@ def afferent(python: Path, model: Path) -> Iterator[Side]:
     command = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     command += ["--engine", "vllm", "--engine-python", str(python)]
     command += [f"--engine-args={shlex.join(_ARGUMENTS)}"]
-    command += ["--arena-nbytes", str(ARENA_NBYTES)]
+    command += ["--arena-nbytes", str(ARENA_NBYTES), "--embeddings-share", "0.3"]
     with _running("afferent", command, f"http://127.0.0.1:{port}", "/ready") as side:
         side.arena_nbytes = ARENA_NBYTES
         side.uds = _socket_of(side.popen.pid)
