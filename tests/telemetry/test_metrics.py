@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import afferent.engine.reference.kind  # as a frontend does, once an engine is chosen
+import afferent.engine.reference.kind
+import afferent.engine.vllm.kind
+import afferent.engine.vllm.plugin.counting  # as a frontend does, once an engine is chosen
 import afferent.serve.frontend  # noqa: F401 - and with it whatever declares a metric or a stage
 from afferent import errors
 from afferent.engine.metrics import engine_readings

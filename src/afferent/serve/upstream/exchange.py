@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 OTHER = "upstream"
 """What requests to endpoints are counted as that this server has no name for."""
 _OPEN = frozenset({"/health"})
-"""What anybody may ask, as of vLLM itself: balancers have no keys."""
+"""What anybody may ask: balancers have no keys."""
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that come before the first token is computed."""
 _EVENT = re.compile(rb"(?m)^event: ")

@@ -172,7 +172,7 @@ class ReferenceStage:
         await self._items.close()
 
     def _max_pixels(self, document: Document) -> int | None:
-        """What the request's options come to; ``None``: more than that, which vLLM understands."""
+        """What the request's options come to; ``None``: more than that, for the upstream."""
         if not document.options:
             return 0
         if set(document.options) != {"mm_processor_kwargs"}:

@@ -183,10 +183,11 @@ class _Finder:
                 continue
             direct += self.places[before:]
         if has_name and direct:
-            name = _string_or_none.decode(found["uuid"])
-            del opened["uuid"]
+            name = _text(found["uuid"])
             if name and len(direct) == 1:
                 direct[0].uuid, opened["uuid"] = name, _Uuid(direct[0])
+            elif name is not None or found["uuid"] == b"null":  # else the upstream refuses it
+                del opened["uuid"]
         return opened
 
     def _url(self, modality: Modality, value: bytes, *, has_name: bool) -> object:
@@ -210,7 +211,7 @@ class _Finder:
         inner = self._members(value) if value[:1] == b"{" else {}
         data = inner.get("data", b"null")
         if data[:1] == b'"':
-            kind = _string_or_none.decode(inner.get("format", b'""')) or ""
+            kind = _text(inner.get("format")) or ""
             text = _string.decode(data)
             # What was cut out goes by its marker, what is too short for that as a URL.
             source = text if ":" in text else f"data:audio/{kind};base64,{text}"
@@ -230,7 +231,7 @@ class _Finder:
             return {**inner, "url": self._place(Modality.IMAGE, _string.decode(inner["url"]))}
         if kind == "base64" and inner.get("data", b"")[:1] == b'"':
             text = _string.decode(inner["data"])
-            media_type = _string_or_none.decode(inner.get("media_type", b'""')) or ""
+            media_type = _text(inner.get("media_type")) or ""
             source = text if ":" in text else f"data:{media_type};base64,{text}"
             return {"type": b'"url"', "url": self._place(Modality.IMAGE, source)}
         return value
