@@ -202,21 +202,30 @@ class Endpoint:
                     yield output
 
     def _finish(self, trace: Trace, outcome: str) -> None:
-        """Count, log and explain a request that has ended; its tenant may have another."""
+        """The tenant of a request that has ended may have another."""
         self._access.leave(trace.request_id)
-        seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
-        counting.count_request(trace, self._api.name, outcome, seconds=seconds)
-        log.info(
-            "request",
-            extra={
-                "request_id": trace.request_id,
-                "outcome": outcome,
-                "ms": round(seconds * 1e3, 1),
-                "items": ", ".join(trace.items),
-            },
-        )
-        if self._console is not None:
-            explain.render(trace, outcome=outcome, console=self._console)
+        tell(trace, self._api.name, outcome, self._console)
+
+
+def tell(trace: Trace, api: str, outcome: str, console: Console | None) -> None:
+    """Count, log and explain a request that has ended.
+
+    Args:
+        console: Where it is explained, if it is.
+    """
+    seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
+    counting.count_request(trace, api, outcome, seconds=seconds)
+    log.info(
+        "request",
+        extra={
+            "request_id": trace.request_id,
+            "outcome": outcome,
+            "ms": round(seconds * 1e3, 1),
+            "items": ", ".join(trace.items),
+        },
+    )
+    if console is not None:
+        explain.render(trace, outcome=outcome, console=console)
 
 
 async def _head(outputs: AsyncGenerator[Output, None]) -> list[Output]:

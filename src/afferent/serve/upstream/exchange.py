@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -30,7 +29,7 @@ from afferent.serve.flow.call import ReceivedBody
 from afferent.serve.http.auth import KEY_HEADERS, Access
 from afferent.serve.http.body import BodyReader
 from afferent.serve.http.connection import hang_up
-from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings
+from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings, tell
 from afferent.serve.http.failures import failure_of
 from afferent.serve.http.responses import new_id, path_of, refusal
 from afferent.serve.upstream import places
@@ -38,8 +37,6 @@ from afferent.serve.upstream.items import Referenced, ReferenceStage
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import explain
 from afferent.telemetry.trace import Trace
-
-log = logging.getLogger(__name__)
 
 OTHER = "upstream"
 """What requests to endpoints are counted as that this server has no name for."""
@@ -267,22 +264,9 @@ class Passage:
 
     def _finish(self, exchange: _Exchange, outcome: str) -> None:
         self._access.leave(exchange.id)
-        trace = exchange.trace
-        seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
-        name = exchange.api.name if exchange.api else OTHER
-        counting.count_stages(trace)
-        counting.count_request(trace, name, outcome, seconds=seconds)
-        log.info(
-            "request",
-            extra={
-                "request_id": exchange.id,
-                "outcome": outcome,
-                "ms": round(seconds * 1e3, 1),
-                "items": ", ".join(trace.items),
-            },
-        )
-        if self._console is not None:
-            explain.render(trace, outcome=outcome, console=self._console)
+        counting.count_stages(exchange.trace)
+        api = exchange.api.name if exchange.api else OTHER
+        tell(exchange.trace, api, outcome, self._console)
 
 
 def _is_json(request: Request) -> bool:
