@@ -39,6 +39,7 @@ HOOKS: Sequence[_Hook] = (
     _Hook(_PROCESSOR, "BaseMultiModalProcessor._get_mm_fields_config"),
     _Hook(_PROCESSOR, "MultiModalProcessingResult", ("prompt_ids", "kwargs", "hashes")),
     _Hook(_PROCESSOR, "PromptReplacement", ("modality", "target", "replacement")),
+    _Hook(_PROCESSOR, "PromptUpdateDetails.from_seq", ("seq",)),
     _Hook(_PROCESSOR, "PromptUpdateDetails.select_token_id", ("seq", "embed_token_id")),
     _Hook("vllm.multimodal.inputs", "MultiModalBatchedField", ("keep_on_cpu",)),
     _Hook("vllm.multimodal.inputs", "MultiModalFieldElem", ("data", "field")),

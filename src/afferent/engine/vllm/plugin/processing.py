@@ -138,6 +138,8 @@ def _processor_class(stock: Any) -> Any:
 def _replacement(modality: str, found: Sequence[FeaturesReference]) -> PromptReplacement:
     def content(index: int) -> PromptUpdateDetails:
         item = found[index]
+        if len(item.prompt) == 1:  # rows alone: no mask, which would be a byte for each
+            return PromptUpdateDetails.from_seq(item.token_ids)
         return PromptUpdateDetails.select_token_id(item.token_ids, item.embed)
 
     return PromptReplacement(
