@@ -46,18 +46,25 @@ def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path]) -> None:
     server, store_path = ours
     expected = asyncio.run(ask_all(stock.url, [_whole(each) for each in asked]))
     found = asyncio.run(ask_all(server.url, asked))
-    differ = []
+    differ, num_failed = [], 0
     for question, theirs, our in zip(asked, expected, found, strict=True):
         assert theirs.said is not None
         if question.aborts is not None and our.said is None:
             continue
+        if theirs.said.status >= 500:  # vLLM 0.31 fails now and then on Responses
+            num_failed += 1
+            continue
         if our.said != theirs.said and not _is_close(stock, question, our.said, theirs.said):
             differ.append((question.path, question.is_stream, our, theirs.said))
     counts = [sum(each.path == path for each in asked) for path in {q.path for q in asked}]
-    print(f"{len(asked)} questions, {counts} of each dialect; {len(differ)} differ")
+    print(
+        f"{len(asked)} questions, {counts} of each dialect; {len(differ)} differ, "
+        f"stock failed on {num_failed}"
+    )
     for path, is_stream, our, theirs in differ[:5]:
         print(path, is_stream, our, asdict(theirs), sep="\n  ")
     assert not differ
+    assert num_failed <= NUM_QUESTIONS // 100
     _nothing_held(store_path)
     metrics = server.metrics()
     assert metrics['afferent_upstream_items_total{modality="image",way="features"}'] > 300
