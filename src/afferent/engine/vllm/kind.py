@@ -35,7 +35,7 @@ _UNSAFE = (
     "--trust-request-chat-template",
 )
 """Ways around the limits that this server keeps, for whoever sends a request."""
-FEATURES_FOR: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"})
+FEATURES_FOR: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"})
 """Types of models whose answers from our features are compared with a stock vLLM's."""
 _LOOK = """
 import sys
