@@ -10,13 +10,13 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from afferent import keys
 from afferent.engine.vllm.plugin.arena import Arena
+from afferent.engine.vllm.plugin.features import folder_of
 from afferent.engine.weights import weights_digest
 from afferent.errors import AfferentError, ConfigError
 from afferent.store.block import codec
@@ -90,7 +90,7 @@ class KeptEmbeddings:
     def _digest(self) -> None:
         config = self._model_config
         try:
-            files = weights_digest(Path(config.model))
+            files = weights_digest(folder_of(config))
         except (ConfigError, OSError):
             log.warning(
                 "embeddings are not shared: %s holds no weights that are known", config.model

@@ -16,20 +16,33 @@ from afferent.types import Modality
 _PATCHES = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
+def folder_of(model_config: Any) -> Path:
+    """Of a model, which vLLM may know by its name on a hub: then it has been fetched."""
+    folder = Path(model_config.model)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    revision = getattr(model_config, "revision", None)
+    return Path(snapshot_download(model_config.model, revision=revision, local_files_only=True))
+
+
 class FeatureReader:
     """Finishes features on the model's device, as the stock processor would have made them."""
 
-    def __init__(self, model: Any, folder: str) -> None:
-        self._model, self._folder = model, Path(folder)
+    def __init__(self, model: Any, model_config: Any) -> None:
+        self._model, self._model_config = model, model_config
 
     @functools.cached_property
     def device(self) -> torch.device:
         return next(self._model.parameters()).device
 
     @functools.cached_property
-    def _family(self) -> AnyFamily | None:
-        """``None``: features are what the model's own processor makes."""
-        return describe(self._folder)
+    def _family(self) -> AnyFamily:
+        family = describe(folder_of(self._model_config))
+        if family is None:
+            raise ValueError("features came for a model that none are made for")
+        return family
 
     @functools.cached_property
     def _normalizes(self) -> bool:
@@ -46,8 +59,7 @@ class FeatureReader:
             name = _PATCHES[modality]
             made = {**on_device, name: family.repeated(on_device[name])}
         else:
-            made = family.model_inputs(on_device) if family is not None else on_device
-            made = _completed(made, family.tokens[modality].embed if family is not None else 0)
+            made = family.model_inputs(on_device)
         shared = {_storage(view) for view in views.values()}
         # What still is a view would be another's as soon as the pin is gone.
         return BatchFeature(
@@ -56,25 +68,6 @@ class FeatureReader:
                 for name, each in made.items()
             }
         )
-
-
-def _completed(made: dict[str, Any], embed_token_id: int) -> dict[str, Any]:
-    """With what vLLM adds to a processor's output for one image, whichever model asks for it."""
-    pixels = made.get("pixel_values")
-    if pixels is None:
-        return made
-    if "pixel_attention_mask" in made:  # the tiles of one image are a batch of their own
-        made = {name: each.squeeze(0) if each.dim() > 3 else each for name, each in made.items()}
-        made["pixel_attention_mask"] = made["pixel_attention_mask"].view(
-            len(made["pixel_values"]), *made["pixel_attention_mask"].shape[-2:]
-        )
-    num_tiles = torch.tensor([len(made["pixel_values"])])
-    return {
-        **made,
-        "num_patches": num_tiles,
-        "image_num_patches": num_tiles,
-        "image_token_id": torch.tensor(embed_token_id),
-    }
 
 
 def _storage(tensor: torch.Tensor) -> int:

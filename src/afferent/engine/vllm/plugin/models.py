@@ -80,7 +80,7 @@ class _Encoder:
     def __init__(self, model: Any, vllm_config: Any) -> None:
         self._model_config = vllm_config.model_config
         self._width, self._dtype = 0, self._model_config.dtype
-        self._reader = FeatureReader(model, self._model_config.model)
+        self._reader = FeatureReader(model, self._model_config)
         lora = getattr(vllm_config, "lora_config", None)
         # With adapters in the encoder, embeddings are those of one adapter, which we don't know.
         self._may_keep = not getattr(lora, "enable_tower_connector_lora", False)
