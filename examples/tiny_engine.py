@@ -150,6 +150,7 @@ async def main() -> None:
                     if isinstance(event, Accepted):
                         await frontend.release(request_id)
                     print(f"  {type(event).__name__}, pinned by {await pins()}")
+            await store.stat()  # who answers this has heard before that the engine lets go
             print(f"  the end, pinned by {await pins()}")
         engine.close()
         await store.close()
