@@ -78,8 +78,8 @@ def received(body: Any, keys: MediaKeys, *, chunk_nbytes: int = 1 << 20) -> Rece
         item.marker: RawMedia("data", len(found), data=found)
         for item, found in zip(done.media, items.items, strict=True)
     }
-    types = {item.marker: item.media_type for item in done.media}
-    return ReceivedBody(done.json, media, len(data), types)
+    by_marker = {item.marker: item for item in done.media}
+    return ReceivedBody(done.json, media, len(data), by_marker)
 
 
 def meant(turns: list[Turn]) -> list[Message]:

@@ -139,6 +139,16 @@ def test_names_and_options_stay_where_the_engine_needs_them() -> None:
     assert theirs["mm_processor_kwargs"] == {"max_pixels": 4}
 
 
+def test_options_count_whatever_stands_in_them() -> None:
+    """They are no place for media."""
+    inner = {"image_url": URL, "uuid": "x"}
+    document = find(json.dumps({"image_url": URL, "mm_processor_kwargs": inner}).encode())
+    assert len(document.places) == 1
+    assert json.loads(document.options["mm_processor_kwargs"]) == inner
+    assert json.loads(document.write(["R0"])) == {"image_url": "R0"}
+    assert find(b'{"mm_processor_kwargs": {"a": 1}, "prompt": "x"}').options == {}
+
+
 def test_a_name_is_of_the_item_beside_it() -> None:
     """Not of one further down, nor of two."""
     inner = {"type": "image_url", "image_url": {"url": URL}}

@@ -102,7 +102,7 @@ _DATA_URL = _Rule(re.compile(rb"(?i)data:[ !#-+\--\[\]-~]*;base64,"), _MAX_HEAD_
 _BARE = _Rule(re.compile(rb"(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
 
 
-def _spelled(word: str) -> str:
+def spelled(word: str) -> str:
     """A pattern for the ways in which JSON may write ``word``."""
     return "".join(rf"(?:{c}|\\u00(?i:{ord(c):02x}))" for c in word)
 
@@ -119,7 +119,7 @@ class _KeySearch:
 def _key_search(keys: MediaKeys) -> _KeySearch:
     words = (*keys.urls, *keys.base64)
     first = "".join(sorted({word[0] for word in words}))
-    groups = [f"({'|'.join(map(_spelled, keys.urls))})", *map(_spelled, keys.base64)]
+    groups = [f"({'|'.join(map(spelled, keys.urls))})", *map(spelled, keys.base64)]
     # The byte before the quote must be there, to see that it is no backslash; a key is never first.
     pattern = rf'"(?=[{first}\\])(?<=[^\\]")(?:{"|".join(groups)})"'
     longest_nbytes = len('""') + max(map(len, words)) * len(r"\u0000")

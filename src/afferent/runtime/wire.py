@@ -1,9 +1,9 @@
 """Messages between processes: msgpack in length-prefixed frames over unix sockets.
 
 An abstract socket, which is what all of ours are unless somebody asks for a path, has no file: so
-nothing is left when its owner dies. Whoever accepts a connection
-checks that the peer runs under its own uid. A frame is a little-endian ``u32`` length and that many
-bytes; a length over the limit ends the connection before a byte of the body is read.
+nothing is left when its owner dies. Whoever accepts a connection checks that the peer runs under
+its own uid. A frame is a little-endian ``u32`` length and that many bytes; a length over the limit
+ends the connection before a byte of the body is read.
 """
 
 from __future__ import annotations

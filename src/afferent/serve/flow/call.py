@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from afferent.errors import AfferentError
+from afferent.ingest.cutter import CutMedia
 from afferent.ingest.raw import RawMedia
 from afferent.serve.flow.request import End, GenerateRequest, Message, Output, ScoredToken
 
@@ -15,15 +16,13 @@ from afferent.serve.flow.request import End, GenerateRequest, Message, Output, S
 class ReceivedBody:
     """``media`` are what was cut out, by the marker that stands in the JSON in their place.
 
-    ``heads`` are what stood before their base64, and ``media_types`` what these say that they are:
-    hints. Both are by the same markers.
+    ``cut`` is what was seen of them, by the same markers.
     """
 
     json: bytes
     media: dict[str, RawMedia]
     nbytes: int
-    media_types: Mapping[str, str] = field(default_factory=dict)
-    heads: Mapping[str, str] = field(default_factory=dict)
+    cut: Mapping[str, CutMedia] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,8 @@ class BodyReader:
         cut = self._cutter.finish()
         media = self._buffer.finish(self._sink.parts, origin="data")
         by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
-        media_types = {item.marker: item.media_type for item in cut.media}
-        heads = {item.marker: item.head for item in cut.media}
-        return ReceivedBody(cut.json, by_marker, self._num_read, media_types, heads)
+        cut_by_marker = {item.marker: item for item in cut.media}
+        return ReceivedBody(cut.json, by_marker, self._num_read, cut_by_marker)
 
     async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
         """For what the next window may decode to; of an announced body, for all that is left."""

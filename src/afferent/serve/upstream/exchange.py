@@ -192,7 +192,7 @@ class Passage:
         if len(body.json) + sum(raw.nbytes for raw in others.values()) > most:
             raise BodyTooLarge(f"the body has more than {most} bytes besides media")
         return {
-            marker: body.heads.get(marker, "").encode() + pybase64.b64encode(self._bytes_of(raw))
+            marker: body.cut[marker].head.encode() + pybase64.b64encode(self._bytes_of(raw))
             for marker, raw in others.items()
         }
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from afferent.errors import InvalidRequest
-from afferent.ingest.cutter import MediaKeys
+from afferent.ingest.cutter import MediaKeys, spelled
 from afferent.types import Modality
 
 MEDIA_KEYS: Final = MediaKeys(
@@ -32,18 +32,12 @@ _URL_KEYS: Mapping[str, Modality] = {
 }
 
 
-def _spelled(word: str) -> str:
-    """A pattern for the ways in which JSON may write ``word``."""
-    return "".join(rf"(?:{c}|\\u00(?i:{ord(c):02x}))" for c in word)
-
-
 _TELLING = re.compile(
     "|".join(
-        f'"{_spelled(word)}"' for word in (*_URL_KEYS, "input_audio", "source", "uuid")
+        f'"{spelled(word)}"' for word in (*_URL_KEYS, "input_audio", "source", "uuid")
     ).encode()
 )
 """Keys without which there are no media in a piece of JSON."""
-_OPTIONS = re.compile("|".join(f'"{_spelled(word)}"' for word in OPTION_KEYS).encode())
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -138,15 +132,12 @@ def find(body: bytes) -> Document:
         finder = _Finder()
         root = finder.open(body)
         options: dict[str, bytes] = {}
-        if _OPTIONS.search(body):
-            if isinstance(root, bytes) and root.lstrip()[:1] == b"{":
-                root = {key: bytes(value) for key, value in _object.decode(root).items()}
-            if isinstance(root, dict):
-                options = {
-                    key: value
-                    for key in OPTION_KEYS
-                    if isinstance(value := root.get(key), bytes) and value not in (b"null", b"{}")
-                }
+        if finder.places and isinstance(root, dict):
+            options = {
+                key: value
+                for key in OPTION_KEYS
+                if (value := root.get(key, b"null")) not in (b"null", b"{}")
+            }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON") from error
     return Document(body, root, finder.places, options)
@@ -176,6 +167,9 @@ class _Finder:
                 opened[key] = self._url(_URL_KEYS[key], value, has_name=has_name)
             elif key == "input_audio":
                 self._audio(opened, value, has_name=has_name)
+            elif key in OPTION_KEYS:  # how items are processed, and no place for one
+                opened[key] = value
+                continue
             elif key == "source" and _text(found.get("type")) == "image":
                 opened[key] = self._source(value)
             else:

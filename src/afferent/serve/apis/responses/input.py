@@ -111,7 +111,7 @@ class _Reader:
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
-        self._media_types = body.media_types
+        self._cut = body.cut
         self.turns: list[tuple[Role, list[Part]]] = []
         self._calls = ToolCalls()
 
@@ -191,8 +191,8 @@ class _Reader:
         return MediaPart(kind, self.media.pop(url, url), part.detail or "auto")
 
     def _media_type(self, url: str, where: str) -> str:
-        if url in self._media_types:
-            return self._media_types[url]
+        if url in self._cut:
+            return self._cut[url].media_type
         head, comma, _ = url.partition(",")
         if not comma or head[:5].lower() != "data:":
             raise InvalidRequest("file_data is a data: URL of base64", param=where)
