@@ -21,8 +21,7 @@ from afferent import errors
 from afferent.engine.metrics import engine_readings
 from afferent.engine.protocol import EngineStats
 from afferent.quota.permits import PermitStatistics
-from afferent.serve.apis.api import TokenCount
-from afferent.serve.apis.registry import APIS
+from afferent.serve.apis.registry import APIS, by_path
 from afferent.serve.flow import counting
 from afferent.serve.flow.counting import AnswerTimes, count_lateness, count_request, count_stages
 from afferent.store.client.metrics import store_readings
@@ -183,8 +182,7 @@ def test_the_page_lists_every_metric_and_its_labels() -> None:
     assert listed == {
         metric.name: (metric.kind, list(metric.labels)) for metric in REGISTRY.declarations
     }
-    counts = [each.api for api in APIS for each in api.besides if isinstance(each, TokenCount)]
-    apis = [api.name for api in (*APIS, *counts)]
+    apis = [api.name for api in by_path(APIS).values()]
     for word in (*counting.MEDIA, *counting.PLACES, *apis):
         assert f"`{word}`" in page, word
 

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import fingerprint
 from afferent.runtime.listening import BACKLOG
 from afferent.runtime.process import ChildProcess
+from afferent.serve.apis.registry import APIS, by_path
 from afferent.serve.flow.counting import count_lateness
 from afferent.serve.flow.item_state import Processor
 from afferent.serve.flow.items import ItemSettings, ItemStage
@@ -42,6 +44,7 @@ from afferent.serve.http.disconnects import HangUps
 from afferent.serve.http.endpoint import AppSettings
 from afferent.serve.launch import FrontendSettings
 from afferent.serve.upstream.app import UpstreamFrontend
+from afferent.serve.upstream.exchange import Passage
 from afferent.serve.upstream.items import ReferenceStage
 from afferent.serve.upstream.prompts import PromptTokens
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -62,21 +65,62 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
     match kind:
         case UpstreamKind():
             async with kind.connect(link, caller) as upstream:
-                await _serve(child, settings, partial(_in_front, settings, upstream))
+                await _serve(child, settings, partial(_in_front, upstream))
         case EngineKind():
             async with kind.connect(link, caller) as engine:
-                await _serve(child, settings, partial(_with_engine, settings, engine))
+                await _serve(child, settings, partial(_with_engine, engine))
 
 
-_Parts = tuple[ASGIApp, Callable[[], Awaitable[None]]]
-"""An application, and how to close it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """What a frontend has, whatever is behind it."""
+
+    settings: FrontendSettings
+    store: AsyncDaemonStore
+    gate: Gate
+    access: Access
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.settings.model_folder)
+
+    @property
+    def app_settings(self) -> AppSettings:
+        config = self.settings.config
+        return AppSettings(
+            model_name=self.settings.model_name,
+            limits=config.request_limits,
+            request_timeout_s=config.request_timeout_s,
+            explain=config.explain,
+        )
+
+    def items(self, processor: Processor) -> ItemStage:
+        config = self.settings.config
+        return ItemStage(
+            self.store,
+            self.gate,
+            processor,
+            ItemSettings(
+                limits=config.request_limits,
+                shares=config.shares,
+                timeout_s=config.request_timeout_s,
+                num_digest_threads=config.alloc_workers,
+            ),
+        )
+
+
+_Close = Callable[[], Awaitable[None]]
 
 
 async def _serve(
     child: ChildProcess,
     settings: FrontendSettings,
-    make: Callable[[AsyncDaemonStore, Gate, ItemSettings, Access], _Parts],
+    make: Callable[[_Base], tuple[ASGIApp, _Close]],
 ) -> None:
+    """
+    Args:
+        make: Gives the application, and how to close it.
+    """
     config = settings.config
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     background = [
@@ -88,14 +132,8 @@ async def _serve(
         timeout_s=config.admission_timeout_s,
         max_concurrency=config.max_mm_preprocess_concurrency,
     )
-    item_settings = ItemSettings(
-        limits=config.request_limits,
-        shares=config.shares,
-        timeout_s=config.request_timeout_s,
-        num_digest_threads=config.alloc_workers,
-    )
     access = Access(store, api_key=config.api_key, tenants=config.tenants)
-    app, close = make(store, gate, item_settings, access)
+    app, close = make(_Base(settings=settings, store=store, gate=gate, access=access))
     hang_ups = HangUps()
     server = _server(app, config, hang_ups)
     listener = socket.socket(fileno=settings.listener_fd)
@@ -113,65 +151,36 @@ async def _serve(
         await close()
 
 
-def _with_engine(
-    settings: FrontendSettings,
-    engine: Engine,
-    store: AsyncDaemonStore,
-    gate: Gate,
-    item_settings: ItemSettings,
-    access: Access,
-) -> _Parts:
+def _with_engine(engine: Engine, base: _Base) -> tuple[ASGIApp, _Close]:
     """Our own APIs, over an engine that takes tokens."""
-    folder, family = Path(settings.model_folder), settings.family
+    folder, family = base.folder, base.settings.family
     if family is None:
         raise InternalError("an engine that takes features has no family")
     pipeline = Pipeline(
-        store=store,
+        store=base.store,
         engine=engine,
         prompts=PromptBuilder(folder, family),
-        items=ItemStage(store, gate, Processor(family, fingerprint(folder, family)), item_settings),
+        items=base.items(Processor(family, fingerprint(folder, family))),
         sampling=sampling_defaults(folder),
     )
-    app = Frontend(pipeline, gate, _app_settings(settings), access=access).app()
+    app = Frontend(pipeline, base.gate, base.app_settings, access=base.access).app()
     return app, pipeline.close
 
 
-def _in_front(
-    settings: FrontendSettings,
-    upstream: Upstream,
-    store: AsyncDaemonStore,
-    gate: Gate,
-    item_settings: ItemSettings,
-    access: Access,
-) -> _Parts:
+def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
     """An upstream's APIs, with references in the places of media."""
-    folder, family = Path(settings.model_folder), settings.family
+    settings, folder, family = base.app_settings, base.folder, base.settings.family
     if family is None:
         processor, tokens = Processor(UnknownFamily(), b""), None
     else:
         processor = Processor(family, fingerprint(folder, family))
         tokens = PromptTokens(folder, family)
-    items = ItemStage(store, gate, processor, item_settings)
-    stage = ReferenceStage(store, items, tokens, valid_s=settings.config.request_timeout_s)
-    app = UpstreamFrontend(
-        store,
-        gate,
-        upstream,
-        stage,
-        _app_settings(settings),
-        access,
-        makes_features=family is not None,
-    ).app()
-    return app, stage.close
-
-
-def _app_settings(settings: FrontendSettings) -> AppSettings:
-    return AppSettings(
-        model_name=settings.model_name,
-        limits=settings.config.request_limits,
-        request_timeout_s=settings.config.request_timeout_s,
-        explain=settings.config.explain,
+    stage = ReferenceStage(
+        base.store, base.items(processor), tokens, valid_s=settings.request_timeout_s
     )
+    passage = Passage(base.store, base.gate, upstream, stage, settings, base.access, by_path(APIS))
+    app = UpstreamFrontend(passage, base.store, upstream, makes_features=family is not None)
+    return app, stage.close
 
 
 def _server(app: ASGIApp, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Server:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from afferent.admit.gate import Gate
 from afferent.errors import InvalidRequest
 from afferent.serve.apis.api import Api, Lookup, TokenCount
-from afferent.serve.apis.registry import APIS
+from afferent.serve.apis.registry import APIS, by_path
 from afferent.serve.flow.conversations import History
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.http.auth import Access
@@ -45,8 +45,7 @@ class Frontend:
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
         status = Status(pipeline, access, settings.model_name)
-        counts = [each.api for api in apis for each in api.besides if isinstance(each, TokenCount)]
-        self._apis = {api.path: api for api in (*apis, *counts)}
+        self._apis = by_path(apis)
 
         def endpoint(api: Api) -> Endpoint:
             return Endpoint(api, pipeline, gate, settings, access, history)

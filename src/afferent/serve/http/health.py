@@ -13,6 +13,7 @@ from afferent.errors import AfferentError, ModelNotFound, NotAuthenticated
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.http.auth import Access
 from afferent.serve.http.responses import json_answer, new_id, refusal
+from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.metrics import store_readings
 from afferent.telemetry import exposition
 from afferent.telemetry.readings import Reading
@@ -64,15 +65,8 @@ class Status:
 
     async def _ready(self, _: Request) -> Response:
         """Whether a request would be served now."""
-        parts = {"store": self._pipeline.store.is_open, "preprocess": False}
-        if parts["store"]:
-            try:
-                parts["preprocess"] = (await self._pipeline.store.stat()).num_workers > 0
-            except AfferentError:
-                parts["store"] = False
-        parts["engine"] = self._pipeline.engine.info is not None
-        ready = all(parts.values())
-        return json_answer({"ready": ready, **parts}, status=200 if ready else 503)
+        has_engine = self._pipeline.engine.info is not None
+        return await readiness(self._pipeline.store, has_engine=has_engine)
 
     async def _render_metrics(self, _: Request) -> Response:
         """Of all processes, the same whichever frontend is asked."""
@@ -83,15 +77,41 @@ class Status:
         return Response(exposition.render(readings), media_type=exposition.CONTENT_TYPE)
 
     async def _readings(self) -> list[Reading]:
-        """The sums over all processes, with this one's counts as they are now; others' may be as
-        old as `afferent.telemetry.pushing.PERIOD_S`.
-
+        """
         Raises:
             Unavailable: The store, which has the sums, does not answer.
         """
-        store, engine = self._pipeline.store, self._pipeline.engine
-        await store.push_metrics(REGISTRY.source, REGISTRY.readings())
-        readings = [*await store.read_metrics(), *store_readings(await store.stat())]
-        if (stats := await engine.stats()) is not None:
+        readings = await gathered(self._pipeline.store)
+        if (stats := await self._pipeline.engine.stats()) is not None:
             readings += engine_readings(stats)
         return readings
+
+
+async def readiness(
+    store: AsyncDaemonStore, *, has_engine: bool, makes_features: bool = True
+) -> Response:
+    """Whether a request would be served now.
+
+    Args:
+        makes_features: Else nobody is needed to preprocess.
+    """
+    parts = {"store": store.is_open, "preprocess": not makes_features}
+    if parts["store"] and makes_features:
+        try:
+            parts["preprocess"] = (await store.stat()).num_workers > 0
+        except AfferentError:
+            parts["store"] = False
+    parts["engine"] = has_engine
+    ready = all(parts.values())
+    return json_answer({"ready": ready, **parts}, status=200 if ready else 503)
+
+
+async def gathered(store: AsyncDaemonStore) -> list[Reading]:
+    """The sums over all processes, with this one's counts as they are now; others' may be as old as
+    `afferent.telemetry.pushing.PERIOD_S`.
+
+    Raises:
+        Unavailable: The store, which has the sums, does not answer.
+    """
+    await store.push_metrics(REGISTRY.source, REGISTRY.readings())
+    return [*await store.read_metrics(), *store_readings(await store.stat())]
