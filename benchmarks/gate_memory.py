@@ -22,7 +22,7 @@ def private_nbytes(roots: Sequence[int]) -> int:
     The arena is mapped by several, and is not among them. To find out takes the kernel tens of
     milliseconds, most of them for the arena: this is for a moment at which nothing runs.
     """
-    return sum(map(_private_nbytes, _trees(roots)))
+    return sum(map(_private_nbytes, trees(roots)))
 
 
 def anonymous_nbytes(roots: Sequence[int]) -> int:
@@ -31,7 +31,7 @@ def anonymous_nbytes(roots: Sequence[int]) -> int:
     It grows as `private_nbytes` does: what they share with the process that they were forked from
     is in both figures of a difference.
     """
-    return sum(map(_anonymous_nbytes, _trees(roots)))
+    return sum(map(_anonymous_nbytes, trees(roots)))
 
 
 def _private_nbytes(pid: int) -> int:
@@ -50,7 +50,7 @@ def _anonymous_nbytes(pid: int) -> int:
     return (int(resident) - int(shared)) * _PAGE_NBYTES
 
 
-def _trees(roots: Sequence[int]) -> list[int]:
+def trees(roots: Sequence[int]) -> list[int]:
     """These processes and those that their main threads have started."""
     found: list[int] = []
     waiting = list(roots)

@@ -151,13 +151,17 @@ def _body(png: bytes) -> bytes:
     ).encode()
 
 
-def _load(side: Side, bodies: Sequence[bytes], c: int) -> _Load:
+def _load(side: Side, bodies: Sequence[bytes], c: int, *, uds: str | None = None) -> _Load:
+    """
+    Args:
+        uds: Of the vLLM behind it, to go there straight.
+    """
     outside, engine = side.cpu_s()
     start_s = time.monotonic()
-    seconds = asyncio.run(_post_all(side.url, "/v1/chat/completions", bodies, c))
+    url = "http://vllm" if uds else side.url
+    ordered = sorted(asyncio.run(_post_all(url, "/v1/chat/completions", bodies, c, uds=uds)))
     took_s = time.monotonic() - start_s
     outside_now, engine_now = side.cpu_s()
-    ordered = sorted(seconds)
     return _Load(
         requests_per_s=len(bodies) / took_s,
         p50_ms=statistics.median(ordered) * 1e3,
@@ -168,7 +172,7 @@ def _load(side: Side, bodies: Sequence[bytes], c: int) -> _Load:
 
 
 async def _post_all(
-    url: str, path: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None
+    url: str, path: str, bodies: Sequence[bytes], c: int, *, uds: str | None
 ) -> list[float]:
     """Seconds of each request."""
     waiting: Iterator[bytes] = iter(bodies)
@@ -206,23 +210,7 @@ def _text_pairs(side: Side, after_sample: AfterSample) -> list[Row]:
     loads: dict[str, list[_Load]] = {"text, direct": [], "text, through": []}
     for _ in range(_NUM_PAIRS):
         for name, uds in (("text, direct", side.uds), ("text, through", None)):
-            outside, engine = side.cpu_s()
-            start_s = time.monotonic()
-            url = "http://vllm" if uds else side.url
-            seconds = asyncio.run(
-                _post_all(url, "/v1/chat/completions", [body] * _NUM_TEXT, 16, uds=uds)
-            )
-            took_s = time.monotonic() - start_s
-            outside_now, engine_now = side.cpu_s()
-            loads[name].append(
-                _Load(
-                    _NUM_TEXT / took_s,
-                    statistics.median(seconds) * 1e3,
-                    sorted(seconds)[int(len(seconds) * 0.99)] * 1e3,
-                    (outside_now - outside) / _NUM_TEXT * 1e3,
-                    (engine_now - engine) / _NUM_TEXT * 1e3,
-                )
-            )
+            loads[name].append(_load(side, [body] * _NUM_TEXT, 16, uds=uds))
             after_sample()
     return [_row(side, name, 16, found) for name, found in loads.items()]
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from afferent.server.checks import BUILT_IN_MODELS
 from afferent.types import MiB
+from benchmarks.gate_memory import trees
 from tools import vllm_env
 
 ARENA_NBYTES = 1024 * MiB
@@ -186,23 +187,11 @@ def _wait(popen: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 def _tree(root: int) -> list[tuple[int, str]]:
     """All processes below one, itself included, with their command lines."""
-    children: dict[int, list[int]] = {}
-    lines: dict[int, str] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
-            line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        pid = int(path.name)
-        children.setdefault(int(fields[1]), []).append(pid)
-        lines[pid] = line
-    found, waiting = [], [root]
-    while waiting:
-        pid = waiting.pop()
-        if pid in lines:
-            found.append((pid, lines[pid]))
-        waiting += children.get(pid, [])
+    found = []
+    for pid in trees([root]):
+        with contextlib.suppress(OSError):  # it has just ended
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            found.append((pid, line.decode(errors="replace")))
     return found
 
 

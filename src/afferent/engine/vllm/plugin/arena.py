@@ -24,7 +24,6 @@ from afferent.errors import (
 )
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.client.item_cache import ItemCache
 from afferent.store.protocol.items import Find
 from afferent.types import Handle, ObjectKind
 
@@ -113,9 +112,6 @@ class Arena:
             return self.store.stat().kinds[kind].capacity_nbytes
         except AfferentError:
             return 0
-
-    def item_cache(self, weights: bytes) -> ItemCache:
-        return ItemCache(self.store, weights=weights)
 
     def raw(self, handle: Handle, start: int, nbytes: int) -> bytes:
         """A copy of an item's bytes.

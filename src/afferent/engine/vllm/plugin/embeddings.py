@@ -19,8 +19,8 @@ from afferent.engine.vllm.plugin.arena import Arena
 from afferent.engine.vllm.plugin.features import folder_of
 from afferent.engine.weights import weights_digest
 from afferent.errors import AfferentError, ConfigError
-from afferent.store.block import codec
-from afferent.store.protocol.items import Find
+from afferent.store.block import torch_tensors
+from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey, Handle, ObjectKind
 
 log = logging.getLogger("vllm.afferent")
@@ -39,31 +39,28 @@ class KeptEmbeddings:
             publishes: Whether this worker leaves embeddings for others; one of a group is enough.
         """
         self._arena, self._model_config, self._publishes = arena, model_config, publishes
-        self._weights = b""
-        self._has_room = arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0
-        if self._has_room:  # it reads all weights, which takes seconds for large ones
+        self._cache: ItemCache | None = None
+        """``None`` while the weights' digest is not known, or if there is no room."""
+        if arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0:
+            # It reads all weights, which takes seconds for large ones.
             threading.Thread(target=self._digest, name="afferent-digest", daemon=True).start()
 
     def find(self, wanted: Sequence[ContentKey], device: torch.device) -> list[torch.Tensor | None]:
         """Private copies of those that there are, ``(num_embeds, width)`` each."""
-        if not self._weights or not wanted:
+        if self._cache is None or not wanted:
             return [None] * len(wanted)
-        store = self._arena.store
-        found: list[torch.Tensor | None] = []
         with self._arena.request("embeddings") as request:
             try:
-                asked = [Find(self._key(key)) for key in wanted]
-                outcomes = store.acquire(request, asked)
-                for outcome in outcomes:
-                    if outcome.handle is None:
-                        found.append(None)
-                        continue
-                    tree: Any = codec.view(store.block(outcome.handle), tensors="torch", copy=True)
-                    found.append(tree["rows"].to(device))
+                trees: Mapping[ContentKey, Any] = self._cache.get_embeddings(request, wanted)
             except AfferentError as error:
                 log.info("embeddings were not looked for: %s", error.code)
                 return [None] * len(wanted)
-        return found
+            copies = {
+                key: torch_tensors.as_tensor(tree["rows"].copy()).to(device)
+                for key, tree in trees.items()
+            }
+            del trees
+        return [copies.get(key) for key in wanted]
 
     def publish(self, request: str, made: Mapping[ContentKey, tuple[Handle, torch.Tensor]]) -> None:
         """Leave embeddings for others; it is no failure if there is no room for them.
@@ -72,20 +69,16 @@ class KeptEmbeddings:
             request: Which still has the features pinned that they were computed from.
             made: From where, and what, by the item's key.
         """
-        if not self._weights or not self._publishes or not made:
+        if self._cache is None or not self._publishes or not made:
             return
         try:
-            cache = self._arena.item_cache(self._weights)
-            cache.set_embeddings(
+            self._cache.set_embeddings(
                 request,
                 {key: {"rows": rows.detach().cpu()} for key, (_, rows) in made.items()},
                 computed_from={key: handle for key, (handle, _) in made.items()},
             )
         except AfferentError as error:
             log.info("embeddings were not stored: %s", error.code)
-
-    def _key(self, item: ContentKey) -> ContentKey:
-        return keys.embeddings_key(item=item, weights=self._weights)
 
     def _digest(self) -> None:
         config = self._model_config
@@ -97,4 +90,5 @@ class KeptEmbeddings:
             )
             return
         shaped_by = (config.dtype, config.quantization, metadata.version("vllm"))
-        self._weights = keys.frame(_TAG, files, repr(shaped_by).encode())
+        weights = keys.frame(_TAG, files, repr(shaped_by).encode())
+        self._cache = ItemCache(self._arena.store, weights=weights)

@@ -50,7 +50,7 @@ def unpack(row: torch.Tensor) -> tuple[bytes, Handle, int]:
 
 
 class ReferencedItems(ModalityDataItems[Sequence[FeaturesReference], FeaturesReference]):
-    """Items of one modality whose features are in the arena."""
+    """Items of one modality whose features are in the arena. vLLM's processor never sees them."""
 
     def get_count(self) -> int:
         return len(self.data)
@@ -62,7 +62,7 @@ class ReferencedItems(ModalityDataItems[Sequence[FeaturesReference], FeaturesRef
         return {}
 
     def get_passthrough_data(self) -> Mapping[str, object]:
-        return {FIELD.format(self.modality): [pack(item) for item in self.data]}
+        return {}
 
 
 def _parsed(modality: str, stock: Any, data: Any) -> Any:
