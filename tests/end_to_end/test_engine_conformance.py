@@ -5,28 +5,24 @@ those of a running server.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
-from afferent.engine.contract import Caller
 from afferent.engine.reference.kind import ReferenceEngine
 from afferent.engine.reference.launch import CORE
-from afferent.engine.remote.kind import RemoteLink
 from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.discover import family_of
 from afferent.preprocess.media import DecodedImage
 from afferent.serve.flow.prompt import PromptBuilder
 from afferent.serve.flow.request import MediaPart, Message, TextPart
 from afferent.server.checks import BUILT_IN_MODELS
-from afferent.store.daemon.launch import DAEMON
 from afferent.testing.engine_conformance import CHECKS, check
-from afferent.testing.engine_trial import Part, Question, Subject
+from afferent.testing.engine_trial import Part, Question
 from afferent.testing.images import COLOURS, draw_image
 from afferent.types import Modality
+from tests.end_to_end.conformance import running
 from tests.models import make_features
 from tests.server import Server, wait_until
 
@@ -65,28 +61,10 @@ def _questions() -> list[Question]:
     return questions
 
 
-@contextlib.asynccontextmanager
-async def built_in(server: Server) -> AsyncIterator[Subject]:
-    link = RemoteLink(address=server.address_of(CORE))
-    caller = Caller(name="conformance", store_address=server.address_of(DAEMON))
-
-    async def stop() -> None:
-        (core,) = server.find(CORE)
-        core.kill()
-
-    async with ReferenceEngine().connect(link, caller) as engine:
-        async with asyncio.timeout(60):
-            while engine.info is None:
-                await asyncio.sleep(0.01)
-        yield Subject(
-            engine=engine, store_address=caller.store_address, question=question, stop=stop
-        )
-
-
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_built_in_engine_conforms(server: Server, name: str) -> None:
     async def run() -> None:
-        async with built_in(server) as subject:
+        async with running(ReferenceEngine(), server, CORE, question) as subject:
             await check(name, subject)
 
     asyncio.run(run())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from afferent.engine import registry
-from afferent.engine.contract import Caller
-from afferent.engine.remote.kind import RemoteLink
 from afferent.server.checks import BUILT_IN_MODELS
-from afferent.store.daemon.launch import DAEMON
 from afferent.testing.engine_conformance import CHECKS, check
-from afferent.testing.engine_trial import Part, Question, Subject
+from afferent.testing.engine_trial import Part, Question
 from afferent.types import Modality, Placeholder
 from examples import tiny_engine, tiny_plugin
+from tests.end_to_end.conformance import running
 from tests.server import Server, ask, data_url, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -112,29 +109,10 @@ def question(number: int) -> Question:
     return Question([1] * 12, parts, [int(value) for value in np.ravel(shown)])
 
 
-@contextlib.asynccontextmanager
-async def running(server: Server) -> AsyncIterator[Subject]:
-    """The engine as one frontend more sees it."""
-    link = RemoteLink(address=server.address_of(tiny_plugin.MODULE))
-    caller = Caller(name="conformance", store_address=server.address_of(DAEMON))
-
-    async def stop() -> None:
-        (process,) = server.find(tiny_plugin.MODULE)
-        process.kill()
-
-    async with tiny_plugin.Tiny().connect(link, caller) as engine:
-        async with asyncio.timeout(60):
-            while engine.info is None:
-                await asyncio.sleep(0.01)
-        yield Subject(
-            engine=engine, store_address=caller.store_address, question=question, stop=stop
-        )
-
-
 @pytest.mark.parametrize("name", CHECKS)
 def test_it_conforms(tiny: Server, name: str) -> None:
     async def run() -> None:
-        async with running(tiny) as subject:
+        async with running(tiny_plugin.Tiny(), tiny, tiny_plugin.MODULE, question) as subject:
             await check(name, subject)
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -39,6 +40,10 @@ class Front:
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return httpx.post(f"{self.server.url}{path}", json=body, headers=headers, timeout=60)
 
+    def streamed(self, body: Any) -> contextlib.AbstractContextManager[httpx.Response]:
+        url = f"{self.server.url}/v1/chat/completions"
+        return httpx.stream("POST", url, json=body, timeout=60)
+
     def pinned_nbytes(self) -> int:
         with DaemonStore(str(self.store_path), name="looker") as store:
             kinds = store.stat().kinds
@@ -51,8 +56,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     store_path = folder / "store.sock"
     engine = StandIn(folder, store_path)
     arguments = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
-    tenants = folder / "settings.toml"
-    tenants.write_text("")
     with engine, Server(*arguments) as server:
         yield Front(server, engine, store_path)
 
@@ -300,12 +303,7 @@ def test_media_that_cant_be_used_are_refused_here(front: Front, path: str, form:
 
 def test_pins_last_until_the_answer_has_ended(front: Front, picture: str) -> None:
     front.engine.may_end.clear()
-    with httpx.stream(
-        "POST",
-        f"{front.server.url}/v1/chat/completions",
-        json=chat(image(picture), stream=True),
-        timeout=60,
-    ) as answer:
+    with front.streamed(chat(image(picture), stream=True)) as answer:
         lines = answer.iter_lines()
         assert json.loads(next(lines).removeprefix("data: "))["rows"] > 0
         assert front.pinned_nbytes() > 0
@@ -317,12 +315,7 @@ def test_pins_last_until_the_answer_has_ended(front: Front, picture: str) -> Non
 def test_who_hangs_up_aborts(front: Front, picture: str) -> None:
     front.engine.may_end.clear()
     before = front.engine.num_aborted
-    with httpx.stream(
-        "POST",
-        f"{front.server.url}/v1/chat/completions",
-        json=chat(image(picture), stream=True),
-        timeout=60,
-    ) as answer:
+    with front.streamed(chat(image(picture), stream=True)) as answer:
         next(answer.iter_lines())
     wait_until(lambda: front.pinned_nbytes() == 0)
     front.engine.may_end.set()

@@ -17,6 +17,7 @@ from typing import Self
 import httpx2 as httpx
 import pytest
 
+from afferent.store.client.daemon_store import DaemonStore
 from tests.server import Server, wait_until
 from tools import vllm_env
 
@@ -114,6 +115,12 @@ def supervised(*arguments: str, vllm: Sequence[str] = (), model: Path = SHAPES) 
         env=ENV,
         start_timeout_s=START_TIMEOUT_S,
     )
+
+
+def wait_until_nothing_held(store_path: Path) -> None:
+    """No request pins anything in this store any more."""
+    with DaemonStore(str(store_path), name="looker") as store:
+        wait_until(lambda: store.stat().held_nbytes == 0)
 
 
 def _free_port() -> int:

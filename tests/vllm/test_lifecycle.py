@@ -20,7 +20,7 @@ from afferent.types import ObjectKind
 from tests.server import Server, wait_until
 from tests.vllm.asking import Answer, ask_all
 from tests.vllm.questions import Question, Said, questions
-from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised
+from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised, wait_until_nothing_held
 
 pytestmark = pytest.mark.vllm
 
@@ -117,7 +117,7 @@ def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
     assert num_vllm >= 12
     assert num_ours >= 60
     assert undisturbed(server, asked) == expected
-    _nothing_held(store_path)
+    wait_until_nothing_held(store_path)
 
 
 async def _kill(find: Callable[[], list[psutil.Process]]) -> int:
@@ -221,15 +221,6 @@ def _is_ready(server: Server) -> bool:
     with contextlib.suppress(Exception):
         return all(server.get("/ready").status_code == 200 for _ in range(4))
     return False
-
-
-def _nothing_held(store_path: Path) -> None:
-    def held() -> int:
-        with DaemonStore(str(store_path), name="looker") as store:
-            kinds = store.stat().kinds
-        return sum(kinds[kind].held_nbytes for kind in ObjectKind)
-
-    wait_until(lambda: held() == 0)
 
 
 def _num_embeddings(store_path: Path) -> int:

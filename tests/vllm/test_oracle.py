@@ -10,12 +10,10 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from afferent.store.client.daemon_store import DaemonStore
-from afferent.types import ObjectKind
-from tests.server import Server, wait_until
+from tests.server import Server
 from tests.vllm.asking import ask_all
 from tests.vllm.questions import Question, Said, questions
-from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised
+from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised, wait_until_nothing_held
 
 pytestmark = pytest.mark.vllm
 
@@ -65,7 +63,7 @@ def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path]) -> None:
         print(path, is_stream, our, asdict(theirs), sep="\n  ")
     assert not differ
     assert num_failed <= NUM_QUESTIONS // 100
-    _nothing_held(store_path)
+    wait_until_nothing_held(store_path)
     metrics = server.metrics()
     assert metrics['afferent_upstream_items_total{modality="image",way="features"}'] > 300
     assert 'afferent_upstream_items_total{modality="image",way="bytes"}' not in metrics
@@ -97,7 +95,7 @@ def test_options_of_the_processor(
     assert [each.said for each in found] == [each.said for each in expected]
     assert all(each.said is not None and each.said.status == 200 for each in found)
     assert server.metrics()[counted] > before
-    _nothing_held(store_path)
+    wait_until_nothing_held(store_path)
 
 
 def test_what_has_no_media_is_vllms(stock: Stock, ours: tuple[Server, Path]) -> None:
@@ -147,12 +145,3 @@ def _is_close(stock: Stock, question: Question, ours: Said | None, theirs: Said)
             one, other = (top["logprob"] for top in token["top_logprobs"][:2])
             return abs(one - other) < _CLOSE
     return False
-
-
-def _nothing_held(store_path: Path) -> None:
-    def held() -> int:
-        with DaemonStore(str(store_path), name="looker") as store:
-            kinds = store.stat().kinds
-        return sum(kinds[kind].held_nbytes for kind in ObjectKind)
-
-    wait_until(lambda: held() == 0)

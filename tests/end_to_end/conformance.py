@@ -1,0 +1,42 @@
+"""A running server's engine, as the suite for authors of engines asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from afferent.engine.contract import Caller, EngineKind
+from afferent.engine.remote.kind import RemoteLink
+from afferent.store.daemon.launch import DAEMON
+from afferent.testing.engine_trial import Question, Subject
+from tests.server import Server
+
+
+@contextlib.asynccontextmanager
+async def running(
+    kind: EngineKind[Any, RemoteLink],
+    server: Server,
+    module: str,
+    question: Callable[[int], Question],
+) -> AsyncIterator[Subject]:
+    """The engine as one frontend more sees it.
+
+    Args:
+        module: Which the engine's process was started with.
+    """
+    link = RemoteLink(address=server.address_of(module))
+    caller = Caller(name="conformance", store_address=server.address_of(DAEMON))
+
+    async def stop() -> None:
+        (process,) = server.find(module)
+        process.kill()
+
+    async with kind.connect(link, caller) as engine:
+        async with asyncio.timeout(60):
+            while engine.info is None:
+                await asyncio.sleep(0.01)
+        yield Subject(
+            engine=engine, store_address=caller.store_address, question=question, stop=stop
+        )
