@@ -51,14 +51,15 @@ def _anonymous_nbytes(pid: int) -> int:
 
 
 def trees(roots: Sequence[int]) -> list[int]:
-    """These processes and those that their main threads have started."""
+    """These processes and those that their threads have started."""
     found: list[int] = []
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
         found.append(pid)
-        with contextlib.suppress(OSError):  # it has just ended
-            waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has just ended
+                waiting += map(int, task.read_text().split())
     return found
 
 
