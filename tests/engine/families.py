@@ -185,7 +185,10 @@ def make_gemma3(folder: Path) -> None:
 def make_internvl(folder: Path) -> None:
     """Tiles of 28 pixels, 4 tokens each."""
     tokenizer = make_tokenizer(
-        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>"
+        start_image_token="<img>",
+        end_image_token="</img>",
+        context_image_token="<IMG_CONTEXT>",
+        video_token="<video>",
     )
     torch.manual_seed(0)
     model = InternVLForConditionalGeneration(

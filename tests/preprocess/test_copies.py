@@ -25,7 +25,6 @@ from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.media import Media
 from afferent.preprocess.patches import write_patches
 from afferent.preprocess.registry import AnyFamily
-from afferent.preprocess.resize import resize
 from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from tests.images import encoded, oriented, photo
@@ -114,7 +113,7 @@ def test_an_image_is_resized_once_and_patched_in_place(qwen: QwenVlFamily) -> No
     resized_nbytes = 3 * width * height
 
     def resized() -> Any:
-        return resize(pixels, width, height, qwen.resample)
+        return qwen.resampling.resize(pixels, width, height)
 
     assert num_copies(python_nbytes(resized), PIXELS_NBYTES) == 0
     # torch resizes in two passes: the rows at their new length, then the columns.

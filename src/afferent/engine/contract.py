@@ -26,6 +26,7 @@ from afferent.engine.protocol import Engine
 from afferent.engine.upstream import Upstream
 from afferent.errors import UnsupportedModel
 from afferent.preprocess.registry import AnyFamily
+from afferent.preprocess.resize import ResizeRule
 from afferent.types import ObjectKind
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -126,12 +127,14 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
         settings_type: Settings of its own, which stand beside the server's: as flags, variables and
             keys of the file.
         link_type: What frontends are told, from the supervisor's process to theirs.
+        resize_rule: How a model's own processor resizes in this engine's environment.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     settings_type: type[SettingsT]
     link_type: type[LinkT]
+    resize_rule: ClassVar[ResizeRule] = "pillow"
 
     def check(self, model_folder: Path, settings: SettingsT) -> None:
         """Refuse what can be refused before a process is started.

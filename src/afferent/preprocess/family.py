@@ -20,6 +20,7 @@ from afferent.errors import ConfigError
 from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.resize import ResizeRule
 from afferent.types import Modality
 
 MAX_SAMPLED_FRAMES: Final = 768
@@ -86,6 +87,11 @@ class Family(Protocol):
     def bounded(self, max_pixels: int) -> Self:
         """The same, which makes no more than ``max_pixels`` pixels of an image; itself, where the
         size of an image does not follow the image's own, or never is more.
+        """
+
+    def resizing(self, rule: ResizeRule) -> Self:
+        """The same, with images and frames resized by this rule; itself, where the model's own
+        processor resizes them.
         """
 
     def load(self) -> None:

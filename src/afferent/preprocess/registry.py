@@ -16,6 +16,7 @@ from afferent.preprocess.entry import EngineFacts, Entry
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.native import ENTRIES, NativeFamily
 from afferent.preprocess.family import MAX_SAMPLED_FRAMES, read_json
+from afferent.preprocess.resize import ResizeRule
 from afferent.types import Modality
 
 AnyFamily = NativeFamily | AdapterFamily
@@ -41,7 +42,11 @@ _LIBRARIES = (
 
 
 def describe(
-    folder: Path, *, reference: bool = False, max_sampled_frames: int = MAX_SAMPLED_FRAMES
+    folder: Path,
+    *,
+    reference: bool = False,
+    max_sampled_frames: int = MAX_SAMPLED_FRAMES,
+    resize_rule: ResizeRule = "pillow",
 ) -> AnyFamily | None:
     """The family of the model in ``folder``, from its files alone.
 
@@ -50,6 +55,7 @@ def describe(
         reference: Let the model's own processor make the features of images, even if the family
             is known.
         max_sampled_frames: Most frames that are taken of a video, whatever the folder says.
+        resize_rule: Whose results are meant; the model's own processor has its own.
 
     Returns:
         ``None`` if only the processor itself can tell; see `afferent.preprocess.discover`.
@@ -62,7 +68,7 @@ def describe(
     native = None if entry is None else entry.describe(folder, config)
     if native is None:
         return None
-    native = native.sampling(max_sampled_frames)
+    native = native.sampling(max_sampled_frames).resizing(resize_rule)
     if reference and native.processor_layout is not None:
         tokens = native.tokens[Modality.IMAGE]
         return AdapterFamily(folder=str(folder), image=tokens, native=native)

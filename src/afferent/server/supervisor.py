@@ -130,7 +130,12 @@ class Supervisor:
         """
         config, most = self._config, self._config.max_sampled_frames
         is_reference = config.processor == "reference"
-        known = describe(folder, reference=is_reference, max_sampled_frames=most)
+        known = describe(
+            folder,
+            reference=is_reference,
+            max_sampled_frames=most,
+            resize_rule=engine.resize_rule,
+        )
         if isinstance(engine, UpstreamKind):
             if known is not None and engine.takes_features(folder):
                 return known

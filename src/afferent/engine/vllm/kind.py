@@ -35,7 +35,9 @@ _UNSAFE = (
     "--trust-request-chat-template",
 )
 """Ways around the limits that this server keeps, for whoever sends a request."""
-FEATURES_FOR: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"})
+FEATURES_FOR: Final = frozenset(
+    {"gemma3", "internvl", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+)
 """Types of models whose answers from our features are compared with a stock vLLM's."""
 _LOOK = """
 import sys
@@ -61,6 +63,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
     summary = "vLLM's own API, with media by reference"
     settings_type = VllmSettings
     link_type = VllmLink
+    resize_rule = "torchvision"
 
     def takes_features(self, model_folder: Path) -> bool:
         """See `UpstreamKind.takes_features`."""

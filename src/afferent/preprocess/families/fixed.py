@@ -13,7 +13,7 @@ from afferent.preprocess.family import ProcessorLayout
 from afferent.preprocess.media import Array, DecodedImage, Media
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
-from afferent.preprocess.resize import resize
+from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import PixelSettings, Size, sides
 from afferent.types import TensorSpec
 
@@ -28,12 +28,12 @@ class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     width: int
     height: int
     shortest_edge: int
-    resample: int
+    resampling: Resampling
     normalization: Normalization
 
     def write(self, image: DecodedImage, out: Array) -> None:
         """Write into ``out``, ``(3, height, width)``."""
-        pixels = resize(image.pixels, *self._resized(image.header), self.resample)
+        pixels = self.resampling.resize(image.pixels, *self._resized(image.header))
         top = (pixels.shape[0] - self.height) // 2
         left = (pixels.shape[1] - self.width) // 2
         cut = pixels[top : top + self.height, left : left + self.width]
@@ -97,6 +97,6 @@ def framing(settings: PixelSettings) -> Framing | None:
         width=cut[0],
         height=cut[1],
         shortest_edge=edge,
-        resample=settings.resample,
+        resampling=Resampling(settings.resample),
         normalization=normalization,
     )

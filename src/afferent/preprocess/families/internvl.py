@@ -17,7 +17,7 @@ from afferent.preprocess.family import MediaTokens, processor_settings, read_jso
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
-from afferent.preprocess.resize import resize
+from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings, sides
 from afferent.types import TensorSpec
 
@@ -39,7 +39,7 @@ class TiledFamily(ImageFamily, tag="tiled", frozen=True, kw_only=True, forbid_un
     num_embeds: int
     begin: str
     end: str
-    resample: int
+    resampling: Resampling
     normalization: Normalization
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
@@ -63,12 +63,12 @@ class TiledFamily(ImageFamily, tag="tiled", frozen=True, kw_only=True, forbid_un
         columns, rows = self.grid(image.header.width, image.header.height)
         tiles = out["pixel_values"]
         size = columns * self.width, rows * self.height
-        stretched = resize(image.pixels, *size, self.resample)
+        stretched = self.resampling.resize(image.pixels, *size)
         blocks = stretched.reshape(rows, self.height, columns, self.width, 3)
         grid = tiles[: columns * rows].reshape(rows, columns, 3, self.height, self.width)
         np.copyto(grid, blocks.transpose(0, 2, 4, 1, 3))
         if len(tiles) > 1:
-            whole = resize(image.pixels, self.width, self.height, self.resample)
+            whole = self.resampling.resize(image.pixels, self.width, self.height)
             tiles[-1] = whole.transpose(2, 0, 1)
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
         num_embeds=config.get("image_seq_length", _NUM_EMBEDS),
         begin=names.get("start_image_token", _BEGIN),
         end=names.get("end_image_token", _END),
-        resample=settings.resample,
+        resampling=Resampling(settings.resample),
         normalization=settings.normalization,
     )
 

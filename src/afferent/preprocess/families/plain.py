@@ -38,6 +38,9 @@ class PlainFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def sampling(self, max_frames: int) -> Self:
         return self
 
+    def resizing(self, rule: resize.ResizeRule) -> Self:
+        return resize.by_rule(self, rule)
+
     def bounded(self, max_pixels: int) -> Self:
         return self
 

@@ -31,7 +31,7 @@ from afferent.preprocess.media import Array, DecodedImage, Media, Pixels, Video
 from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.patches import write_patches
 from afferent.preprocess.plan import FeaturePlan
-from afferent.preprocess.resize import resize
+from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import CLIP_COLOURS, PLAIN_COLOURS, Defaults, pixel_settings
 from afferent.types import Modality, TensorSpec
 
@@ -68,18 +68,18 @@ class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     tokens: MediaTokens
     settings: VideoSettings
-    resample: int
+    resampling: Resampling
     normalization: Normalization
 
     def resize(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
         """A frame at another ``(height, width)``."""
-        return resize(pixels, size[1], size[0], self.resample)
+        return self.resampling.resize(pixels, size[1], size[0])
 
 
 class QwenVlFamily(
     PlainFamily, tag="qwen_vl", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """``resample`` is Pillow's number of the filter; ``video`` is ``None`` if it takes none."""
+    """``video`` is ``None`` if it takes none."""
 
     generation: Generation
     image: MediaTokens
@@ -88,7 +88,7 @@ class QwenVlFamily(
     temporal_patch_size: int
     min_pixels: int
     max_pixels: int
-    resample: int
+    resampling: Resampling
     normalization: Normalization
     video: QwenVideo | None = None
 
@@ -180,7 +180,7 @@ class QwenVlFamily(
 
     def _process_image(self, image: DecodedImage, out: Mapping[str, Array]) -> None:
         width, height = self.resized(image.header.width, image.header.height)
-        pixels = resize(image.pixels, width, height, self.resample)
+        pixels = self.resampling.resize(image.pixels, width, height)
         patches = out["pixel_values"]
         write_patches(pixels, patches, patch_size=self.patch_size, merge_size=self.merge_size)
         out["image_grid_thw"][0] = (1, height // self.patch_size, width // self.patch_size)
@@ -220,7 +220,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
         temporal_patch_size=settings.temporal_patch_size,
         min_pixels=settings.edges[0],
         max_pixels=settings.edges[1],
-        resample=settings.resample,
+        resampling=Resampling(settings.resample),
         normalization=settings.normalization,
         video=_describe_video(folder, config, generation),
     )
@@ -239,7 +239,7 @@ def _describe_video(
     return QwenVideo(
         tokens=_tokens(config, "video_token_id", _VIDEO_TOKEN_ID),
         settings=video_settings(given, generation),
-        resample=settings.resample,
+        resampling=Resampling(settings.resample),
         normalization=settings.normalization,
     )
 

@@ -62,12 +62,20 @@ class FeatureReader:
             made = family.model_inputs(on_device)
         shared = {_storage(view) for view in views.values()}
         # What still is a view would be another's as soon as the pin is gone.
-        return BatchFeature(
-            {
-                name: each.clone() if _storage(each) in shared else each
-                for name, each in made.items()
-            }
-        )
+        own = {
+            name: each.clone() if _storage(each) in shared else each for name, each in made.items()
+        }
+        return BatchFeature({**self._beside(modality, own), **own})
+
+    def _beside(self, modality: Modality, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What vLLM's own processors add to what the model's processor makes: of how many tiles an
+        item is, and its token. Fields that the model has not are left out later.
+        """
+        if modality is not Modality.IMAGE or "pixel_values" not in made:
+            return {}
+        num_tiles = torch.tensor([len(made["pixel_values"])])
+        token = torch.tensor(self._family.tokens[modality].embed)
+        return {"num_patches": num_tiles, "image_num_patches": num_tiles, "image_token_id": token}
 
 
 def _storage(tensor: torch.Tensor) -> int:
