@@ -103,6 +103,7 @@ def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     data = in_arena(encoded(image, format, **exif))
     header = probe_image(bytes(data), LIMITS)
     nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
+    nbytes -= len(data) if format == "PNG" else 0  # its decoder takes private bytes only
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
 
 

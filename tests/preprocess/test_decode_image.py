@@ -319,4 +319,6 @@ def test_memory_for_a_pixel(name: str) -> None:
     image = in_mode(photo(1600, 1200), mode)
     if "save_all" in options:
         options = {**options, "append_images": [photo(1600, 1200, seed=1)]}
-    assert peak_nbytes(encoded(image, format, **options)) < max_nbytes * 1600 * 1200
+    data = encoded(image, format, **options)
+    file_nbytes = len(data) if format == "PNG" else 0  # a copy, which its decoder wants
+    assert peak_nbytes(data) < max_nbytes * 1600 * 1200 + file_nbytes

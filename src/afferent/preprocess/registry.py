@@ -36,7 +36,8 @@ _SETTINGS = (
     *("video_preprocessor_config.json", "tokenizer_config.json"),
 )
 _LIBRARIES = (
-    *("pillow", "numpy", "torch", "torchvision", "transformers", "simplejpeg", "imagecodecs"),
+    *("pillow", "numpy", "torch", "torchvision", "transformers", "simplejpeg"),
+    *("imagecodecs", "kornia-rs"),
     *("av", "soundfile", "soxr"),
 )
 

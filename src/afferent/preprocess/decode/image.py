@@ -7,15 +7,15 @@ What is copied, with ``n`` the bytes of the file and ``p`` those of the pixels (
 
 =================================  =================================================================
 JPEG; WebP without transparency    nothing: decoded from the arena into the pixels
-PNG, RGB of 8 bits                 nothing; ``n`` where there is metadata to leave out
+PNG, RGB of 8 bits                 ``n``; twice where there is metadata to leave out
 PNG, RGBA of 8 bits                the same, and ``p`` from RGBA over white
 WebP, transparent or with EXIF     ``p`` from RGBA over white
 all else                           ``n`` for Pillow (``3 n`` of WebP), ``p`` out of its own memory
 an orientation to be applied       ``p`` more
 =================================  =================================================================
 
-The most memory beside the file, of which the pixels are what stays: 13 bytes a pixel, and 20 for
-the first frame of an animated WebP file. A test measures it.
+The most memory beside the file, and of PNG a copy of the file, of which the pixels are what stays:
+13 bytes a pixel, and 20 for the first frame of an animated WebP file. A test measures it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from afferent.preprocess.media import DecodedImage, Pixels
 
 _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 
-_FAST: Final[dict[ImageFormat, Callable[[memoryview, Pixels], bool]]] = {
-    ImageFormat.JPEG: jpeg.decode_into,
-    ImageFormat.PNG: png.decode_into,
-    ImageFormat.WEBP: webp.decode_into,
+_FAST: Final[dict[ImageFormat, Callable[[memoryview, int, int], Pixels | None]]] = {
+    ImageFormat.JPEG: jpeg.decode,
+    ImageFormat.PNG: png.decode,
+    ImageFormat.WEBP: webp.decode,
 }
 _LEAN: Final[dict[ImageFormat, Callable[[memoryview], bytes | memoryview]]] = {
     ImageFormat.JPEG: jpeg.without_metadata,
@@ -67,9 +67,10 @@ def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> Decod
         size = (stored.height, stored.width)
     if (*size, stored.orientation) != (header.width, header.height, header.orientation):
         raise InvalidMedia("the image is not what its header says")
-    pixels = np.empty((stored.height, stored.width, 3), np.uint8)
     fast, lean = _FAST.get(kind), _LEAN.get(kind)
-    if fast is None or not fast(data, pixels):
+    pixels = fast(data, stored.height, stored.width) if fast else None
+    if pixels is None:
+        pixels = np.empty((stored.height, stored.width, 3), np.uint8)
         pillow.decode_into(lean(data) if lean else data, kind, pixels)
     return DecodedImage(_upright(pixels, header.orientation))
 

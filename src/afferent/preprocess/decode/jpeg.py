@@ -6,6 +6,7 @@ import re
 import struct
 from typing import Final
 
+import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from afferent.errors import InvalidMedia
@@ -25,22 +26,23 @@ _END, _SCAN, _COMMENT = 0xD9, 0xDA, 0xFE
 _METADATA: Final = frozenset({_COMMENT, *range(0xE1, 0xEE), 0xEF})
 
 
-def decode_into(data: memoryview, pixels: Pixels) -> bool:
-    """Fill ``pixels``; ``False`` if only Pillow can tell whether the file is good.
+def decode(data: memoryview, height: int, width: int) -> Pixels | None:
+    """``None`` if only Pillow can tell whether the file is good.
 
     Raises:
         InvalidMedia: More scans than any honest file has.
     """
     _check_scans(data)
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if (height, width) != pixels.shape[:2] or colours not in ("Gray", "RGB", "YCbCr"):
-            return False
+        *size, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if size != [height, width] or colours not in ("Gray", "RGB", "YCbCr"):
+            return None
+        pixels = np.empty((height, width, 3), np.uint8)
         # Strict: libjpeg's warnings, as of a truncated file, are errors.
         simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, strict=True)
     except (ValueError, RuntimeError):
-        return False
-    return True
+        return None
+    return pixels
 
 
 def without_metadata(data: memoryview) -> bytes:

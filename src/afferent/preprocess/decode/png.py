@@ -1,4 +1,4 @@
-"""PNG: RGB and RGBA of 8 bits, which most files are, by libspng."""
+"""PNG: RGB and RGBA of 8 bits, which most files are, by the decoder of the Rust crate `png`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 import numpy as np
-from imagecodecs import spng_decode
+from kornia_rs.io import decode_image_png_u8
 from PIL import Image
 
 from afferent.ingest.header import png_chunks
@@ -16,30 +16,31 @@ from afferent.preprocess.media import Pixels
 _RGB, _RGBA = 2, 6
 _TRANSPARENT: Final = b"tRNS"
 _LAST_CHUNK: Final = b"\0\0\0\0IEND\xaeB`\x82"
-# None bears on the pixels of the first frame, and each can grow: of a profile of 0.7 MB libspng
-# made 700 MB.
+# None bears on the pixels of the first frame, and each can grow: decoders have made 700 MB of a
+# profile of 0.7 MB.
 _METADATA: Final = frozenset(
     {b"iCCP", b"zTXt", b"iTXt", b"tEXt", b"eXIf", b"sPLT", b"acTL", b"fcTL", b"fdAT"}
 )
 
 
-def decode_into(data: memoryview, pixels: Pixels) -> bool:
-    """Fill ``pixels``; ``False`` if the file is of another kind, or only Pillow can tell."""
+def decode(data: memoryview, height: int, width: int) -> Pixels | None:
+    """``None`` if the file is of another kind, or only Pillow can tell."""
     bits, colours = data[24], data[25]
     if bits != 8 or colours not in (_RGB, _RGBA):
-        return False
+        return None
     if any(kind == _TRANSPARENT for kind, _, _ in png_chunks(data)):
-        return False
-    height, width, _ = pixels.shape
-    out = pixels if colours == _RGB else np.empty((height, width, 4), np.uint8)
+        return None
+    mode = "rgb" if colours == _RGB else "rgba"
     try:
-        # Any buffer will do. An array that is not as large as the file says is refused.
-        spng_decode(without_metadata(data), out=out)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError):
-        return False
-    if colours == _RGBA:
-        copy_rgb(Image.frombuffer("RGBA", (width, height), out, "raw", "RGBA", 0, 1), pixels)
-    return True
+        # Another size than the file's own is refused.
+        out: Pixels = decode_image_png_u8(bytes(without_metadata(data)), (height, width), mode)
+    except Exception:  # it has no type of its own
+        return None
+    if mode == "rgb":
+        return out
+    pixels = np.empty((height, width, 3), np.uint8)
+    copy_rgb(Image.frombuffer("RGBA", (width, height), out, "raw", "RGBA", 0, 1), pixels)
+    return pixels
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:

@@ -15,20 +15,20 @@ _ANIMATED: Final = 0x02  # in the flags of `VP8X`
 _TRANSPARENT: Final = 0x10  # in the fifth byte of `VP8L`
 
 
-def decode_into(data: memoryview, pixels: Pixels) -> bool:
-    """Fill ``pixels``; ``False`` if the file is animated, or only Pillow can tell."""
+def decode(data: memoryview, height: int, width: int) -> Pixels | None:
+    """``None`` if the file is animated, or only Pillow can tell."""
     kind = bytes(data[12:16])
     if kind == b"VP8X" and data[20] & _ANIMATED:
-        return False
+        return None
     # `VP8X` has a flag for transparency too, but what it holds may say otherwise.
     has_alpha = kind == b"VP8X" or (kind == b"VP8L" and bool(data[24] & _TRANSPARENT))
-    height, width, _ = pixels.shape
+    pixels: Pixels = np.empty((height, width, 3), np.uint8)
     out = np.empty((height, width, 4), np.uint8) if has_alpha else pixels
     try:
         # Any buffer will do. An array that is not as large as the frame is refused.
         webp_decode(data, hasalpha=has_alpha, out=out)  # type: ignore[arg-type]
     except (ValueError, RuntimeError):
-        return False
+        return None
     if has_alpha:
         copy_rgb(Image.frombuffer("RGBA", (width, height), out, "raw", "RGBA", 0, 1), pixels)
-    return True
+    return pixels
