@@ -124,7 +124,7 @@ class _Server:
 
 @contextmanager
 def _host(address: str) -> Iterator[_Server]:
-    command = [sys.executable, "-m", "benchmarks.body_host", address[1:]]
+    command = [sys.executable, "-m", "benchmarks.body_host", address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         if process.stdout is None:
             raise RuntimeError("the host has no output")

@@ -100,7 +100,7 @@ async def _run(address: str) -> None:
 
 
 def main() -> None:
-    uvloop.run(_run("\0" + sys.argv[1]))
+    uvloop.run(_run(sys.argv[1]))
 
 
 if __name__ == "__main__":

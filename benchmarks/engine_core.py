@@ -107,7 +107,7 @@ async def engine_core(
     near, far = socket.socketpair()
     with zmq.asyncio.Context() as context, context.socket(zmq.PAIR) as sender:
         sender.linger = 0
-        sender.bind(f"ipc://@{wire.new_address('core')[1:]}")
+        sender.bind(f"ipc://{wire.new_address('core')}")
         settings = Settings(
             store_address=store_address,
             channel_fd=far.fileno(),

@@ -179,7 +179,7 @@ class EngineWorkers:
     def _bind_zmq(self, stack: ExitStack) -> str:
         sender = stack.enter_context(self._context.socket(load_zmq().PAIR))
         sender.linger = 0
-        sender.bind(f"ipc://@{wire.new_address('bench')[1:]}")
+        sender.bind(f"ipc://{wire.new_address('bench')}")
         self._zmq_sockets.append(sender)
         return str(sender.last_endpoint.decode())
 

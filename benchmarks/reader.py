@@ -130,7 +130,7 @@ def _sum(tree: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    with DaemonStore("\0" + sys.argv[1], name="reader") as store:
+    with DaemonStore(sys.argv[1], name="reader") as store:
         store.wait_populated()
         reader = _Reader(store)
         _answer(Took())

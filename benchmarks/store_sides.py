@@ -235,7 +235,7 @@ class Readers:
 @contextmanager
 def readers_of(address: str, number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """So many processes, ready, with the arena in their page tables."""
-    command = [sys.executable, "-m", "benchmarks.reader", address[1:]]
+    command = [sys.executable, "-m", "benchmarks.reader", address]
     with ExitStack() as stack:
         started = [
             stack.enter_context(

@@ -176,7 +176,7 @@ class Server:
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[6] in inodes and len(fields) == 8 and fields[5] == "01":
-                return "\0" + fields[7][1:]
+                return fields[7]
         raise AssertionError(f"{module} does not listen")
 
     def idle_preprocess_workers(self) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from afferent.schedule.step import Chunk, EncoderInput, Step
 from afferent.schedule.window import WindowIndex
 from afferent.store.block import codec
 from afferent.store.client.local_store import LocalStore
+from afferent.store.daemon.server import StoreServer
 from afferent.types import ContentKey, MiB, Placeholder
 from tests.pages import (
     DOCS,
@@ -83,11 +85,11 @@ def test_the_clients_examples_run(block: Block, server: Server, tmp_path: Path) 
     run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)
 
 
-def run_as_a_file(block: Block, program: str, folder: Path) -> None:
+def run_as_a_file(block: Block, program: str, folder: Path, *arguments: str) -> None:
     file = folder / "example.py"
     file.write_text(program)
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(file)],
+        [sys.executable, "-W", "error", str(file), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -98,6 +100,15 @@ def run_as_a_file(block: Block, program: str, folder: Path) -> None:
     assert done.returncode == 0
     assert block.printed is not None, "a block of text behind it says what it prints"
     assert done.stdout == block.printed
+
+
+def test_a_program_is_told_where_the_store_is(tmp_path: Path) -> None:
+    """The example of two terminals: what the first program has made is there for the second."""
+    (block,) = [b for b in blocks_of(DOCS / "library.md", "python") if "sys.argv[1]" in b.text]
+    with StoreServer(64 * MiB) as server:
+        run_as_a_file(block, block.text, tmp_path, server.address)
+        again = replace(block, printed="14.0\n")
+        run_as_a_file(again, block.text, tmp_path, server.address)
 
 
 def test_curls_of_the_pages_are_answered(server: Server) -> None:

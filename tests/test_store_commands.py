@@ -61,7 +61,7 @@ import sys
 from afferent.store.protocol.items import Join
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
-with DaemonStore(chr(0) + sys.argv[1], name="holder") as store:
+with DaemonStore(sys.argv[1], name="holder") as store:
     item = Join(bytes.fromhex(sys.argv[2]))
     print(store.acquire("r", [item])[0].state, flush=True)
     sys.stdin.read()
@@ -71,7 +71,7 @@ with DaemonStore(chr(0) + sys.argv[1], name="holder") as store:
 @pytest.fixture
 def holder(server: StoreServer, content: None) -> Iterator[subprocess.Popen[str]]:
     """Another process, which has the second of the features pinned."""
-    command = [sys.executable, "-c", HOLDER, server.address[1:], key(2).hex()]
+    command = [sys.executable, "-c", HOLDER, server.address, key(2).hex()]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -101,10 +101,6 @@ def put(store: DaemonStore, index: int, *, nbytes: int, kind: ObjectKind = FEATU
     store.seal(request, [SealItem(outcome.handle, nbytes)])
 
 
-def shown(server: StoreServer) -> str:
-    return "@" + server.address[1:]
-
-
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """``afferent store`` as an operator's script runs it: a process without a terminal."""
     return subprocess.run(
@@ -123,7 +119,7 @@ def ask(server: StoreServer, *arguments: str) -> str:
     output = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         patch.setenv("COLUMNS", "80")
-        assert cli.main(["store", *arguments, "--address", shown(server)]) == 0
+        assert cli.main(["store", *arguments, "--address", server.address]) == 0
     text = written.getvalue().decode()
     if "--json" not in arguments:
         assert max(map(len, text.splitlines())) <= 80
@@ -170,7 +166,7 @@ def busy() -> Iterator[str]:
         DaemonStore(running.address, name="writer", writable=True) as store,
     ):
         put(store, 1, nbytes=MiB)
-        yield shown(running)
+        yield running.address
 
 
 # stat
@@ -178,7 +174,7 @@ def busy() -> Iterator[str]:
 
 def test_stat_for_programs(server: StoreServer, holder: subprocess.Popen[str]) -> None:
     stat = ask_json(server, "stat")
-    assert stat["address"] == shown(server)
+    assert stat["address"] == server.address
     assert (stat["daemon_pid"], stat["owner_pid"]) == (server.pid, os.getpid())
     assert (stat["num_hits"], stat["num_misses"], stat["hit_rate"]) == (1, 3, 0.25)
     features, embeddings = stat["kinds"]["features"], stat["kinds"]["embeddings"]
@@ -293,20 +289,20 @@ def test_top_without_a_terminal(server: StoreServer, writer: DaemonStore, conten
     finally:
         stop.set()
         worker.join()
-    assert output.count(shown(server)) == 2
+    assert output.count(server.address) == 2
     rates = re.findall(r"hits/s ([\d.,]+) ", output)
     assert all(float(rate.replace(",", "")) > 0 for rate in rates)
     assert len(rates) == 2
     assert row(output, "features")[1].startswith("█" * 9)
     for arguments in ([], ["--once"]):
         output = ask(server, "top", "--interval", "0.01", *arguments)
-        assert output.count(shown(server)) == 1
+        assert output.count(server.address) == 1
         assert "hits/s 0.0 " in output
 
 
 def test_top_ends_by_ctrl_c(server: StoreServer) -> None:
     terminal, far_end = pty.openpty()
-    command = [*AFFERENT, "store", "top", "--interval", "0.05", "--address", shown(server)]
+    command = [*AFFERENT, "store", "top", "--interval", "0.05", "--address", server.address]
     with subprocess.Popen(
         command,
         stdout=far_end,
@@ -342,7 +338,7 @@ def read_to_end(fd: int) -> None:
 
 
 def test_a_pipe_that_closes_early(server: StoreServer) -> None:
-    command = [*AFFERENT, "store", "top", "--interval", "0.01", "--address", shown(server)]
+    command = [*AFFERENT, "store", "top", "--interval", "0.01", "--address", server.address]
     with subprocess.Popen(
         [*command, "--count", "1000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as child:
@@ -426,7 +422,7 @@ def test_keys_that_name_nothing() -> None:
 
 
 def test_a_key_that_names_several_deletes_nothing(server: StoreServer, content: None) -> None:
-    assert "begins with 'a'" in refuse("evict", "a1", "a", "--address", shown(server))
+    assert "begins with 'a'" in refuse("evict", "a1", "a", "--address", server.address)
     assert ask_json(server, "stat")["num_objects"] == 4
 
 
@@ -457,15 +453,15 @@ def test_several_daemons(server: StoreServer) -> None:
         error = done.stderr
         assert error.startswith("error: several stores run; choose one with --address:\n")
         for one in (server, other):
-            assert f"{shown(one)}  pid {one.pid}, started by {os.getpid()}\n" in error
+            assert f"{one.address}  pid {one.pid}, started by {os.getpid()}\n" in error
             digits = one.address.rpartition("-")[2]
-            for name in (shown(one), one.address[1:], digits, digits[:20]):
+            for name in (one.address, one.address[1:], digits, digits[:20]):
                 running = daemons.choose(daemons.find(), name)
-                assert (running.address, running.daemon_pid) == (shown(one), one.pid)
+                assert (running.address, running.daemon_pid) == (one.address, one.pid)
         assert ask_json(other, "stat")["daemon_pid"] == other.pid
         error = refuse("ls", "--address", "nobody")
         assert error.startswith("error: no store has the address 'nobody'; these run:\n")
-        assert shown(server) in error
+        assert server.address in error
 
 
 def test_which_of_those_that_run() -> None:
@@ -488,7 +484,7 @@ from afferent.store.daemon.server import StoreServer
 command = [sys.executable, "-m", "afferent.cli", "store", "stat"]
 print(subprocess.run(command, stderr=subprocess.STDOUT).returncode, flush=True)
 with StoreServer(1 << 24) as server:
-    print(server.address[1:], subprocess.run(command).returncode, flush=True)
+    print(server.address, subprocess.run(command).returncode, flush=True)
 """
 
 
@@ -512,7 +508,7 @@ def test_none_and_one() -> None:
     assert status == "2"
     address, status = one[-1].split()
     assert status == "0"
-    assert one[0].startswith(f"@{address} ")
+    assert one[0].startswith(f"{address} ")
 
 
 # A daemon that goes away
@@ -521,7 +517,7 @@ def test_none_and_one() -> None:
 def test_the_daemon_goes_away_meanwhile(server: StoreServer) -> None:
     command = [*AFFERENT, "store", "top", "--interval", "0.05", "--count", "100000"]
     with subprocess.Popen(
-        [*command, "--address", shown(server)],
+        [*command, "--address", server.address],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -538,7 +534,7 @@ def test_the_daemon_dies_while_it_is_asked(server: StoreServer) -> None:
     """It has stopped, so the command waits for its welcome when it is killed."""
     daemon = server.pid
     os.kill(daemon, signal.SIGSTOP)
-    command = [*AFFERENT, "store", "stat", "--address", shown(server)]
+    command = [*AFFERENT, "store", "stat", "--address", server.address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         wait_until(lambda: num_sockets(server) == 2)
         server.close()
@@ -550,7 +546,7 @@ def test_the_daemon_dies_while_it_is_asked(server: StoreServer) -> None:
 
 def num_sockets(server: StoreServer) -> int:
     """One listens, the others are connections."""
-    return Path("/proc/net/unix").read_text().count(shown(server))
+    return Path("/proc/net/unix").read_text().count(server.address)
 
 
 def test_a_daemon_that_was_replaced(server: StoreServer) -> None:
@@ -584,7 +580,7 @@ def test_run(signum: int) -> None:
         child.send_signal(signum)
         rest, error = child.communicate(timeout=60)
         assert (child.returncode, rest, error) == (0, "The store has ended.\n", "")
-    assert names["ADDRESS"][1:] not in Path("/proc/net/unix").read_text()
+    assert names["ADDRESS"] not in Path("/proc/net/unix").read_text()
 
 
 def test_a_store_that_cannot_be() -> None:
@@ -623,7 +619,7 @@ def test_typing_errors(arguments: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_to_evict(server: StoreServer) -> None:
     for arguments in ("", "a1 --kind raw", "a1 --nbytes 1MiB", "--nbytes 1MiB"):
-        assert "--kind" in refuse("evict", *arguments.split(), "--address", shown(server))
+        assert "--kind" in refuse("evict", *arguments.split(), "--address", server.address)
 
 
 @pytest.mark.parametrize(

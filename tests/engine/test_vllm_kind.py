@@ -70,7 +70,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) 
 
 def test_one_that_is_started_is_told_where_the_store_is() -> None:
     settings = VllmSettings(engine_args="--max-model-len 2048", engine_python="/opt/python")
-    plan = VllmUpstream().plan(site("\0afferent-store-1"), settings)
+    plan = VllmUpstream().plan(site("@afferent-store-1"), settings)
     (process,) = plan.processes
     command = process.settings.command  # type: ignore[attr-defined]
     assert command[0] == "/opt/python"
@@ -86,7 +86,7 @@ def test_one_that_somebody_else_runs_finds_the_secret_beside_the_store(
 ) -> None:
     settings = VllmSettings(engine_url=("unix:/run/vllm.sock",))
     with pytest.raises(ConfigError, match="needs --store-path"):
-        VllmUpstream().plan(site("\0afferent-store-1"), settings)
+        VllmUpstream().plan(site("@afferent-store-1"), settings)
     path = tmp_path / "store.sock"
     first = VllmUpstream().plan(site(str(path)), settings).link.secret
     plan = VllmUpstream().plan(site(str(path)), settings)

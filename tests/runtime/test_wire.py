@@ -65,15 +65,25 @@ def test_a_peer_of_another_uid_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     theirs.close()
 
 
+def test_an_abstract_address_can_be_printed_and_handed_on() -> None:
+    address = wire.new_address("test")
+    assert address.startswith("@afferent-test-")
+    with wire.listen(address):
+        for spelling in (address, "\0" + address[1:]):
+            wire.connect(spelling, timeout_s=5).close()
+        with pytest.raises(ConfigError, match=f"no socket can be made at {address}"):
+            wire.listen(address)
+
+
 def test_a_pidfd_tells_of_the_peers_death() -> None:
     address = wire.new_address("test")
     with wire.listen(address) as listener:
         code = (
             "import sys; from afferent.runtime import wire; "
-            "s = wire.connect(chr(0) + sys.argv[1], timeout_s=5); "
+            "s = wire.connect(sys.argv[1], timeout_s=5); "
             "s.recv(1); sys.exit()"
         )
-        child = subprocess.Popen([sys.executable, "-c", code, address[1:]])
+        child = subprocess.Popen([sys.executable, "-c", code, address])
         sock, _ = listener.accept()
         peer = wire.check_peer(sock)
         assert peer.pid == child.pid

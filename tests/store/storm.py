@@ -63,7 +63,7 @@ class Storm:
         self._log_path.touch()
         self._log, self._lines, self._begun = self._log_path.open(), list[Line](), ""
         command = [sys.executable, "-m", "tests.store.storm_worker"]
-        arguments = [server.address[1:], str(self._log_path), str(os.getpid())]
+        arguments = [server.address, str(self._log_path), str(os.getpid())]
         # They log that they lose their connections; what matters is in the file.
         self._nursery = subprocess.Popen(
             [*command, *arguments],
@@ -118,7 +118,7 @@ class Storm:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                is_ours = self._server.address[1:] in process.cmdline()
+                is_ours = self._server.address in process.cmdline()
                 if is_ours and process.pid != self._nursery.pid:
                     found.append(process)
         return found
@@ -210,7 +210,7 @@ class Remains:
 
     def check_gone(self) -> None:
         assert not psutil.pid_exists(self._pid)
-        assert self._address[1:] not in Path("/proc/net/unix").read_text()
+        assert self._address not in Path("/proc/net/unix").read_text()
         assert not list(Path("/dev/shm").glob("*afferent*"))
         # The kernel frees the memory when nobody has a descriptor or a map of it.
         wait_until(lambda: not [pid for pid in psutil.pids() if _uses(pid, self._inode)])

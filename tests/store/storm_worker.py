@@ -293,7 +293,7 @@ def _serve(role: str, seed: int, address: str, log: Log) -> None:
 
 
 def main() -> None:
-    address, log_path, parent_pid = "\0" + sys.argv[1], sys.argv[2], int(sys.argv[3])
+    address, log_path, parent_pid = sys.argv[1], sys.argv[2], int(sys.argv[3])
     die_with_parent(parent_pid)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who are killed
     own_pid = os.getpid()

@@ -171,7 +171,7 @@ def test_who_waits_for_another_writer_writes_when_that_one_gives_up() -> None:
 import sys, numpy as np
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.daemon_store import DaemonStore
-store = DaemonStore(chr(0) + sys.argv[1], name="setter", writable=True)
+store = DaemonStore(sys.argv[1], name="setter", writable=True)
 cache = ItemCache(store)
 print("ready", flush=True)
 cache.set_data("r", {{{key!r}: {{"x": np.arange(8)}}}})
@@ -180,7 +180,7 @@ print(sum(info.state == "sealed" for info in store.list_objects()), flush=True)
         with DaemonStore(server.address, name="first", writable=True) as first:
             ItemCache(first).allocate("r", {key: 1000})
             child = subprocess.Popen(
-                [sys.executable, "-c", code, server.address[1:]], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", code, server.address], stdout=subprocess.PIPE, text=True
             )
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
@@ -196,7 +196,7 @@ import sys, numpy as np
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ContentKey
-with DaemonStore(chr(0) + sys.argv[1], name="encoder", writable=True) as store:
+with DaemonStore(sys.argv[1], name="encoder", writable=True) as store:
     cache = ItemCache(store, weights=bytes.fromhex(sys.argv[2]))
     keys = [ContentKey(bytes.fromhex(key)) for key in sys.argv[3:]]
     features = cache.get_data("r", keys)
@@ -218,7 +218,7 @@ def test_an_encoder_process_and_a_language_model_process_share_embeddings() -> N
         cache.set_data("r", {key: {"pixel_values": array} for key, array in arrays.items()})
         hex_keys = [key.hex() for key in arrays]
         subprocess.run(
-            [sys.executable, "-c", ENCODER, server.address[1:], WEIGHTS.hex(), *hex_keys],
+            [sys.executable, "-c", ENCODER, server.address, WEIGHTS.hex(), *hex_keys],
             check=True,
             timeout=60,
         )

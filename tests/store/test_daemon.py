@@ -75,7 +75,7 @@ from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
 from afferent.types import ObjectKind
 
 async def main():
-    store = await AsyncDaemonStore.connect(chr(0) + sys.argv[1], name="victim", writable=True)
+    store = await AsyncDaemonStore.connect(sys.argv[1], name="victim", writable=True)
     item = CreateItem(ObjectKind.FEATURES, 1 << 20, b"k" * 32)
     (handle,) = await store.create("r", [item])
     np.frombuffer(store.block(handle), np.uint8)[:] = 7
@@ -90,7 +90,7 @@ asyncio.run(main())
 def start_client(address: str, body: str) -> subprocess.Popen[str]:
     code = CLIENT.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     child = subprocess.Popen(
-        [sys.executable, "-c", code, address[1:]], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, address], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
@@ -122,7 +122,7 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Handle
 import msgspec
 
-with DaemonStore(chr(0) + sys.argv[1], name="reader") as store:
+with DaemonStore(sys.argv[1], name="reader") as store:
     print(store.client_number, flush=True)
     for line in sys.stdin:
         handle = msgspec.json.decode(line, type=Handle)
@@ -133,7 +133,7 @@ with DaemonStore(chr(0) + sys.argv[1], name="reader") as store:
 
 def start_reader(address: str) -> tuple[subprocess.Popen[str], int]:
     child = subprocess.Popen(
-        [sys.executable, "-c", READER, address[1:]],
+        [sys.executable, "-c", READER, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -428,7 +428,7 @@ from afferent.store.protocol.items import CreateItem
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 
-store = DaemonStore(chr(0) + sys.argv[1], name="parent", writable=True)
+store = DaemonStore(sys.argv[1], name="parent", writable=True)
 (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
 block = store.block(handle)
 pid = os.fork()
@@ -442,7 +442,7 @@ _, status = os.waitpid(pid, 0)
 assert os.WTERMSIG(status) == 11, status
 pid = os.fork()
 if pid == 0:
-    with DaemonStore(chr(0) + sys.argv[1], name="child") as own:
+    with DaemonStore(sys.argv[1], name="child") as own:
         os._exit(0 if own.stat().num_clients == 2 else 1)
 _, status = os.waitpid(pid, 0)
 assert status == 0, status
@@ -451,7 +451,7 @@ assert bytes(block) == bytes(100)
 
 
 def test_a_forked_process_has_no_map_and_makes_its_own_connection(address: str) -> None:
-    subprocess.run([sys.executable, "-c", FORKED, address[1:]], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORKED, address], check=True, timeout=60)
 
 
 # Restarts

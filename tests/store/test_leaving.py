@@ -71,7 +71,7 @@ from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 
-store = DaemonStore(chr(0) + sys.argv[1], name="parent", writable=True)
+store = DaemonStore(sys.argv[1], name="parent", writable=True)
 (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
 block = store.block(handle)
 block[:] = b"x" * 100
@@ -84,7 +84,7 @@ if pid == 0:
         except NotPermitted:
             continue
         os._exit(1)
-    own = DaemonStore(chr(0) + sys.argv[1], name="child")
+    own = DaemonStore(sys.argv[1], name="child")
     own.get("q", [handle])
     view = own.block(handle)
     store.forget("r")
@@ -103,7 +103,7 @@ store.get("r", [handle])  # over the same connection as before
 def test_a_forked_child_that_closes_its_parents_store_takes_nothing_from_it(
     server: StoreServer,
 ) -> None:
-    command = [sys.executable, "-c", IN_A_CHILD, server.address[1:]]
+    command = [sys.executable, "-c", IN_A_CHILD, server.address]
     subprocess.run(command, check=True, timeout=60)
 
 
@@ -132,8 +132,7 @@ def test_a_farewell_that_a_dying_daemon_does_not_read_is_repeated(
 
 def num_connections(address: str) -> int:
     """Sockets of a listener, accepted or about to be."""
-    name = "@" + address[1:]
-    return sum(line.endswith(name) for line in Path("/proc/net/unix").read_text().splitlines())
+    return sum(line.endswith(address) for line in Path("/proc/net/unix").read_text().splitlines())
 
 
 def test_an_async_client_closes_while_the_daemon_is_gone(

@@ -258,7 +258,7 @@ import numpy as np
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Handle
 
-store = DaemonStore(chr(0) + sys.argv[1], name="reader")
+store = DaemonStore(sys.argv[1], name="reader")
 view = store.view(Handle(*map(int, sys.argv[2:])))
 print(view.tree["name"], flush=True)
 ctypes.memset(view.tree["pixels"].ctypes.data, 255, 1)
@@ -275,7 +275,7 @@ def test_a_readers_map_can_not_be_written() -> None:
         handle = stored(store)
         numbers = (handle.segment, handle.offset, handle.nbytes, handle.generation)
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(READER), server.address[1:], *map(str, numbers)],
+            [sys.executable, "-c", textwrap.dedent(READER), server.address, *map(str, numbers)],
             capture_output=True,
             text=True,
             timeout=60,

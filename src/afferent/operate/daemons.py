@@ -47,9 +47,7 @@ class Running:
             StoreUnavailable: The daemon does not answer.
         """
         try:
-            return DaemonStore(
-                "\0" + self.address[1:], name=CLIENT_NAME, timeout_s=_CONNECT_TIMEOUT_S
-            )
+            return DaemonStore(self.address, name=CLIENT_NAME, timeout_s=_CONNECT_TIMEOUT_S)
         except StoreUnavailable as error:
             raise StoreUnavailable(
                 f"{error.message}: {self}. After a restart it serves nobody until every process "

@@ -41,19 +41,18 @@ def _announce(
     server: StoreServer, arena_nbytes: int, shares: dict[ObjectKind, float], console: Console
 ) -> None:
     parts = ", ".join(f"{tables.percent(share)} {kind.value}" for kind, share in shares.items())
-    name = server.address[1:]
     lines = (
         f"A store of {tables.size(arena_nbytes)} ({parts}), pid {server.pid}",
-        f"at @{name}",
+        f"at {server.address}",
         "",
         "In your program:",
         "",
-        "    from afferent.store.client.daemon_store import DaemonStore",
+        "    from afferent import DaemonStore",
         "",
-        f'    ADDRESS = "\\0{name}"',
+        f'    ADDRESS = "{server.address}"',
         '    store = DaemonStore(ADDRESS, name="mine", writable=True)',
         "",
-        f"To look into it: afferent store stat --address {name.rpartition('-')[2][:8]}",
+        f"To look into it: afferent store stat --address {server.address.rpartition('-')[2][:8]}",
         "Ctrl-C ends it.",
     )
     console.out("\n".join(lines))

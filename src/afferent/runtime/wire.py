@@ -48,25 +48,31 @@ class Peer:
 
 
 def new_address(name: str) -> str:
-    """An abstract address that nobody guesses, such as ``"\\0afferent-store-3f..."``."""
-    return f"\0afferent-{name}-{secrets.token_hex(16)}"
+    """An abstract address that nobody guesses, such as ``"@afferent-store-3f..."``."""
+    return f"@afferent-{name}-{secrets.token_hex(16)}"
+
+
+def _for_the_kernel(address: str) -> str:
+    """``@name`` is how people write, and programs pass on, what the kernel calls ``\\0name``."""
+    return "\0" + address[1:] if address.startswith("@") else address
 
 
 def listen(address: str) -> socket.socket:
-    """At an abstract address, or at a path, which nobody but this user may connect to.
+    """At an abstract address (``@name``), or at a path, which only this user may connect to.
 
     Raises:
         ConfigError: Somebody listens there, or nobody can.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if address.startswith("\0"):
-        sock.bind(address)
-    else:
-        try:
-            _bind_path(sock, Path(address))
-        except OSError as error:
-            sock.close()
-            raise ConfigError(f"no socket can be made at {address}: {error.strerror}") from error
+    bound = _for_the_kernel(address)
+    try:
+        if bound.startswith("\0"):
+            sock.bind(bound)
+        else:
+            _bind_path(sock, Path(bound))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"no socket can be made at {address}: {error.strerror}") from error
     sock.listen(1024)
     return sock
 
@@ -90,7 +96,7 @@ def connect(address: str, *, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:
-        sock.connect(address)
+        sock.connect(_for_the_kernel(address))
     except OSError as error:
         sock.close()
         raise ConnectionClosed("the process to connect to is not there") from error

@@ -109,7 +109,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 start_timeout_s=settings.engine_start_timeout_s,
             ),
             env={
-                place.STORE: place.shown(site.store_address),
+                place.STORE: site.store_address,
                 place.SECRET: secret.hex(),
                 place.SUPERVISED: "1",
             },
@@ -168,7 +168,7 @@ def _look(python: str) -> None:
 
 def _share_secret(address: str, secret: bytes) -> None:
     """Write the secret beside the store's path, for a vLLM of the same user."""
-    if address.startswith("\0"):
+    if address.startswith("@"):
         raise ConfigError("--engine-url needs --store-path: vLLM's workers have to find the store")
     path = Path(address + place.SECRET_SUFFIX)
     path.unlink(missing_ok=True)

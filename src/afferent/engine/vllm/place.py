@@ -20,13 +20,9 @@ SECRET_SUFFIX: Final = ".secret"  # noqa: S105 - of its file's name
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store is; ``shown`` is its address as people write it."""
+    """Where a store is."""
 
-    shown: str
-
-    @property
-    def address(self) -> str:
-        return "\0" + self.shown[1:] if self.shown.startswith("@") else self.shown
+    address: str
 
     def secret(self) -> bytes:
         """The secret as it is now: one that is in a file changes with each start of the server.
@@ -36,18 +32,15 @@ class Place:
         """
         given = os.environ.get(SECRET)
         try:
-            text = given or Path(self.shown + SECRET_SUFFIX).read_text(encoding="ascii")
+            text = given or Path(self.address + SECRET_SUFFIX).read_text(encoding="ascii")
             secret = bytes.fromhex(text.strip())
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no secret: neither in {SECRET} nor beside {self.shown}") from error
+            raise ConfigError(
+                f"no secret: neither in {SECRET} nor beside {self.address}"
+            ) from error
         if len(secret) < 16:
-            raise ConfigError(f"the secret of {self.shown} is too short")
+            raise ConfigError(f"the secret of {self.address} is too short")
         return secret
-
-
-def shown(address: str) -> str:
-    """An address as it can stand in an environment."""
-    return "@" + address[1:] if address.startswith("\0") else address
 
 
 def find() -> Place | None:

@@ -68,6 +68,12 @@ class DaemonStore(Store):
     ) -> None:
         """Connect.
 
+        Args:
+            address: Of the daemon, as it is shown: ``@name``, or a path.
+            name: What it is called in `list_clients`, and by ``afferent store``.
+            writable: Whether this process may write into the arena.
+            timeout_s: How long an answer is waited for.
+
         Raises:
             StoreUnavailable: No daemon answers within ``timeout_s``.
         """

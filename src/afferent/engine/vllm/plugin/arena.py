@@ -168,5 +168,5 @@ def _connect(name: str) -> Arena:
     where = place.find()
     if where is None:
         raise ConfigError(f"{place.STORE} is not set")
-    log.info("reading from the arena at %s", where.shown)
+    log.info("reading from the arena at %s", where.address)
     return Arena(where, name=name)
