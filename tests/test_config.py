@@ -113,6 +113,12 @@ def test_sizes(text: str, nbytes: int) -> None:
     assert config.parse_nbytes(text) == nbytes
 
 
+@pytest.mark.parametrize("text", ["256MB", "1TiB", "many"])
+def test_what_is_no_size_is_told_the_units(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{text}' is not a size: write bytes, KiB, MiB or GiB"):
+        config.parse_nbytes(text)
+
+
 def test_config_show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFFERENT_PORT", "9000")
     assert cli.main(["config", "show", "--arena-nbytes", "256MiB"]) == 0

@@ -32,7 +32,8 @@ Ticket = tuple[ClientId, int]
 """Who waits for something of the store, and the number of its call."""
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**62)]
-KeyBytes = Annotated[bytes, Meta(min_length=32, max_length=32)]
+KEY_NBYTES = 32
+KeyBytes = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 

@@ -135,25 +135,56 @@ def test_what_is_missing_is_made(store: Store, cache: ItemCache) -> None:
     assert store.stat().held_nbytes == 0
 
 
-@pytest.mark.parametrize("mistake", [ValueError("no"), "too much"])
+@pytest.mark.parametrize(
+    ("mistake", "error", "words"),
+    [
+        (ValueError("no"), ValueError, "no"),
+        ({"x": np.zeros(10_000)}, FormatError, "takes 80064 bytes, and max_nbytes is 1000"),
+        (None, FormatError, "is a return missing"),
+    ],
+)
 def test_what_can_not_be_made_is_left_for_others(
-    store: Store, cache: ItemCache, mistake: Any
+    store: Store, cache: ItemCache, mistake: Any, error: type[Exception], words: str
 ) -> None:
     wanted = [key_of(number) for number in range(4)]
 
-    def make(key: ContentKey) -> dict[str, Any]:
+    def make(key: ContentKey) -> Any:
         if key != wanted[1]:
             return {"x": np.zeros(8)}
         if isinstance(mistake, Exception):
             raise mistake
-        return {"x": np.zeros(10_000)}
+        return mistake
 
-    with pytest.raises(ValueError if isinstance(mistake, Exception) else FormatError):
+    with pytest.raises(error, match=words):
         cache.get_or_make("a", wanted, make, max_nbytes=1000)
     cache.release("a")
     assert list(cache.get_data("b", wanted)) == wanted[:1]
     slots = cache.allocate("c", dict.fromkeys(wanted, 1000))
     assert [slot.block is None for slot in slots] == [True, False, False, False]
+
+
+def test_what_is_no_key_is_named(cache: ItemCache) -> None:
+    bare: Any = key_of(1)  # instead of a list of it
+    for wanted, words in (([b"abc"], "one of these has 3"), (bare, "is of type int")):
+        with pytest.raises(
+            FormatError, match=f"a key is 32 bytes, made by afferent.keys; .*{words}"
+        ):
+            cache.get_or_make("r", wanted, lambda _: {}, max_nbytes=100)
+    with pytest.raises(FormatError, match="a key is 32 bytes"):
+        cache.store.put("r", {}, key=b"abc")
+    with pytest.raises(FormatError, match="a key is 32 bytes"):
+        cache.store.delete([b"abc"])
+
+
+def test_data_as_tensors_of_torch(cache: ItemCache) -> None:
+    torch: Any = pytest.importorskip("torch")
+    wanted = [key_of(1)]
+    made = cache.get_or_make(
+        "r", wanted, lambda _: {"x": np.arange(4.0)}, max_nbytes=1000, tensors="torch"
+    )
+    (found,) = cache.get_data("r", wanted, tensors="torch").values()
+    assert torch.equal(found["x"], torch.arange(4.0, dtype=torch.float64))
+    assert found["x"].data_ptr() == made[key_of(1)]["x"].data_ptr()
 
 
 def test_a_batch_that_does_not_fit_leaves_nothing(store: Store, cache: ItemCache) -> None:

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,14 +21,18 @@ from afferent.errors import (
     ClientGone,
     ConfigError,
     DeadlineExceeded,
+    NotPermitted,
     StaleHandle,
     StoreRestarted,
     StoreUnavailable,
 )
 from afferent.runtime import wire
 from afferent.store.arena import ArenaMap, allocate, create_segment, open_segment, reopen_read_only
+from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
+from afferent.store.client.local_store import LocalStore
 from afferent.store.client.verbs import Call
 from afferent.store.daemon.client_table import ClientTable, Entry, create_client_table
 from afferent.store.daemon.server import StoreServer
@@ -35,7 +40,7 @@ from afferent.store.protocol import requests
 from afferent.store.protocol.hello import VERSION, Hello
 from afferent.store.protocol.items import Claim, CreateItem, ReserveItem, SealItem
 from afferent.store.protocol.replies import reply_decoder
-from afferent.types import ObjectKind, decode, encode
+from afferent.types import ContentKey, ObjectKind, decode, encode
 from tests.server import wait_until
 from tests.store.stores import SharedDaemon
 
@@ -210,7 +215,16 @@ def test_a_reader_cannot_write(address: str) -> None:
         assert block.readonly
         with pytest.raises(TypeError, match="read-only"):
             block[0] = 1
+        with pytest.raises(NotPermitted, match="open the store with writable=True"):
+            codec.write_into({"x": 1}, block)
         del block
+        for attempt in (
+            lambda: reader.put("r", {"x": np.ones(8)}),
+            lambda: ItemCache(reader).set_data("r", {ContentKey(b"k" * 32): {"x": np.ones(8)}}),
+        ):
+            with pytest.raises(NotPermitted, match="open the store with writable=True"):
+                attempt()
+        assert writer.stat().num_objects == 1
 
 
 def test_a_read_only_descriptor_cannot_be_mapped_for_writing() -> None:
@@ -338,6 +352,13 @@ def test_an_arena_larger_than_memory_is_refused() -> None:
     """Not by the kernel, which would kill processes until there is enough."""
     with pytest.raises(ConfigError, match="memory that are free"):
         StoreServer(1 << 50)
+
+
+@pytest.mark.parametrize("make", [StoreServer, LocalStore])
+@pytest.mark.parametrize("nbytes", [0, -1, 0.5, "64MiB"])
+def test_what_is_no_size_is_refused(make: Callable[[Any], object], nbytes: object) -> None:
+    with pytest.raises(ConfigError, match="a number of bytes, such as 64 \\* MiB, not"):
+        make(nbytes)
 
 
 def test_shares_that_do_not_fit_are_refused() -> None:

@@ -422,7 +422,7 @@ def test_releasing_more_than_one_holds(store: Any) -> None:
 def test_a_closed_store_says_so(store: Any) -> None:
     store.close()
     store.close()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="closed"):
         store.stat()
 
 

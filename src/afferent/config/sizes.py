@@ -15,7 +15,7 @@ def parse_nbytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise ConfigError(f"{text!r} is not a size such as 512MiB")
+        raise ConfigError(f"{text!r} is not a size: write bytes, KiB, MiB or GiB, such as 512MiB")
     return int(float(match[1]) * unit)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec.msgpack import Ext
 from numpy.typing import NDArray
 
-from afferent.errors import FormatError
+from afferent.errors import FormatError, NotPermitted
 from afferent.store.block import copying, layout, torch_tensors
 from afferent.store.block.layout import MAX_HEADER_NBYTES
 from afferent.types import TensorSpec
@@ -88,6 +88,7 @@ def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any
 
     Raises:
         FormatError: The block is too small.
+        NotPermitted: It is read-only.
     """
     block = _write_head(plan, block)
     end = len(plan.head)
@@ -169,8 +170,8 @@ def view(
         block: May be longer than what was written.
         tensors: The library whose tensors are wanted; torch is imported only for its own.
         copy: Private tensors, always writable. Without it numpy's are read-only where the block
-            is. torch knows no read-only tensors: **writing into one over a read-only map ends the
-            process** (SIGSEGV).
+            is. torch knows no read-only tensors: **writing into one changes the object for all who
+            read it**, or, over a read-only map, ends the process (SIGSEGV).
         max_header_nbytes: As for `plan`. In memory, a header may become 60 times its size.
 
     Raises:
@@ -336,6 +337,8 @@ def _as_bytes(block: memoryview | bytes) -> memoryview:
 
 def _write_head(plan: Plan, block: memoryview) -> memoryview:
     block = _as_bytes(block)
+    if block.readonly:
+        raise NotPermitted("the block is read-only: open the store with writable=True")
     if len(block) < plan.nbytes:
         raise FormatError(f"the block of {len(block)} bytes is too small for {plan.nbytes}")
     block[: len(plan.head)] = plan.head

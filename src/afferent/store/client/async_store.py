@@ -128,7 +128,7 @@ class AsyncDaemonStore(Verbs):
             self._channel.send(encode(request))
             reply = await future
         except ConnectionClosed as error:
-            raise StoreUnavailable("the store is gone, or restarts; try again") from error
+            raise self._unavailable("the store is gone, or restarts; try again") from error
         except (DeadlineExceeded, asyncio.CancelledError):
             if (withdrawal := request.withdrawal()) is not None:
                 self._tell(withdrawal)
@@ -148,6 +148,9 @@ class AsyncDaemonStore(Verbs):
         with contextlib.suppress(ConnectionClosed):
             self._channel.send(encode(request))
 
+    def _unavailable(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable("this connection is closed" if self._is_closed else why)
+
     def _on_frame(self, frame: bytes) -> None:
         reply = decode(reply_decoder, frame)
         future = self._calls.get(reply.seq)
@@ -157,7 +160,7 @@ class AsyncDaemonStore(Verbs):
     def _on_close(self) -> None:
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(StoreUnavailable("the store daemon is gone"))
+                future.set_exception(self._unavailable("the store daemon is gone"))
         if not self._is_closed:
             log.warning("the connection to the store has ended")
             self._reconnecting = asyncio.create_task(self._reconnect())

@@ -81,7 +81,6 @@ class DaemonStore(Store):
         super().__init__(self._eventfd)
         self._where = Address(address=address, name=name, writable=writable)
         self._owner = Owner()
-        self._arena: ArenaMap
         connection, self._arena = connect(self._where, None, timeout_s=timeout_s)
         self._lock = threading.Lock()
         self._connection: Connection | None = connection
@@ -161,7 +160,7 @@ class DaemonStore(Store):
             raise DeadlineExceeded("another thread's call took all of the time")
         try:
             if self._connection is None:
-                raise StoreUnavailable("the store is gone, or restarts; try again")
+                raise self._unavailable("the store is gone, or restarts; try again")
             try:
                 self._channel.send(encode(request), timeout_s=timeout_s)
                 while True:
@@ -172,7 +171,7 @@ class DaemonStore(Store):
                         break
             except (ConnectionClosed, FormatError) as error:
                 self._lose()
-                raise StoreUnavailable("the store daemon is gone") from error
+                raise self._unavailable("the store daemon is gone") from error
             finally:
                 if self._channel.is_torn:
                     self._lose()
@@ -190,6 +189,9 @@ class DaemonStore(Store):
                 self._channel.send(encode(request), timeout_s=1.0)
             if self._channel.is_torn:
                 self._lose()
+
+    def _unavailable(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable("this connection is closed" if self._closed.is_set() else why)
 
     def _lose(self) -> None:
         """The connection is of no use any more; the thread makes another. The lock is held."""

@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from afferent import keys
-from afferent.errors import AfferentError, error_from
+from afferent.errors import AfferentError, FormatError, error_from
 from afferent.store.block import codec
 from afferent.store.client.store import Store
 from afferent.store.protocol.items import Claim, Find, SealItem
@@ -43,6 +43,9 @@ class Slot:
 
 class ItemCache:
     """Operations on items by key, over any store.
+
+    A `ContentKey` is 32 bytes that say what an item is; `afferent.keys` makes them of the item and
+    all else that shapes its data.
 
     Examples:
         >>> import numpy as np
@@ -103,17 +106,24 @@ class ItemCache:
         return self.store.seal(request, items)
 
     def set_data(self, request: str, data: Mapping[ContentKey, codec.Tree]) -> None:
-        """Store what is not stored yet; each is a tree of tensors (`afferent.store.block.codec`).
+        """Store what is not stored yet; each is a tree of tensors (`afferent.codec`).
 
         What somebody else is writing is waited for. All of it is pinned for the request.
+
+        Raises:
+            NotPermitted: The store was opened without ``writable=True``.
         """
         self._set(request, data, self._kind, sources={})
 
     def get_data(
-        self, request: str, item_keys: Iterable[ContentKey]
-    ) -> dict[ContentKey, codec.ViewTree]:
-        """The data of those items that are stored, pinned for the request."""
-        return self._get(request, list(item_keys), self._kind)
+        self, request: str, item_keys: Iterable[ContentKey], *, tensors: codec.Library = "numpy"
+    ) -> dict[ContentKey, Any]:
+        """The data of those items that are stored, pinned for the request.
+
+        Args:
+            tensors: As for `Store.view`, where it says what writing into torch's does.
+        """
+        return self._get(request, list(item_keys), tensors)
 
     def get_or_make(
         self,
@@ -122,7 +132,8 @@ class ItemCache:
         make: Callable[[ContentKey], codec.Tree],
         *,
         max_nbytes: int,
-    ) -> dict[ContentKey, codec.ViewTree]:
+        tensors: codec.Library = "numpy",
+    ) -> dict[ContentKey, Any]:
         """The data of all of the items, pinned for the request; what is missing is made.
 
         Each item is made by one of all who ask for it, the others wait. If ``make`` raises, so does
@@ -131,15 +142,27 @@ class ItemCache:
         Args:
             make: Called here for the items that are this request's to make; each is there for
                 others as soon as it has been made.
-            max_nbytes: The most that one item's tree takes; what it does not use is given back.
+            max_nbytes: The most that one item's tree takes: its tensors, and some 100 bytes for
+                each (``codec.plan(tree).nbytes`` is exact). What it does not use is given back.
+            tensors: As for `Store.view`, where it says what writing into torch's does.
 
         Raises:
-            FormatError: A tree takes more than ``max_nbytes``.
+            FormatError: A tree takes more than ``max_nbytes``, or ``make`` returned ``None``.
+            NotPermitted: The store was opened without ``writable=True``.
             StoreFull: There is no room now.
         """
+
+        def checked(key: ContentKey) -> codec.Tree:
+            tree = make(key)
+            if tree is None:
+                raise FormatError("make returned None instead of a tree: is a return missing?")
+            if (nbytes := codec.plan(tree).nbytes) > max_nbytes:
+                raise FormatError(f"a tree takes {nbytes} bytes, and max_nbytes is {max_nbytes}")
+            return tree
+
         sizes = dict.fromkeys(item_keys, max_nbytes)
-        self._fill(request, sizes, self._kind, make, sources={}, seal_each=True)
-        return self.get_data(request, sizes)
+        self._fill(request, sizes, self._kind, checked, sources={}, seal_each=True)
+        return self.get_data(request, sizes, tensors=tensors)
 
     # Embeddings
 
@@ -169,7 +192,7 @@ class ItemCache:
     ) -> dict[ContentKey, NDArray[Any]]:
         """The embeddings of those items that have some, pinned for the request."""
         renamed = {self._embeddings_key(key): key for key in item_keys}
-        found: dict[ContentKey, Any] = self._get(request, list(renamed), ObjectKind.EMBEDDINGS)
+        found: dict[ContentKey, Any] = self._get(request, list(renamed), "numpy")
         return {renamed[key]: array for key, array in found.items()}
 
     def release(self, request: str) -> None:
@@ -184,6 +207,7 @@ class ItemCache:
     def _allocate(
         self, request: str, sizes: Mapping[ContentKey, int], kind: ObjectKind
     ) -> list[Slot]:
+        self.store.check_writable()
         items = [Claim(key, kind, nbytes) for key, nbytes in sizes.items()]
         outcomes = self.store.acquire(request, items)
         failed = next((outcome.failure for outcome in outcomes if outcome.failure), None)
@@ -273,11 +297,11 @@ class ItemCache:
             raise
 
     def _get(
-        self, request: str, wanted: list[ContentKey], kind: ObjectKind
-    ) -> dict[ContentKey, codec.ViewTree]:
+        self, request: str, wanted: list[ContentKey], tensors: codec.Library
+    ) -> dict[ContentKey, Any]:
         outcomes = self.store.acquire(request, [Find(key) for key in wanted])
         return {
-            key: codec.view(self.store.block(outcome.handle).toreadonly())
+            key: codec.view(self.store.block(outcome.handle).toreadonly(), tensors=tensors)
             for key, outcome in zip(wanted, outcomes, strict=True)
             if outcome.state == "hit" and outcome.handle is not None
         }

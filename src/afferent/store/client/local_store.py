@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from afferent.errors import DeadlineExceeded, StoreRestarted, StoreUnavailable
+from afferent.errors import DeadlineExceeded, FormatError, StoreRestarted, StoreUnavailable
 from afferent.store.arena import ArenaMap, create_segment
 from afferent.store.client.owner import Owner
 from afferent.store.client.store import Store
-from afferent.store.protocol.replies import Reply, request_decoder
+from afferent.store.protocol.replies import Reply, refusal, request_decoder
 from afferent.store.protocol.requests import Request
 from afferent.store.state.machine import Replies, StoreState
-from afferent.store.state.region import DEFAULT_SHARES
+from afferent.store.state.region import DEFAULT_SHARES, divide
 from afferent.types import Handle, ObjectKind, decode, encode
 
 _CLIENT = _SEGMENT = 1
@@ -47,9 +47,10 @@ class LocalStore(Store):
                 ``{ObjectKind.FEATURES: 1.0}``.
 
         Raises:
-            ConfigError: There is not that much memory, or the shares are more than the whole.
+            ConfigError: There is not that much memory, or a setting is wrong.
         """
         super().__init__()
+        divide(capacity_nbytes, shares)  # refused before there is an arena
         fd = create_segment(capacity_nbytes)
         self._arena = ArenaMap(fd, writable=True)
         os.close(fd)
@@ -82,8 +83,11 @@ class LocalStore(Store):
 
     def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
         self._owner.check()
-        request = decode(request_decoder, encode(request))  # as strict as a daemon
         seq = request.seq
+        try:
+            request = decode(request_decoder, encode(request))  # as strict as a daemon
+        except FormatError as error:
+            return refusal(seq, error)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._release_dropped_pins()
         with self._changed:

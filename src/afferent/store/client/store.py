@@ -11,7 +11,8 @@ import contextlib
 from abc import abstractmethod
 from typing import Any, Self, TypeVar
 
-from afferent.errors import AfferentError, DeadlineExceeded
+from afferent.errors import AfferentError, DeadlineExceeded, NotPermitted
+from afferent.store.arena import ArenaMap
 from afferent.store.block import codec
 from afferent.store.client.verbs import Call, Verbs
 from afferent.store.client.views import VIEWS, DroppedPins, Eventfd, View, open_view
@@ -46,6 +47,8 @@ class Store(Verbs):
         >>> store.close()
     """
 
+    _arena: ArenaMap
+
     def __init__(self, eventfd: Eventfd | None = None) -> None:
         """``eventfd`` is signalled when a view is gone."""
         super().__init__()
@@ -67,10 +70,12 @@ class Store(Verbs):
             key: Under which others find it, and it stays after its release; see `create`.
 
         Raises:
-            FormatError: It can't be stored (`afferent.store.block.codec`).
+            FormatError: It can't be stored (`afferent.codec`).
+            NotPermitted: The store was opened without ``writable=True``.
             StoreFull: There is no room now.
             ArenaTooSmall: There never is.
         """
+        self.check_writable()
         nbytes = codec.plan(tree).nbytes
         (handle,) = self.create(request, [CreateItem(kind, nbytes, key)])
         try:
@@ -88,7 +93,8 @@ class Store(Verbs):
         The pin belongs to the arrays: it goes with the last of them, or earlier by `View.release`.
 
         Args:
-            tensors: ``"torch"`` for torch's; **writing into those may end the process**.
+            tensors: ``"torch"`` for torch's, which are never read-only: **writing into one changes
+                the object for all who read it**, or, without ``writable=True``, ends the process.
 
         Raises:
             StaleHandle: The object is gone.
@@ -105,6 +111,15 @@ class Store(Verbs):
             raise
 
     # What is behind it
+
+    def check_writable(self) -> None:
+        """Refuse what would write into the arena, before anything is created for it.
+
+        Raises:
+            NotPermitted: The store was opened without ``writable=True``.
+        """
+        if not self._arena.writable:
+            raise NotPermitted("this connection only reads: open the store with writable=True")
 
     @abstractmethod
     def close(self) -> None:

@@ -81,7 +81,7 @@ class View:
 
     @property
     def tree(self) -> Any:
-        """As `afferent.store.block.codec.view` gives it, read-only.
+        """As `afferent.codec.view` gives it, read-only.
 
         Raises:
             NotPermitted: It has been released.

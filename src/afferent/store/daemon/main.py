@@ -20,7 +20,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import uvloop
 
 from afferent.errors import AfferentError, FormatError, StoreFull
@@ -30,9 +29,9 @@ from afferent.store import arena
 from afferent.store.daemon.client_table import ClientTable, Entry
 from afferent.store.daemon.launch import DaemonSettings
 from afferent.store.protocol.hello import VERSION, Bye, Hello, Welcome, hello_decoder
-from afferent.store.protocol.replies import Reply, request_decoder, seq_of
+from afferent.store.protocol.replies import refusal, request_decoder, seq_of
 from afferent.store.state.machine import Replies, StoreState
-from afferent.types import ClientId, Failure, decode, encode
+from afferent.types import ClientId, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -196,9 +195,7 @@ class StoreDaemon:
             request = decode(request_decoder, frame)
         except FormatError as error:
             # A mistake of one call must not cost the process all that it holds.
-            seq = seq_of(frame)
-            failure = Failure(error.code, f"{error.message}: {error.__cause__}"[:500])
-            self._send([(client, Reply(seq, msgspec.Raw(encode(None)), failure))])
+            self._send([(client, refusal(seq_of(frame), error))])
         else:
             self._send(self.state.handle(client, request, now_s=time.monotonic()))
 

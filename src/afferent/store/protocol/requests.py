@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
+from afferent.errors import FormatError
 from afferent.store.protocol.items import (
     MAX_ITEMS,
     CreateItem,
@@ -31,7 +32,16 @@ from afferent.store.protocol.results import (
     Statistics,
 )
 from afferent.telemetry.readings import MAX_METRICS, Reading
-from afferent.types import Failure, Handle, KeyBytes, NonNegative, ObjectKind, RequestId, Span
+from afferent.types import (
+    KEY_NBYTES,
+    Failure,
+    Handle,
+    KeyBytes,
+    NonNegative,
+    ObjectKind,
+    RequestId,
+    Span,
+)
 
 Result = TypeVar("Result")
 
@@ -232,6 +242,25 @@ class PushMetrics(Request[None], tag="push_metrics"):
 
 class ReadMetrics(Request[list[Reading]], tag="read_metrics"):
     """What all processes have counted, the dead included."""
+
+
+def check_keys(request: Request[Any]) -> None:
+    """Say of a request that was refused what its schema says less clearly.
+
+    Raises:
+        FormatError: Something in it that should be a key is none.
+    """
+    of_items = [getattr(item, "key", None) for item in getattr(request, "items", [])]
+    for key in (*getattr(request, "keys", []), *of_items):
+        if not isinstance(key, bytes | bytearray | memoryview | None):
+            what = f"is of type {type(key).__name__}"
+        elif key is not None and len(key) != KEY_NBYTES:
+            what = f"has {len(key)}"
+        else:
+            continue
+        raise FormatError(
+            f"a key is {KEY_NBYTES} bytes, made by afferent.keys; one of these {what}"
+        )
 
 
 VERBS: tuple[type[Request[Any]], ...] = (

@@ -47,8 +47,12 @@ def divide(capacity_nbytes: int, shares: Shares) -> dict[ObjectKind, Region]:
     """One region for each kind, side by side.
 
     Raises:
-        ConfigError: The shares are negative, or more than the whole.
+        ConfigError: It is no size; or the shares are negative, or more than the whole.
     """
+    if not hasattr(capacity_nbytes, "__index__") or capacity_nbytes <= 0:
+        raise ConfigError(
+            f"an arena's size is a number of bytes, such as 64 * MiB, not {capacity_nbytes!r}"
+        )
     if min(shares.values(), default=0.0) < 0 or sum(shares.values()) > 1 + 1e-9:
         raise ConfigError("the shares of the arena are between 0 and 1, and at most 1 in all")
     regions, start = {}, 0
