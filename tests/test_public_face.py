@@ -19,6 +19,7 @@ import afferent
 ROOT = Path(__file__).parent.parent
 FACES = ("afferent", "afferent.engine", "afferent.schedule", "afferent.testing")
 TAUGHT_BY_EXAMPLE = [
+    afferent,
     afferent.AsyncDaemonStore,
     afferent.DaemonStore,
     afferent.Gate,

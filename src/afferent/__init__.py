@@ -4,11 +4,21 @@ The public face is what stands in ``__all__``, here and in `afferent.engine`, `a
 and `afferent.testing`: stable within a minor version, and documented. Everything else is private
 by convention, whatever its name looks like.
 
-    from afferent import DaemonStore, MiB, StoreServer
-
-    with StoreServer(64 * MiB) as server:                    # a daemon, and its arena
-        store = DaemonStore(server.address, name="me", writable=True)
-        handle = store.put("request-1", {"pixels": pixels})  # one copy; others see it in place
+    >>> import numpy as np
+    >>> from afferent import DaemonStore, ItemCache, MiB, StoreServer, keys
+    >>> def decode(key: bytes) -> dict[str, np.ndarray]:
+    ...     return {"pixels": np.ones((3, 4))}
+    >>> key = keys.frame(b"my-decoder/v1", b"the file's bytes")
+    >>> with (
+    ...     StoreServer(16 * MiB) as server,  # a daemon, and its arena
+    ...     DaemonStore(server.address, name="me", writable=True) as store,
+    ... ):
+    ...     cache = ItemCache(store)  # what is in it, other processes see in place
+    ...     tree = cache.get_or_make("request-1", [key], decode, max_nbytes=MiB)[key]
+    ...     print(tree["pixels"].sum())
+    ...     del tree  # what a request holds is not looked at after its release
+    ...     cache.release("request-1")
+    12.0
 
 Begin with `ItemCache` for a cache of items, `Store` for its verbs, `Gate` for admission, `Engine`
 and `afferent.engine` to put an engine behind the server, `afferent.schedule` for what runs next.
