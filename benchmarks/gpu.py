@@ -85,7 +85,7 @@ def _torch() -> Any:
     try:
         torch: Any = importlib.import_module("torch")
     except ModuleNotFoundError as error:
-        raise ConfigError("this benchmark needs torch: pip install 'afferent[engine]'") from error
+        raise ConfigError("this benchmark needs torch: pip install '.[engine]'") from error
     if not torch.cuda.is_available():
         raise ConfigError("this benchmark needs a GPU with CUDA, and torch finds none")
     return torch

@@ -201,7 +201,8 @@ def _of_extra(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the server needs {error.name}: install the extra with pip install 'afferent[engine]'"
+            f"the server needs {error.name}: install the extra with pip install '.[engine]' in the "
+            "clone of Afferent"
         ) from error
 
 
