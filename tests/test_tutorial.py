@@ -93,6 +93,7 @@ def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureReque
     """
     from_nothing = request.config.getoption("--storm")
     clone = copy_of_the_repository(tmp_path)
+    before = {path.name for path in clone.iterdir()} | {".venv"}
     if not from_nothing:
         if not Path(sys.prefix, ".ready").exists():
             pytest.skip("this environment was not made by `make setup`")
@@ -113,6 +114,7 @@ def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureReque
     environment |= {name: os.environ[name] for name in os.environ if _PIP.match(name)}
     status, rest = follow(script, clone, environment, timeout_s=1700 if from_nothing else 600)
     assert status == 0, rest
+    assert {path.name for path in clone.iterdir()} == before, "what it writes is removed"
     for number, (commands, expected) in enumerate(steps()):
         printed, _, rest = rest.partition(_END.format(number) + "\n")
         if expected is not None:
