@@ -170,10 +170,12 @@ def test_what_is_no_key_is_named(cache: ItemCache) -> None:
             FormatError, match=f"a key is 32 bytes, made by afferent.keys; .*{words}"
         ):
             cache.get_or_make("r", wanted, lambda _: {}, max_nbytes=100)
+        with pytest.raises(FormatError, match=words):
+            cache.get_embeddings("r", wanted)
+        with pytest.raises(FormatError, match=words):
+            cache.store.delete(wanted)
     with pytest.raises(FormatError, match="a key is 32 bytes"):
         cache.store.put("r", {}, key=b"abc")
-    with pytest.raises(FormatError, match="a key is 32 bytes"):
-        cache.store.delete([b"abc"])
 
 
 def test_data_as_tensors_of_torch(cache: ItemCache) -> None:

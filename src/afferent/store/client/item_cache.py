@@ -23,6 +23,7 @@ from afferent.errors import AfferentError, FormatError, error_from
 from afferent.store.block import codec
 from afferent.store.client.store import Store
 from afferent.store.protocol.items import Claim, Find, SealItem
+from afferent.store.protocol.requests import check_key
 from afferent.store.protocol.results import Outcome
 from afferent.types import ContentKey, Handle, ObjectKind
 
@@ -202,6 +203,7 @@ class ItemCache:
     # Inner steps
 
     def _embeddings_key(self, item: ContentKey) -> ContentKey:
+        check_key(item)  # any bytes would do for what is made of it
         return keys.embeddings_key(item=item, weights=self._weights)
 
     def _allocate(

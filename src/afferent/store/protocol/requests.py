@@ -244,23 +244,27 @@ class ReadMetrics(Request[list[Reading]], tag="read_metrics"):
     """What all processes have counted, the dead included."""
 
 
-def check_keys(request: Request[Any]) -> None:
-    """Say of a request that was refused what its schema says less clearly.
+def check_key(key: object) -> None:
+    """Say of what is no key what a schema says less clearly.
 
     Raises:
-        FormatError: Something in it that should be a key is none.
+        FormatError: It is none.
     """
-    of_items = [getattr(item, "key", None) for item in getattr(request, "items", [])]
-    for key in (*getattr(request, "keys", []), *of_items):
-        if not isinstance(key, bytes | bytearray | memoryview | None):
-            what = f"is of type {type(key).__name__}"
-        elif key is not None and len(key) != KEY_NBYTES:
-            what = f"has {len(key)}"
-        else:
-            continue
-        raise FormatError(
-            f"a key is {KEY_NBYTES} bytes, made by afferent.keys; one of these {what}"
-        )
+    if not isinstance(key, bytes | bytearray | memoryview):
+        what = f"is of type {type(key).__name__}"
+    elif len(key) != KEY_NBYTES:
+        what = f"has {len(key)}"
+    else:
+        return
+    raise FormatError(f"a key is {KEY_NBYTES} bytes, made by afferent.keys; one of these {what}")
+
+
+def check_keys(request: Request[Any]) -> None:
+    """`check_key`, of all that are in a request; called when it was refused."""
+    items = [getattr(item, "key", None) for item in getattr(request, "items", [])]
+    for key in (*getattr(request, "keys", []), *items):
+        if key is not None:
+            check_key(key)
 
 
 VERBS: tuple[type[Request[Any]], ...] = (
