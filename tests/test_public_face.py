@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,25 @@ def test_help_teaches_by_an_example_that_runs(taught: type | ModuleType) -> None
     (found,) = finder.find(taught, taught.__name__, module=home, globs={})
     assert found.examples, f"help({taught.__name__}) has no example"
     assert doctest.DocTestRunner().run(found).failed == 0
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        *(afferent.EngineRequest, afferent.Tokens, afferent.Finished, afferent.EngineInfo),
+        *(afferent.EngineStats, afferent.Sampling, afferent.TokenLogprobs, afferent.Item),
+        *(afferent.Handle, afferent.Placeholder, afferent.Span, afferent.Failure),
+        *(afferent.TensorSpec, afferent.engine.EngineSite, afferent.engine.EnginePlan),
+        *(afferent.engine.EngineProcess, afferent.engine.Caller, afferent.engine.RemoteLink),
+        *(afferent.testing.Subject,),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_help_describes_every_field_of_what_engines_use(described: Any) -> None:
+    """A string behind a field is not in ``help()``."""
+    _, _, attributes = (inspect.getdoc(described) or "").partition("\nAttributes:\n")
+    documented = re.findall(r"^ {4}(\w+): \S", attributes, re.MULTILINE)
+    assert documented == list(inspect.signature(described).parameters)
 
 
 def test_to_import_it_costs_next_to_nothing() -> None:

@@ -52,7 +52,12 @@ class ObjectKind(StrEnum):
 
 
 class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor without its bytes; ``dtype`` is a numpy name such as ``"float32"``."""
+    """A tensor without its bytes.
+
+    Attributes:
+        dtype: A numpy name such as ``"float32"``.
+        shape: Lengths of its axes; none for a single number.
+    """
 
     dtype: str
     shape: tuple[NonNegative, ...]
@@ -61,7 +66,11 @@ class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 class Handle(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """*Where* an object is: about 30 bytes on the wire, whatever the object weighs.
 
-    ``segment`` names the arena's epoch, ``generation`` is new each time a block is reused.
+    Attributes:
+        segment: The arena's epoch, which ends with the store's daemon.
+        offset: Of its block in the arena.
+        nbytes: Length of the block.
+        generation: New each time a block is reused.
     """
 
     segment: NonNegative
@@ -71,14 +80,26 @@ class Handle(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Placeholder(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The prompt positions ``[offset, offset + length)`` that one item fills."""
+    """The prompt positions ``[offset, offset + length)`` that one item fills.
+
+    Attributes:
+        offset: The first of them.
+        length: How many they are.
+    """
 
     offset: NonNegative
     length: Annotated[int, Meta(ge=1, le=2**31)]
 
 
 class Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One image, audio clip or video of a request, ready for the engine."""
+    """One image, audio clip or video of a request, ready for the engine.
+
+    Attributes:
+        modality: Which of these it is.
+        key: The content key of its features: equal for equal ones, so that a cache may go by it.
+        handle: Where its features are.
+        placeholder: Which positions of the prompt it fills.
+    """
 
     modality: Modality
     key: KeyBytes
@@ -87,7 +108,18 @@ class Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 is off."""
+    """How tokens are chosen.
+
+    Attributes:
+        max_tokens: Most tokens of the answer.
+        temperature: 0 is greedy.
+        top_p: Tokens are drawn from the likeliest ones that have this probability together.
+        top_k: Tokens are drawn from so many likeliest ones; 0 is off.
+        seed: Equal ones draw alike; ``None``: any will do.
+        ignore_eos: Whether to go on behind a token that ends the sequence, which is said then.
+        num_logprobs: Log-probabilities of each chosen token, and of this many most likely ones;
+            ``None``: none.
+    """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**20)]
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
@@ -96,11 +128,15 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     ignore_eos: bool = False
     num_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    """Log-probabilities of each chosen token, and of this many most likely ones; ``None``: none."""
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How likely a chosen token was, and the most likely ones in its place, best first."""
+    """How likely a chosen token was, and others in its place.
+
+    Attributes:
+        logprob: Of the chosen token.
+        top: The most likely ones with their log-probabilities, best first.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
@@ -109,8 +145,14 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One stage of one request in one process, for the trace of the request.
 
-    Times are `time.monotonic_ns`, which all processes of a machine share. ``copied_nbytes`` counts
-    the bytes that the stage wrote to memory because it copied them.
+    Attributes:
+        process: What it is called in the trace.
+        pid: Of the process.
+        stage: One that was declared (`afferent.engine.declare_stages`).
+        start_ns: By `time.monotonic_ns`, which all processes of a machine share.
+        end_ns: Likewise.
+        copied_nbytes: Bytes that the stage wrote to memory because it copied them.
+        note: A few words for the trace.
     """
 
     process: str
@@ -131,7 +173,12 @@ def span_since(
 
 
 class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An error on its way to another process; see `afferent.errors.error_from`."""
+    """An error on its way to another process; see `afferent.errors.error_from`.
+
+    Attributes:
+        code: Of the error's class.
+        message: What a client may be told.
+    """
 
     code: Annotated[str, Meta(max_length=64)]
     message: Annotated[str, Meta(max_length=2048)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,14 +24,16 @@ from afferent.engine.protocol import (
     Tokens,
 )
 from afferent.engine.reference.kind import ReferenceEngine
+from afferent.engine.remote import client
 from afferent.engine.remote import messages as m
 from afferent.engine.remote.host import EngineHost
 from afferent.engine.remote.kind import RemoteLink
-from afferent.errors import EngineUnavailable, InternalError, StaleHandle
+from afferent.errors import ConfigError, EngineUnavailable, InternalError, StaleHandle
 from afferent.runtime import wire
 from afferent.types import Sampling, TokenLogprobs, encode
 
 INFO = EngineInfo(100, [2], unsupported=("seed",))
+CALLER = Caller(name="frontend", store_address="")
 TOKENS = Tokens([5], [], [TokenLogprobs(-0.5, [(5, -0.5)])])
 
 
@@ -77,8 +81,7 @@ async def place() -> AsyncIterator[Place]:
     with wire.listen(link.address) as listener:
         serving = asyncio.create_task(host.serve(listener))
         async with contextlib.AsyncExitStack() as stack:
-            caller = Caller(name="frontend", store_address="")
-            engine = await stack.enter_async_context(ReferenceEngine().connect(link, caller))
+            engine = await stack.enter_async_context(ReferenceEngine().connect(link, CALLER))
             await until(lambda: engine.info is not None)
             yield Place(pretend, host, engine, link.address, stack.aclose)
         await until(lambda: not host._frontends)
@@ -199,3 +202,69 @@ def test_who_breaks_the_protocol_is_cut_off(messages: list[Any]) -> None:
             assert at.engine.info == INFO
 
     asyncio.run(run())
+
+
+# What an author gets wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"unsupported": ("logprobs",)}, "EngineInfo.unsupported: .*'logprobs'.*, num_logprobs$"),
+        ({"modalities": ("picture",)}, "EngineInfo.modalities: .*; allowed are image, audio, vid"),
+        ({"max_model_len": "4096"}, "EngineInfo.max_model_len: Expected `int`, got `str`"),
+        ({"eos_token_ids": 2}, "EngineInfo.eos_token_ids: Expected `array`, got `int`"),
+        ({"embed_nbytes": object()}, "EngineInfo.embed_nbytes: "),
+    ],
+)
+def test_an_info_that_no_frontend_could_read_is_refused_where_it_is_made(
+    wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineInfo(**{"max_model_len": 1, "eos_token_ids": [], **wrong})
+
+
+def test_an_engine_that_lacks_a_part_is_not_hosted() -> None:
+    class Half:
+        info = INFO
+
+    with pytest.raises(ConfigError, match=r"Half .* it has no submit and no stats"):
+        EngineHost(Half())  # type: ignore[arg-type]
+
+
+def test_what_can_not_be_understood_is_named_and_asked_for_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until it is understood."""
+    pauses: list[float] = []
+    info = [100, [2], 0, True, False, 0, ["image"], ["logprobs"]]
+    said = [encode(["health", info])] * 6 + [encode(m.Health(INFO))]
+
+    async def pause(duration_s: float) -> None:
+        pauses.append(duration_s)
+        await asyncio.sleep(0)
+
+    async def run() -> None:
+        address = wire.new_address("foreign")
+        with wire.listen(address) as listener:
+            listener.setblocking(False)
+            async with ReferenceEngine().connect(RemoteLink(address=address), CALLER):
+                for frame in said:
+                    connected = await accept(listener)
+                    connected.send(wire.pack_frame(frame))
+                    assert await asyncio.get_running_loop().sock_recv(connected, 100), "a hello"
+                    connected.close()
+                await until(lambda: len(pauses) == len(said))
+
+    monkeypatch.setattr(client, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
+    asyncio.run(run())
+    assert pauses == pytest.approx([0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.2])
+    reasons = [record.reason for record in caplog.records if hasattr(record, "reason")]
+    assert len(reasons) == 6
+    assert reasons[0].startswith("the engine's message 'health': Invalid enum value 'logprobs'")
+
+
+async def accept(listener: socket.socket) -> socket.socket:
+    connected, _ = await asyncio.get_running_loop().sock_accept(listener)
+    connected.setblocking(False)
+    return connected

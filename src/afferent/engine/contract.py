@@ -77,6 +77,7 @@ class EngineProcess:
 
     Attributes:
         name: In log lines; no other process of the server has it.
+        module: What ``python -m`` runs.
         settings: What it is told at each start.
         fds: Descriptors that it inherits, under the same numbers. They are the server's from now
             on, which keeps them open for the next start.
@@ -111,10 +112,14 @@ class EnginePlan(Generic[LinkT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A frontend that wants to reach the engine."""
+    """A frontend that wants to reach the engine.
+
+    Attributes:
+        name: New for each process.
+        store_address: Where it and the engine find the store.
+    """
 
     name: str
-    """New for each process."""
     store_address: str
 
 
@@ -152,7 +157,8 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
 
     @abstractmethod
     def plan(self, site: EngineSite, settings: SettingsT) -> EnginePlan[LinkT]:
-        """Which processes to start, and how they are reached. Called once, in the supervisor.
+        """Which processes to start, and how they are reached. Called once, in the supervisor; of
+        an `EngineKind` by ``afferent config check``, too: it makes what ends with its caller.
 
         Raises:
             ConfigError: What `check` could not see.

@@ -9,16 +9,26 @@ from then on the frontend holds nothing for the request. How to write an engine:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol, get_args
 
+import msgspec
 from msgspec import Meta, Struct
 
+from afferent.errors import ConfigError
 from afferent.types import Item, Modality, NonNegative, RequestId, Sampling, Span, TokenLogprobs
 
 
 class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``request_id`` is used once; only a request that was refused may come again under its own."""
+    """What an engine is asked.
+
+    Attributes:
+        request_id: Used once; only a request that was refused may come again under its own.
+        token_ids: The prompt, with a token in each place that an item fills.
+        items: In prompt order.
+        sampling: How the answer's tokens are chosen.
+    """
 
     request_id: RequestId
     token_ids: Annotated[list[NonNegative], Meta(min_length=1)]
@@ -31,9 +41,12 @@ class Accepted(Struct, frozen=True):
 
 
 class Tokens(Struct, frozen=True):
-    """The next tokens of the answer, and what has been added to the request's trace.
+    """The next tokens of the answer.
 
-    ``logprobs`` has an entry for each token if the request asked for them, and none otherwise.
+    Attributes:
+        token_ids: At least one.
+        spans: What has been added to the request's trace; may be empty.
+        logprobs: An entry for each token if the request asked for them, and none otherwise.
     """
 
     token_ids: list[int]
@@ -42,7 +55,12 @@ class Tokens(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """The end of the answer, and the rest of its trace."""
+    """The end of the answer.
+
+    Attributes:
+        reason: ``stop`` after a token that ends the sequence, ``length`` after ``max_tokens``.
+        spans: The rest of the request's trace; may be empty.
+    """
 
     reason: Literal["stop", "length"]
     spans: list[Span]
@@ -63,44 +81,77 @@ SamplingField = Literal["temperature", "top_p", "top_k", "seed", "num_logprobs"]
 
 
 class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What frontends have to know of the engine's model."""
+    """What frontends have to know of the engine's model. A value that they could not read is a
+    `ConfigError` where it is made.
+
+    Attributes:
+        max_model_len: Most tokens of a prompt and its answer.
+        eos_token_ids: Those that end an answer.
+        embed_nbytes: Bytes of one row of embeddings, all its layers together.
+        can_split_items: Whether a chunk of prompt may end inside an item; not where an item attends
+            to itself.
+        cross_attention: An encoder-decoder model: its items are beside the prompt, at offset 0.
+        kv_token_nbytes: This machine's memory that a token of a running request may take, in all
+            workers together; 0: none, or not said.
+        modalities: What its items may be, of what the model's family makes features of.
+        unsupported: Fields of `Sampling` that it can't do: ``temperature``, ``top_p``, ``top_k``,
+            ``seed``, ``num_logprobs``. Frontends refuse requests that ask for them, so that it
+            never gets one that does.
+    """
 
     max_model_len: int
     eos_token_ids: list[int]
     embed_nbytes: int = 0
-    """Bytes of one row of embeddings, all its layers together."""
     can_split_items: bool = True
-    """Whether a chunk of prompt may end inside an item; not where an item attends to itself."""
     cross_attention: bool = False
-    """An encoder-decoder model: its items are beside the prompt, at offset 0."""
     kv_token_nbytes: int = 0
-    """This machine's memory that a token of a running request may take, in all workers together;
-    0: none, or not said.
-    """
     modalities: tuple[Modality, ...] = tuple(Modality)
-    """What its items may be, of what the model's family makes features of."""
     unsupported: tuple[SamplingField, ...] = ()
-    """What of `Sampling` it can't do. Frontends refuse requests that ask for it."""
+
+    def __post_init__(self) -> None:
+        for field in _info_fields():
+            try:
+                msgspec.convert(msgspec.to_builtins(getattr(self, field.name)), field.type)
+            except (msgspec.ValidationError, TypeError) as error:
+                choices = _CHOICES.get(field.name, ())
+                allowed = f"; allowed are {', '.join(choices)}" if choices else ""
+                raise ConfigError(f"EngineInfo.{field.name}: {error}{allowed}") from None
+
+
+_CHOICES: Final = {"modalities": tuple(Modality), "unsupported": get_args(SamplingField)}
+
+
+@functools.cache  # each look at them evaluates every annotation
+def _info_fields() -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(EngineInfo)
 
 
 class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
-    """What an engine has done since it was started, and what it does now."""
+    """What an engine has done since it was started, and what it does now.
+
+    Attributes:
+        num_waiting: Requests that wait to be run.
+        num_running: Requests that steps are done for.
+        num_steps: Steps.
+        num_prompt_tokens: Positions computed in chunks, after a preemption again.
+        num_decode_tokens: Positions of answers that were computed.
+        num_preempted: Requests that had to begin again for want of room.
+        num_restarts: How often workers were lost.
+        num_embeddings_found: Items whose embeddings were in the store.
+        num_encoded: Items that each worker has encoded, by rank.
+        cache_nbytes: Bytes of embeddings that each worker keeps.
+    """
 
     num_waiting: int = 0
     num_running: int = 0
     num_steps: int = 0
     num_prompt_tokens: int = 0
-    """Positions computed in chunks, after a preemption again."""
     num_decode_tokens: int = 0
     num_preempted: int = 0
     num_restarts: int = 0
-    """How often workers were lost."""
     num_embeddings_found: int = 0
-    """Items whose embeddings were in the store."""
     num_encoded: list[int] = []
-    """Items that each worker has encoded, by rank."""
     cache_nbytes: int = 0
-    """Bytes of embeddings that each worker keeps."""
 
 
 class Engine(Protocol):
@@ -130,3 +181,14 @@ class Engine(Protocol):
     async def stats(self) -> EngineStats | None:
         """`None` if there are none to be had now."""
         ...
+
+
+def check_engine(engine: object) -> None:
+    """
+    Raises:
+        ConfigError: It lacks a part of `Engine`, which the error names.
+    """
+    parts = [name for name in vars(Engine) if not name.startswith("_")]
+    if missing := [name for name in parts if not hasattr(engine, name)]:
+        name = type(engine).__name__
+        raise ConfigError(f"{name} is not an afferent.Engine: it has no {' and no '.join(missing)}")

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME_NBYTES = 4 << 20
 _MAX_UNSENT_NBYTES = 32 << 20
+_MAX_WHAT = 200
 # From 128 KiB on, memory for what may come is mapped anew for every message.
 _RECEIVE_NBYTES = 1 << 16
 _LOOK_S = 100e-6
@@ -305,7 +306,9 @@ class AsyncChannel(asyncio.Protocol):
             for frame in self._cutter.feed(data):
                 self._on_frame(frame)
         except FormatError as error:
-            log.warning("a connection broke the protocol", extra={"reason": error.message})
+            # Of what it said, a place and a type: no bytes, and a word at most.
+            what = f": {error.__cause__}"[:_MAX_WHAT] if error.__cause__ else ""
+            log.warning("a connection broke the protocol", extra={"reason": error.message + what})
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -24,7 +24,7 @@ from afferent.admit.gate import Gate
 from afferent.config import ServeConfig
 from afferent.engine import registry
 from afferent.engine.contract import Caller, EngineKind, UpstreamKind
-from afferent.engine.protocol import Engine
+from afferent.engine.protocol import Engine, check_engine
 from afferent.engine.upstream import Upstream
 from afferent.errors import InternalError
 from afferent.preprocess.families.unknown import UnknownFamily
@@ -68,6 +68,7 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
                 await _serve(child, settings, partial(_in_front, upstream))
         case EngineKind():
             async with kind.connect(link, caller) as engine:
+                check_engine(engine)
                 await _serve(child, settings, partial(_with_engine, engine))
 
 

@@ -19,11 +19,13 @@ from afferent.engine.protocol import (
 from afferent.engine.remote import messages as m
 from afferent.errors import AfferentError, ConnectionClosed, EngineUnavailable, error_from
 from afferent.runtime import wire
-from afferent.types import decode, encode
+from afferent.types import encode
 
 log = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
+_MAX_RECONNECT_S = 5.0
+"""After connections that ended before the engine said anything that could be understood."""
 _STATS_TIMEOUT_S = 1.0
 _Event = EngineEvent | AfferentError
 
@@ -35,12 +37,14 @@ class RemoteEngine:
         self._address, self._name = address, name
         self._channel: wire.AsyncChannel | None = None
         self._closed = asyncio.Event()
+        self._is_understood = False
         self._queues: dict[str, asyncio.Queue[_Event]] = {}
         self._asked: list[asyncio.Future[EngineStats | None]] = []
         self.info: EngineInfo | None = None
 
     async def run(self) -> None:
         """Connect, and connect again whenever the engine went away; until cancelled."""
+        pause_s = _RECONNECT_S
         while True:
             try:
                 sock = await asyncio.to_thread(wire.connect, self._address, timeout_s=5.0)
@@ -48,6 +52,7 @@ class RemoteEngine:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             self._closed.clear()
+            self._is_understood = False
             self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
             try:
                 await self._channel.attach(sock)
@@ -57,7 +62,8 @@ class RemoteEngine:
             finally:
                 self._channel.abort()
             log.warning("the engine is gone")
-            await asyncio.sleep(_RECONNECT_S)
+            pause_s = _RECONNECT_S if self._is_understood else min(2 * pause_s, _MAX_RECONNECT_S)
+            await asyncio.sleep(pause_s)
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """See `Engine.submit`."""
@@ -99,7 +105,8 @@ class RemoteEngine:
         self._asked.clear()
 
     def _on_frame(self, frame: bytes) -> None:
-        message: m.ToFrontend = decode(m.to_frontend_decoder, frame)
+        message = m.from_engine(frame)
+        self._is_understood = True
         match message:
             case m.Health(info=info):
                 self.info = info

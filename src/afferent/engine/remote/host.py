@@ -10,7 +10,15 @@ import contextlib
 import logging
 import socket
 
-from afferent.engine.protocol import Accepted, Engine, EngineEvent, EngineRequest, Finished, Tokens
+from afferent.engine.protocol import (
+    Accepted,
+    Engine,
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    Tokens,
+    check_engine,
+)
 from afferent.engine.remote import messages as m
 from afferent.errors import AfferentError, ConnectionClosed, FormatError, InternalError
 from afferent.runtime import wire
@@ -25,6 +33,11 @@ class EngineHost:
     """Frontends come and go; the requests of one that goes are aborted."""
 
     def __init__(self, engine: Engine) -> None:
+        """
+        Raises:
+            ConfigError: It lacks a part of `Engine`.
+        """
+        check_engine(engine)
         self.engine = engine
         self._frontends: set[_Frontend] = set()
 

@@ -15,7 +15,11 @@ from afferent.runtime import wire
 
 
 class RemoteLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the engine listens for frontends."""
+    """Where the engine listens for frontends.
+
+    Attributes:
+        address: A unix socket's; one that begins with a zero byte has no file.
+    """
 
     address: str
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
 
 from afferent.engine.protocol import EngineInfo, EngineRequest, EngineStats
-from afferent.types import Failure, RequestId, Span, TokenLogprobs
+from afferent.errors import FormatError
+from afferent.types import Failure, RequestId, Span, TokenLogprobs, decode
 
 
 class _Message(Struct, array_like=True, forbid_unknown_fields=True):
@@ -78,4 +79,20 @@ RequestEvent = RequestAccepted | RequestTokens | RequestFinished | RequestFailed
 ToFrontend = Health | Stats | RequestEvent
 
 from_frontend_decoder = msgspec.msgpack.Decoder(FromFrontend)
-to_frontend_decoder = msgspec.msgpack.Decoder(ToFrontend)
+_to_frontend_decoder = msgspec.msgpack.Decoder(ToFrontend)
+
+
+def from_engine(frame: bytes) -> ToFrontend:
+    """What an engine says.
+
+    Raises:
+        FormatError: It does not follow its schema; the error names the message.
+    """
+    try:
+        message: ToFrontend = decode(_to_frontend_decoder, frame)
+    except FormatError as error:
+        kinds = [str(kind.__struct_config__.tag) for kind in get_args(ToFrontend)]
+        # Behind a byte for the array and one for its tag's length.
+        kind = next((kind for kind in kinds if frame[2:].startswith(kind.encode())), "unknown")
+        raise FormatError(f"the engine's message {kind!r}") from error.__cause__
+    return message
