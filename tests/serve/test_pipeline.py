@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
-from afferent.engine.protocol import EngineInfo
+from afferent.engine.protocol import Accepted, EngineEvent, EngineInfo, EngineRequest
 from afferent.serve.flow.pipeline import TOKENS
 from tests.serve.frontends import ScriptedEngine, frontend, post
 from tests.server import ask
@@ -67,3 +69,30 @@ def test_a_prompt_is_counted_once_however_many_answers_there_are(store_address: 
     counted = {kind: TOKENS.labels(kind).values[0] for kind in ("prompt", "completion")}
     assert counted == {"prompt": len(engine.requests[0].token_ids), "completion": 9}
     assert counted == {kind: usage[f"{kind}_tokens"] for kind in counted}
+
+
+class ForgetsToAccept(ScriptedEngine):
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async for event in super().submit(request):
+            if not isinstance(event, Accepted):
+                yield event
+
+
+class AcceptsTwice(ScriptedEngine):
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        yield Accepted()
+        async for event in super().submit(request):
+            yield event
+
+
+@pytest.mark.parametrize("kind", [ForgetsToAccept, AcceptsTwice])
+def test_an_engine_accepts_once_and_first(
+    store_address: str, kind: type[ScriptedEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody knows who holds the features; the log says so."""
+    engine = kind(*A_RED_CIRCLE)
+    (answer,) = send(store_address, ask([], "What?"), engine=engine)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "promise 1 of an engine: `Accepted` comes once, and first" in caplog.text
+    assert engine.num_running == 0

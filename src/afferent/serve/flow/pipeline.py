@@ -14,7 +14,7 @@ from contextlib import aclosing
 import msgspec
 
 from afferent.engine.protocol import Accepted, Engine, EngineRequest, Finished, Tokens
-from afferent.errors import EngineUnavailable, Param, PromptTooLong
+from afferent.errors import EngineUnavailable, InternalError, Param, PromptTooLong
 from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.flow import capabilities, counting
 from afferent.serve.flow.generate import AnswerWriter, merge
@@ -38,6 +38,7 @@ from afferent.types import Handle, Item, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
 _PART_CHARACTERS = 8  # a message or a part takes at least the time of so many
+_PROMISE = "the engine breaks promise 1 of an engine: `Accepted` comes once, and first"
 
 
 TOKENS = counter(
@@ -184,12 +185,20 @@ class Pipeline:
     async def _generate(
         self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
     ) -> AsyncGenerator[Output, None]:
+        """
+        Raises:
+            InternalError: The engine goes on as if nobody waited for its `Accepted`.
+        """
         start_ns, times = time.monotonic_ns(), counting.AnswerTimes(trace)
+        is_accepted = False
         try:
             async with aclosing(self.engine.submit(engine_request)) as events:
                 async for event in events:
+                    if isinstance(event, Accepted) is is_accepted:
+                        raise InternalError(_PROMISE)
                     match event:
                         case Accepted():
+                            is_accepted = True
                             hold.accepted()
                             continue
                         case Tokens(token_ids, spans):
