@@ -13,7 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from afferent.engine.protocol import Accepted, EngineEvent, EngineRequest, Finished, Tokens
+from afferent.engine.protocol import (
+    Accepted,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    Finished,
+    Tokens,
+)
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.testing.engine_conformance import CHECKS, check
@@ -44,16 +51,12 @@ def question(number: int) -> Question:
 async def subject(server: StoreServer, engine_type: Any) -> AsyncIterator[Subject]:
     store = await AsyncDaemonStore.connect(server.address, name="engine")
     engine = engine_type(store)
-
-    async def stop() -> None:
-        engine.close()
-
     try:
         yield Subject(
             engine=engine,
             store_address=server.address,
             question=question,
-            stop=stop,
+            stop=engine.close,
             timeout_s=5.0,
             settle_s=1.0,
         )
@@ -189,6 +192,16 @@ class HasNoLogprobs(tiny.TinyEngine):
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async for event in super().submit(request):
             yield Tokens(event.token_ids, []) if isinstance(event, Tokens) else event
+
+
+class DeclaresNoLogprobs(HasNoLogprobs):
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        super().__init__(store)
+        self.info = EngineInfo(4096, [tiny.EOS], unsupported=("num_logprobs",))
+
+
+def test_what_is_said_to_be_unsupported_is_not_asked_for(server: StoreServer) -> None:
+    run("gives_logprobs_when_asked", server, DeclaresNoLogprobs)
 
 
 BROKEN = [

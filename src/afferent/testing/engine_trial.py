@@ -59,7 +59,7 @@ class Subject:
         engine: As a frontend would use it, on this event loop.
         store_address: Of the daemon that the engine is connected to. Nobody else uses it meanwhile.
         question: Different numbers, different features; an item at least, better two.
-        stop: Makes the engine go away: its process is killed, its connection closed.
+        stop: Makes the engine go away: its process is killed, its connection closed. Async or not.
         timeout_s: For each event of the engine.
         settle_s: How soon it must have given back what it held.
     """
@@ -67,7 +67,7 @@ class Subject:
     engine: Engine
     store_address: str
     question: Callable[[int], Question]
-    stop: Callable[[], Awaitable[None]]
+    stop: Callable[[], Awaitable[None] | None]
     timeout_s: float = 30.0
     settle_s: float = 10.0
 
