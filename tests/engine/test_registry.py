@@ -7,15 +7,33 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from afferent import cli
+from afferent.config import Settings
 from afferent.engine import registry
+from afferent.engine.contract import EnginePlan, EngineSite
 from afferent.engine.reference.kind import ReferenceEngine
+from afferent.engine.remote.kind import RemoteKind, RemoteLink
 from afferent.errors import ConfigError
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+class Nameless(RemoteKind[Any]):
+    summary = "tells nobody what it is called"
+
+    def reserved_nbytes(self, model_folder: Path, settings: Settings) -> int:
+        return 0
+
+    def plan(self, site: EngineSite, settings: Settings) -> EnginePlan[RemoteLink]:
+        raise NotImplementedError
+
+
+class Odd(ReferenceEngine):
+    settings_type = dict  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -66,6 +84,8 @@ def test_a_package_adds_an_engine() -> None:
         ("afferent.types:GiB", ["afferent.types:GiB", "not callable"]),
         ("builtins:dict", ["builtins:dict", "gives a dict, which is no EngineKind"]),
         ("afferent.engine.contract:EngineKind", ["abstract", "connect"]),
+        (f"{__name__}:Nameless", ["lacks name, a text", "settings_type, a subclass of Settings"]),
+        (f"{__name__}:Odd", ["lacks settings_type, a subclass of Settings (engine"]),
     ],
 )
 def test_what_is_no_engine_is_one_line(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
+from afferent.config import Settings
 from afferent.engine.contract import EngineKind, UpstreamKind
 from afferent.errors import ConfigError
 
@@ -64,4 +67,20 @@ def _made(name: str, path: str) -> AnyKind:
         raise ConfigError(
             f"{path} gives a {type(made).__name__}, which is no EngineKind (engine {name!r})"
         )
+    if missing := list(_missing(made)):
+        raise ConfigError(f"{path} lacks {', and '.join(missing)} (engine {name!r})")
     return made
+
+
+_TYPES: Final = {"settings_type": Settings, "link_type": Struct}
+
+
+def _missing(kind: AnyKind) -> Iterator[str]:
+    """What a description has to say besides what is abstract."""
+    for member in ("name", "summary"):
+        if not isinstance(getattr(kind, member, None), str):
+            yield f"{member}, a text"
+    for member, base in _TYPES.items():
+        found = getattr(kind, member, None)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            yield f"{member}, a subclass of {base.__name__}"
