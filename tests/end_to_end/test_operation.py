@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,3 +204,19 @@ def test_keep_alive_connections_see_refusals_and_answers(
             for body in (good, {**good, "model": "no"}, good, {"messages": 3}, good)
         ]
     assert statuses == [200, 404, 200, 400, 200]
+
+
+def test_whoever_stops_a_start_hears_of_nothing_else() -> None:
+    """While the worker is on its way, and the others say that they are ready."""
+    command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
+    command += ["--preprocess-workers", "2", "--arena-nbytes", "64MiB"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, bufsize=1) as starting:
+        assert starting.stderr is not None
+        lines: list[str] = []
+        for line in starting.stderr:
+            lines.append(line)
+            if " ready: an arena" in line:
+                starting.send_signal(signal.SIGINT)
+    assert starting.returncode == 0
+    (at,) = [number for number, line in enumerate(lines) if " s  stopping " in line]
+    assert [line.split()[2] for line in lines[at + 1 :]] == ["stopped"], "".join(lines)

@@ -186,6 +186,8 @@ class Supervisor:
         if not data:
             asyncio.get_running_loop().remove_reader(child.status_fd)
             return
+        if self._stop.is_set():  # what is about to end has nothing to say any more
+            return
         for line in data.splitlines():
             status = msgspec.json.decode(line, type=Status)
             self._say(part.name, f"ready: {status.text}" if status.ready else status.text)

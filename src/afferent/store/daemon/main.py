@@ -22,7 +22,7 @@ from functools import partial
 
 import uvloop
 
-from afferent.errors import AfferentError, FormatError, StoreFull
+from afferent.errors import AfferentError, ConnectionClosed, FormatError, StoreFull
 from afferent.runtime import wire
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store import arena
@@ -125,8 +125,12 @@ class StoreDaemon:
         """Check who connects, and let it in."""
         try:
             peer = wire.check_peer(sock)
-            async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                hello = await wire.receive_frame(sock, hello_decoder)
+            try:
+                async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                    hello = await wire.receive_frame(sock, hello_decoder)
+            except ConnectionClosed:  # its process has ended meanwhile, as at the end of a server
+                sock.close()
+                return
             if isinstance(hello, Hello) and hello.version != VERSION:
                 self._turn_away(sock)  # it reads our version and says so
                 return
