@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,8 +11,10 @@ import pytest
 
 from afferent import cli, config
 from afferent.config import Group, Setting, Settings, hints, setting
+from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
 from afferent.engine.reference.kind import ReferenceEngine
 from afferent.engine.reference.settings import ReferenceSettings
+from afferent.engine.remote.kind import RemoteLink, listening
 from afferent.errors import ConfigError
 from afferent.types import GiB, MiB, ObjectKind
 
@@ -212,7 +217,10 @@ def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
             "there is no flag --gpu-memory-utilization; memory is given in numbers, by "
             "--kv-cache-tokens and --arena-nbytes",
         ),
-        ("--xyzzy", "there is no flag --xyzzy"),
+        (
+            "--xyzzy",
+            "there is no flag --xyzzy; if it is an engine's own, name that engine: --engine",
+        ),
         ("one two", "'two' is one argument too many"),
         (
             "--help limit",
@@ -314,15 +322,80 @@ def test_keys_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "(hidden)" in shown
 
 
+def test_all_that_is_wrong_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "afferent.toml"
+    tenants = _TENANTS.replace("acme-key-0123456789", "short").replace('"other"', '"Other"')
+    file.write_text(f'prot = 1\nport = "x"\nlumen = 3\napi_key = "short"\n{tenants}')
+    assert cli.main(["config", "check", "--config", str(file)]) == 2
+    key = "an API key needs 16 to 256 printable characters, none of them blank or beyond ASCII"
+    assert capsys.readouterr().err.replace(str(file), "FILE").splitlines() == [
+        "error: there is no setting 'prot' (FILE); did you mean port?",
+        "error: port = 'x' (FILE): Expected `int`, got `str`",
+        "error: there is no setting 'lumen' (FILE); if it is an engine's own, name that engine: "
+        "--engine",
+        f"error: api_key (FILE): {key}",
+        f"error: tenant 'acme' (FILE): api_keys[0]: {key}",
+        "error: tenant 'Other' (FILE): name: 1 to 32 characters of a-z, 0-9 and -, no dash first",
+    ]
+    assert cli.main(["config", "check", "--prot", "1", "--hots=x"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
 def test_settings_are_checked_without_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["config", "check", "--arena-nbytes", "64MiB"]) == 0
+    small = ["config", "check", "--arena-nbytes", "64MiB", "--port", "0"]
+    assert cli.main(small) == 0
     assert "warning" not in capsys.readouterr().out
-    assert cli.main(["config", "check", "--arena-nbytes", "64MiB", "--host", "0.0.0.0"]) == 0
+    assert cli.main([*small, "--host", "0.0.0.0"]) == 0
     assert "no API key" in capsys.readouterr().out
     assert cli.main(["config", "check", str(tmp_path)]) == 2
-    assert cli.main(["config", "check", "--arena-nbytes", "64TiB"]) == 2
+    assert cli.main([*small, "--arena-nbytes", "64TiB"]) == 2
+
+
+class GoneEngine(ReferenceEngine):
+    def plan(self, site: EngineSite, settings: ReferenceSettings) -> EnginePlan[RemoteLink]:
+        at = listening("gone")
+        told = RemoteLink(address=site.store_address)
+        process = EngineProcess(name="gone", module="no_such.module", settings=told, fds=(at.fd,))
+        return EnginePlan(processes=(process,), link=at.link)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--max-model-len", "1000000"],
+            "--max-model-len 1,000,000 is more than the 4,096 tokens that the model has room for",
+        ),
+        (
+            ["--engine", f"{__name__}:GoneEngine"],
+            "no_such.module, the engine's process 'gone', can't run: "
+            "ModuleNotFoundError: No module named 'no_such'",
+        ),
+        (["--host", "192.0.2.1"], "can't listen on 192.0.2.1:0: Cannot assign requested address"),
+    ],
+)
+def test_what_serve_refuses_a_check_refuses_in_the_same_words(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    assert cli.main(["config", "check", "--port", "0", *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+    assert len(list(Path("/proc/self/fd").iterdir())) <= num_open
+    command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: {line}")
+
+
+def test_a_port_that_is_taken_is_found_by_a_check(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert cli.main(["config", "check", "--port", port]) == 2
+    assert capsys.readouterr().err.endswith(f"127.0.0.1:{port}: Address already in use\n")
+    assert cli.main(["config", "check", "--port", port]) == 0, "nothing is left listening"
 
 
 # An engine's own settings
@@ -402,7 +475,7 @@ def test_every_field_is_declared_by_setting() -> None:
     class Bare(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bare: int = 1
 
-    with pytest.raises(TypeError, match=r"Bare\.bare"):
+    with pytest.raises(ConfigError, match=r"Bare\.bare"):
         config.declared(Bare)
 
 
@@ -431,7 +504,7 @@ def test_the_command_line_takes_the_engines_flags(
         cli.main(["serve", "--help", "engine", f"--engine={engine}"])
     assert "--echo-voice low|high" in capsys.readouterr().out
     assert cli.main(["config", "show", *arguments]) == 2
-    assert "no flag --echo-delay-s" in capsys.readouterr().err
+    assert "no flag --echo-delay-s; if it is an engine's own, name" in capsys.readouterr().err
     assert cli.main(["config", "show", "--engine", "eco"]) == 2
     assert "there is no engine 'eco'; there are: reference" in capsys.readouterr().err
 

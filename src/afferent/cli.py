@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _show_config(args) if args.action == "show" else _check_config(args)
         return _store(args)
     except AfferentError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        for line in error.message.splitlines():  # one that is indented goes on
+            print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -49,9 +50,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         return _parser(()).parse_args(arguments)
     extra = engine_settings(_chosen_engine(arguments))
     args, unknown = _parser(extra).parse_known_args(arguments)
-    for argument in unknown:
-        if argument.startswith("-"):
-            raise ConfigError(hints.unknown_flag(argument, args.known))
+    if wrong := [
+        hints.unknown_flag(argument, args.known) for argument in unknown if argument.startswith("-")
+    ]:
+        raise ConfigError("\n".join(wrong))
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is one argument too many")
     return args
@@ -185,9 +187,9 @@ def _show_config(args: argparse.Namespace) -> int:
 
 
 def _check_config(args: argparse.Namespace) -> int:
-    """All that can be refused before a process is started, but for the port."""
+    """All that can be refused before a process is started."""
     loaded, checks = _load(args), _of_extra("afferent.server.checks")
-    settings, checked = loaded.config, checks.check(loaded)
+    settings, checked = loaded.config, checks.rehearse(loaded)
     where = f"{settings.host}:{settings.port}, with an arena of {checked.arena_nbytes // MiB:,} MiB"
     print(f"these settings can be served: {checked.folder.name} on {where}")
     if warning := checks.exposure(settings):

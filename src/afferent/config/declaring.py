@@ -174,7 +174,8 @@ def declared(*structs: type[Settings]) -> dict[str, Setting]:
     """The settings of some structs, in one flat namespace.
 
     Raises:
-        ConfigError: Two of them have one name, or one that a command needs.
+        ConfigError: Two of them have one name, or one that a command needs; or one is not made by
+            `setting`.
     """
     found: dict[str, Setting] = {}
     for struct in structs:
@@ -193,7 +194,7 @@ def _settings_of(struct: type[Settings]) -> dict[str, Setting]:
 def _resolve(field: msgspec.structs.FieldInfo, struct: type[Settings]) -> Setting:
     declaration = field.default_factory
     if not isinstance(declaration, _Declaration):
-        raise TypeError(f"{struct.__name__}.{field.name} is not declared by setting()")
+        raise ConfigError(f"{struct.__name__}.{field.name} is not declared by setting()")
     return Setting(
         key=field.name,
         type=Annotated[field.type, declaration.meta],

@@ -62,13 +62,15 @@ def unknown_flag(argument: str, known: Mapping[str, Setting]) -> str:
 
 
 def _instead(key: str, known: Mapping[str, object], spell: Callable[[str], str]) -> str:
-    """The end of a message, such as ``; did you mean --port?``; empty if nothing is like it."""
+    """The end of a message, such as ``; did you mean --port?``."""
     words, keys = ELSEWHERE.get(key, ("", ()))
     if ours := [spell(one) for one in keys if one in known]:
         return f"; {words} {_join(ours, 'and')}"
     longer = [one for one in known if one.startswith(key)]
     likely = longer[:3] or difflib.get_close_matches(key, known, n=2, cutoff=0.75)
-    return f"; did you mean {_join([spell(one) for one in likely], 'or')}?" if likely else ""
+    if likely:
+        return f"; did you mean {_join([spell(one) for one in likely], 'or')}?"
+    return "; if it is an engine's own, name that engine: --engine"
 
 
 def _join(names: list[str], word: str) -> str:

@@ -17,14 +17,14 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 
 from afferent.config import hints
 from afferent.config.declaring import ENV_PREFIX, Setting, Settings, declared
-from afferent.config.settings import ServeConfig
+from afferent.config.settings import IN_WORDS, ServeConfig
 from afferent.config.sizes import parse_nbytes
 from afferent.errors import ConfigError
 
@@ -61,17 +61,25 @@ def load(
     """Read the settings: the server's, and those of ``extra``.
 
     Raises:
-        ConfigError: An unknown key or a bad value; the message says which, and where it came from.
+        ConfigError: Unknown keys and bad values; the message has a line for each, which says where
+            it came from.
     """
     known = declared(ServeConfig, *extra)
     values: dict[str, Any] = {}
     sources = dict.fromkeys(known, "default")
+    wrong: list[str] = []
     for origin, layer in _layers(flags, environ, file):
         for key, value in layer.items():
             if key not in known:
-                raise ConfigError(hints.unknown(key, known, origin))
-            values[key] = _convert(known[key], value, origin)
+                wrong.append(hints.unknown(key, known, origin))
+                continue
+            try:
+                values[key] = _convert(known[key], value, origin)
+            except ConfigError as error:
+                wrong.append(error.message)
             sources[key] = origin
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     others = tuple(_build(struct, values) for struct in extra)
     return Loaded(_build(ServeConfig, values), others, sources)
 
@@ -141,6 +149,8 @@ def _convert(one: Setting, value: Any, origin: str) -> Any:
     """A value of any origin in the type of its field."""
     if one.is_table and isinstance(value, str):
         raise ConfigError(f"{one.key} are tables of the file ({origin})")
+    if one.is_table and one.is_list and isinstance(value, list):
+        return _tables(one, value, origin)
     try:
         if isinstance(value, str):
             if one.is_size:
@@ -150,4 +160,28 @@ def _convert(one: Setting, value: Any, origin: str) -> Any:
         return msgspec.convert(value, one.type, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ConfigError) as error:
         shown = "" if one.is_secret else f" = {value!r}"
-        raise ConfigError(f"{one.key}{shown} ({origin}): {error}") from error
+        raise ConfigError(f"{one.key}{shown} ({origin}): {_in_words(error)}") from error
+
+
+def _tables(one: Setting, tables: list[Any], origin: str) -> tuple[Any, ...]:
+    """Each by itself, so that all that are wrong are named."""
+    kind, _ = get_args(get_args(one.type)[0])
+    found, wrong = [], []
+    for number, table in enumerate(tables, start=1):
+        try:
+            found.append(msgspec.convert(table, kind))
+        except msgspec.ValidationError as error:
+            name = table.get("name") if isinstance(table, dict) else None
+            which = repr(name) if isinstance(name, str) else f"number {number}"
+            what, _, where = str(error).partition(" - at `$.")
+            part = f"{where.rstrip('`')}: " if where else ""
+            wrong.append(f"{one.key.removesuffix('s')} {which} ({origin}): {part}{_in_words(what)}")
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return tuple(found)
+
+
+def _in_words(error: object) -> str:
+    """What is wrong of a value, where a pattern would say it."""
+    said = str(error)
+    return next((words for pattern, words in IN_WORDS.items() if repr(pattern) in said), said)

@@ -14,6 +14,16 @@ from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 LEAST_RECORDS_NBYTES = MiB
 
 _API_KEY = r"^[!-~]{16,256}\Z"
+_OPTIONAL_API_KEY = rf"{_API_KEY}|^\Z"
+_TENANT_NAME = r"^[a-z0-9][a-z0-9-]{0,31}\Z"
+_KEYS = "an API key needs 16 to 256 printable characters, none of them blank or beyond ASCII"
+IN_WORDS = {
+    _API_KEY: _KEYS,
+    _OPTIONAL_API_KEY: _KEYS,
+    _TENANT_NAME: "1 to 32 characters of a-z, 0-9 and -, no dash first",
+}
+"""What patterns mean."""
+
 ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
 """Printable, without blanks, and too long to be guessed."""
 
@@ -111,7 +121,7 @@ class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Somebody with API keys of its own. What it has cached, no other tenant can hit."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
+    name: Annotated[str, Meta(pattern=_TENANT_NAME)]
     api_keys: Annotated[tuple[ApiKey, ...], Meta(min_length=1, max_length=64)]
     max_requests: Annotated[int, Meta(ge=0, le=65536)] = 0
     """At a time, over all frontends; 0: no limit of its own."""
@@ -139,7 +149,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         "",
         "key that clients must send, best by the environment; none: no key is asked for",
         Group.COMMON,
-        pattern=rf"{_API_KEY}|^\Z",
+        pattern=_OPTIONAL_API_KEY,
         unit="KEY",
         is_secret=True,
     )

@@ -13,21 +13,19 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
 from afferent import __version__
 from afferent.config import Loaded
-from afferent.engine.contract import EngineSite, UpstreamKind
-from afferent.engine.registry import AnyKind
+from afferent.engine.contract import UpstreamKind
 from afferent.errors import ConfigError
 from afferent.preprocess.discover import family_of
-from afferent.preprocess.registry import AnyFamily, describe
+from afferent.preprocess.registry import AnyFamily
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
 from afferent.runtime.process import LOST_PARTNERS, Child, LogSettings, Status, spawn
-from afferent.server.checks import check, exposure
+from afferent.server.checks import Checked, check, check_processes, exposure
 from afferent.server.parts import Part, Plan
 from afferent.store import arena
 from afferent.store.daemon.server import InheritedDescriptors
@@ -90,26 +88,20 @@ class Supervisor:
         config = self._config
         checked = check(self._loaded)
         folder = checked.folder
-        self._model_name = config.served_model_name or folder.name
+        self._model_name = checked.model_name
         if warning := exposure(config):
             self._say("warning", warning)
         port = self._port = Port(config.host, config.port, num_listeners=config.frontends)
         self._url = port.url
-        family = self._family(folder, checked.engine)
+        family = self._family(checked)
         self._say("model", f"{self._model_name} from {folder}")
         self._say("engine", f"{checked.engine.name}: {checked.engine.summary}")
         inherited = InheritedDescriptors.over(
             arena.open_segment(checked.arena_nbytes), path=config.store_path
         )
-        site = EngineSite(
-            model_folder=folder,
-            model_name=self._model_name,
-            family=family,
-            store_address=inherited.address,
-            shares=config.shares,
-            left_nbytes=checked.left_nbytes,
-        )
+        site = checked.site(family, store_address=inherited.address)
         plan = checked.engine.plan(site, checked.engine_settings)
+        check_processes(plan)
         for note in plan.notes:
             self._say("engine", note)
         return Plan(
@@ -122,20 +114,13 @@ class Supervisor:
             inherited=inherited,
         )
 
-    def _family(self, folder: Path, engine: AnyKind) -> AnyFamily | None:
+    def _family(self, checked: Checked) -> AnyFamily | None:
         """What features are made for the model; ``None`` if none are, and none have to be.
 
         Raises:
             UnsupportedModel: None can be made, and they are needed.
         """
-        config, most = self._config, self._config.max_sampled_frames
-        is_reference = config.processor == "reference"
-        known = describe(
-            folder,
-            reference=is_reference,
-            max_sampled_frames=most,
-            resize_rule=engine.resize_rule,
-        )
+        folder, engine, known = checked.folder, checked.engine, checked.family
         if isinstance(engine, UpstreamKind):
             if known is not None and engine.takes_features(folder):
                 return known
@@ -143,7 +128,7 @@ class Supervisor:
             return None
         if known is None:
             self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
-        return known or family_of(folder, reference=is_reference, max_sampled_frames=most)
+        return known or family_of(folder)
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:
         """First what takes longest, the engine's workers; the others once there is an arena."""

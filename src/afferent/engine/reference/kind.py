@@ -36,6 +36,7 @@ class ReferenceEngine(RemoteKind[ReferenceSettings]):
     def check(self, model_folder: Path, settings: ReferenceSettings) -> None:
         """See `Backend.check`."""
         launch.check_workers(model_folder, settings.tensor_parallel_size)
+        launch.check_length(model_folder, settings.max_model_len)
 
     def reserved_nbytes(self, model_folder: Path, settings: ReferenceSettings) -> int:
         """See `Backend.reserved_nbytes`."""

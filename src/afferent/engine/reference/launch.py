@@ -64,3 +64,27 @@ def check_workers(folder: Path, num_workers: int) -> None:
                 f"the model's {number} {words} can't be divided among {num_workers} engine "
                 "workers; choose another number of --tensor-parallel-size"
             )
+
+
+def check_length(folder: Path, max_model_len: int) -> None:
+    """Refuse requests that are longer than the model's config says it can take, if it does.
+
+    Raises:
+        ConfigError: See `refuse_longer`.
+    """
+    config = read_json(folder / "config.json")
+    text = config.get("text_config", config)
+    if limit := text.get("max_position_embeddings") or config.get("max_target_positions"):
+        refuse_longer(max_model_len, limit)
+
+
+def refuse_longer(max_model_len: int, limit: int) -> None:
+    """
+    Raises:
+        ConfigError: The model takes fewer tokens.
+    """
+    if max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {max_model_len:,} is more than the {limit:,} tokens that the model "
+            "has room for"
+        )

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
 from afferent.engine.protocol import Chosen, EngineInfo
+from afferent.engine.reference.launch import refuse_longer
 from afferent.engine.reference.model.attention import GROWTH
 from afferent.engine.reference.model.chunks import Decoder, RunningSequence, SequenceChunk
 from afferent.engine.reference.model.cross import CrossDecoder
@@ -40,12 +41,13 @@ class Runner:
         Args:
             folder: What `transformers` saves: config, weights, generation config.
             family: Of the model; it finishes the features.
-            max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own.
+            max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own, and it may
+                not be above that.
             group: The other ranks of the model, who are told the same steps; waited for here.
 
         Raises:
             UnsupportedModel: Its answers would be wrong here, or it can't be sharded for ranks.
-            ConfigError: It can't be shared by so many ranks.
+            ConfigError: It can't be shared by so many ranks, or takes no requests of that length.
         """
         self._family, self._group = family, group
         self._model = _place(load_model(folder), group)
@@ -174,10 +176,11 @@ class Runner:
             config, "max_target_positions", 0
         )
         limit = int(own or 4096)
+        refuse_longer(max_model_len, limit)
         eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
         row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
         return EngineInfo(
-            max_model_len=min(max_model_len, limit) if max_model_len else limit,
+            max_model_len=max_model_len or limit,
             eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
             embed_nbytes=row_nbytes * self._decoder.num_embed_layers,
             can_split_items=self._decoder.can_split_items,
