@@ -76,10 +76,10 @@ async def _run(child: ChildProcess, told: TinyProcess) -> None:
     from examples.tiny_engine import TinyEngine
 
     store = await AsyncDaemonStore.connect(told.store_address, name=child.name)
-    engine = TinyEngine(store, max_model_len=told.max_model_len)
+    host = EngineHost(TinyEngine(store, max_model_len=told.max_model_len))
     child.report(f"up to {told.max_model_len:,} tokens a request", ready=True)
     listener = socket.socket(fileno=told.listener_fd)
-    await run_until_terminated(EngineHost(engine).serve(listener))
+    await run_until_terminated(host.serve(listener))
 
 
 def main() -> None:

@@ -7,23 +7,30 @@ test of `TOGETHER` runs them. What is neither has ``<!-- fragment: why -->`` in 
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 
 from afferent.engine import protocol
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.media import DecodedImage
+from afferent.preprocess.registry import describe
 from afferent.schedule.encoder_cache import EncoderCache
 from afferent.schedule.step import Chunk, EncoderInput, Step
 from afferent.schedule.window import WindowIndex
+from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.local_store import LocalStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import ContentKey, MiB, Placeholder
+from tests.models import make_features
 from tests.pages import (
     DOCS,
     PAGES,
@@ -207,12 +214,44 @@ def test_the_guide_to_scheduling_runs() -> None:
 
 
 def test_the_protocol_of_the_guide_is_the_protocol() -> None:
-    (block,) = python_blocks(DOCS / "writing-an-engine.md")
+    block, _ = python_blocks(DOCS / "writing-an-engine.md")
     names: dict[str, Any] = dict(vars(protocol))
+    exec("from __future__ import annotations\n" + block.text, names)  # noqa: S102
+    shown, real = signatures(names["Engine"]), signatures(protocol.Engine)
+    assert shown == real
+
+
+def signatures(cls: Any) -> dict[str, str]:
+    members = {name: each for name, each in vars(cls).items() if not name.startswith("_")}
+    calls = {name: getattr(each, "fget", each) for name, each in members.items()}
+    return {
+        name: f"{type(members[name]).__name__} {inspect.iscoroutinefunction(call)} "
+        f"{inspect.signature(call)}"
+        for name, call in calls.items()
+    }
+
+
+def test_the_guide_to_engines_lists_what_can_be_unsupported() -> None:
+    text = (DOCS / "writing-an-engine.md").read_text()
+    assert all(f"`{name}`" in text for name in get_args(protocol.SamplingField))
+
+
+def test_features_of_the_arena_are_finished_as_the_guide_to_engines_says() -> None:
+    family = describe(BUILT_IN_MODELS / "shapes")
+    assert isinstance(family, QwenVlFamily)
+    image = DecodedImage(np.full((56, 84, 3), 255, np.uint8))
+    plan = family.plan(image.header)
+    features = {**make_features(family, image), "prompt": plan.tree["prompt"]}
+    _, block = python_blocks(DOCS / "writing-an-engine.md")
+    names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102
-    shown = vars(names["Engine"]).keys() - vars(Protocol).keys()
-    assert {name for name in shown if not name.startswith("_")} == {"info", "submit"}
-    assert all(hasattr(protocol.Engine, name) for name in ("info", "submit"))
+    with LocalStore(4 * MiB) as store:
+        inputs = names["encoder_inputs"](store.block(store.put("r", features)), family, "cpu")
+        assert inputs["image_grid_thw"].tolist() == features["image_grid_thw"].tolist()
+        assert inputs["pixel_values"].shape == (plan.num_embeds * 4, 3 * 2 * 14 * 14)
+        assert inputs["pixel_values"].dtype == torch.float32
+        assert (inputs["pixel_values"] < 10).all(), "normalized"
+        inputs.clear()
 
 
 def test_the_apis_example(

@@ -108,6 +108,18 @@ def native(folder: Path) -> Native:
     return family
 
 
+def test_the_guide_to_engines_has_the_features(folder: Path) -> None:
+    """Their names, types, and as many dimensions."""
+    family = native(folder)
+    headers = [ImageHeader(300, 200), VideoHeader(300, 200, num_frames=30, frames_per_s=10.0)]
+    page = (Path(__file__).parents[2] / "docs" / "writing-an-engine.md").read_text()
+    for header in headers[: len(family.tokens)]:
+        for name, spec in family.plan(header).specs.items():
+            shapes = re.findall(rf"`{name}` {spec.dtype} \(([^)]*)\)", page)
+            ranks = {len([side for side in shape.split(",") if side]) for shape in shapes}
+            assert len(spec.shape) in ranks, name
+
+
 def process(family: AnyFamily, image: DecodedImage) -> dict[str, Array]:
     """The features, in memory that the plan of the image's header asks for."""
     plan = family.plan(image.header)

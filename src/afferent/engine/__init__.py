@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from afferent.lazy import face
 
 __all__ = [
+    "AnyFamily",
     "Backend",
     "Caller",
     "ChildProcess",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     )
     from afferent.engine.remote.host import EngineHost
     from afferent.engine.remote.kind import RemoteKind, RemoteLink, listening
+    from afferent.preprocess.registry import AnyFamily
     from afferent.runtime.process import ChildProcess, run_until_terminated
     from afferent.telemetry.pushing import push_counts
     from afferent.telemetry.registry import counter, gauge, histogram
@@ -61,6 +63,7 @@ else:
             ),
             "afferent.engine.remote.host": "EngineHost",
             "afferent.engine.remote.kind": "RemoteKind RemoteLink listening",
+            "afferent.preprocess.registry": "AnyFamily",
             "afferent.runtime.process": "ChildProcess run_until_terminated",
             "afferent.telemetry.pushing": "push_counts",
             "afferent.telemetry.registry": "counter gauge histogram",

@@ -20,7 +20,9 @@ from afferent.preprocess.resize import ResizeRule
 from afferent.types import Modality
 
 AnyFamily = NativeFamily | AdapterFamily
-"""What travels between processes."""
+"""What features are made for a model, and how its engine finishes them (``model_inputs``); plain
+data, which travels between processes.
+"""
 
 POSITION_FEATURES: Final = frozenset[str]().union(
     *(entry.engine.position_features for entry in ENTRIES)
