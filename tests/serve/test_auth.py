@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
+from afferent.quota.shares import Share
 from afferent.serve.http.auth import Access
 
 ACME = Tenant(name="acme", api_keys=("acme-key-0123456789", "acme-key-9876543210"))
@@ -18,6 +19,7 @@ class Places:
 
     def __init__(self) -> None:
         self.inside: dict[str, str] = {}
+        self.introduced: dict[str, Share] = {}
 
     async def acquire_permit(
         self, request: str, semaphore: str, *, limit: int, queue: bool
@@ -26,6 +28,9 @@ class Places:
         if list(self.inside.values()).count(semaphore) >= limit:
             raise NoPermitLeft("full")
         self.inside[request] = semaphore
+
+    def introduce(self, request: str, share: Share) -> None:
+        self.introduced[request] = share
 
     def forget(self, request: str) -> None:
         self.inside.pop(request, None)

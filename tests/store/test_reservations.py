@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from afferent.quota.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, Queue, ReserveItem, SealItem
 from afferent.store.protocol.results import Order, Outcome
@@ -35,20 +36,53 @@ def test_what_is_granted_can_be_had_and_by_nobody_else() -> None:
     assert store.failure(FRONTEND, store.reserve(FRONTEND, "r", 1025)) == "arena_too_small"
 
 
-def test_reservations_are_queued_for_in_order_of_arrival() -> None:
+def test_reservations_are_queued_for() -> None:
+    """Equal ones in order of arrival, and no one else takes what they wait for."""
     store = Store(capacity_nbytes=2048)
     for request, nbytes in (("a", 512), ("b", 448)):
         store.create(FRONTEND, request, nbytes)
-    large, small = store.reserve(OTHER, "large", 576), store.reserve(OTHER, "small", 64)
+    first, second = store.reserve(OTHER, "first", 576), store.reserve(OTHER, "second", 576)
     features = store.reserve(OTHER, "features", 64, kind=FEATURES)
     assert store.result(OTHER, features) is None
-    assert store.answer(OTHER, large) is store.answer(OTHER, small) is None
+    assert store.answer(OTHER, first) is store.answer(OTHER, second) is None
     assert store.refusal(SECOND, requests.Create, "r", [CreateItem(RAW, 64)]) == "store_full"
     store.release(FRONTEND, "a")
-    assert store.result(OTHER, large) is None
-    assert store.answer(OTHER, small) is None
+    assert store.result(OTHER, first) is None
+    assert store.answer(OTHER, second) is None
     store.release(FRONTEND, "b")
-    assert store.result(OTHER, small) is None
+    assert store.answer(OTHER, second) is None
+    store.release(OTHER, "first")
+    assert store.result(OTHER, second) is None
+
+
+def test_small_ones_do_not_wait_for_a_large_one() -> None:
+    """Which waits for no more of them than it wants itself: then nobody passes it."""
+    store = Store(capacity_nbytes=2048)
+    store.create(FRONTEND, "a", 512)
+    large, passed = store.reserve(OTHER, "large", 768), 0
+    while store.answer(SECOND, store.reserve(SECOND, f"small {passed}", 128)) is not None:
+        store.state.validate()
+        store.release(SECOND, f"small {passed}")
+        passed += 1
+    assert 0 < passed <= 768 // 128
+    store.release(FRONTEND, "a")
+    assert store.result(OTHER, large) is None
+
+
+def test_what_is_short_is_shared_by_tenants() -> None:
+    """One with many requests has no more of it than one with a few."""
+    store = Store(capacity_nbytes=2048)
+    store.create(FRONTEND, "all", 1024)
+    flood = [f"flood {number}" for number in range(20)]
+    honest = [f"honest {number}" for number in range(4)]
+    waits = {}
+    for request in (*flood, *honest):
+        share = Share(request.partition(" ")[0])
+        store.send(OTHER, requests.Introduce, request, share)
+        waits[request] = store.reserve(OTHER, request, 128)
+    store.release(FRONTEND, "all")
+    got = [request for request, seq in waits.items() if store.answer(OTHER, seq) is not None]
+    assert got == [*flood[:4], *honest]
 
 
 def test_a_reservation_of_several_kinds_is_all_or_nothing() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from afferent.quota.shares import NAMELESS
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.store import Store
 from afferent.store.client.verbs import Call, Verbs
@@ -57,6 +58,7 @@ def test_a_result_is_of_the_type_that_the_verb_names() -> None:
 
 def test_each_verb_has_a_method() -> None:
     store: Any = Recorder()
+    store.introduce("r", NAMELESS)
     store.acquire("r", [])
     store.wait("r", [])
     store.create("r", [])

@@ -3,7 +3,7 @@
     async with gate.reserve("request-1", {ObjectKind.FEATURES: 80 * MiB}):
         ...                                  # create and acquire under the request's name
 
-The budget itself is the store's, which all processes share: hard, in order of arrival, all
+The budget itself is the store's, which all processes share: hard, by fair shares, all
 or nothing for each request. Besides, so many requests at a time may be behind the gate, if a limit
 is set: the count gate, a semaphore of the store. This is a process's own view of both: how long to
 wait, and what to tell those who can't be let in.

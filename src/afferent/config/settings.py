@@ -125,6 +125,8 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_keys: Annotated[tuple[ApiKey, ...], Meta(min_length=1, max_length=64)]
     max_requests: Annotated[int, Meta(ge=0, le=65536)] = 0
     """At a time, over all frontends; 0: no limit of its own."""
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Its share of what is short, compared with other tenants' of weight 1."""
 
 
 class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,7 +157,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     tenants: tuple[Tenant, ...] = setting(
         (),
-        "[[tenants]] of the file: name, api_keys and max_requests of each",
+        "[[tenants]] of the file: name, api_keys, max_requests and weight of each",
         Group.COMMON,
         is_secret=True,
         is_table=True,

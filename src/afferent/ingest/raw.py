@@ -77,7 +77,7 @@ class RawBuffer:
         return self._handle is None
 
     async def reserve(self, nbytes: int, gate: Gate) -> None:
-        """Wait for room for so many bytes in all, in order of arrival, and take it.
+        """Wait for room for so many bytes in all, and take it.
 
         Raises:
             ArenaTooSmall: There never is that much.

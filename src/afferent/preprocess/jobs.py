@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.ingest.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.preprocess.plan import FeaturePlan
 from afferent.telemetry.trace import declare_stages
 from afferent.types import Modality, NonNegative
@@ -54,6 +54,28 @@ class MakeFeatures(_Job, tag="features"):
 
 
 Job = PlanImage | PlanFile | MakeFeatures
+
+
+_PLAN_US = 1_000
+_NS_A_PIXEL, _NS_A_FRAMES_PIXEL, _NS_A_SAMPLE, _NS_A_BYTE = 12, 5, 20, 3
+
+
+def cost_us(job: Job) -> int:
+    """About how long a worker works on it, from its header alone: by that workers are shared. What
+    it took in the end is what the tenant pays.
+    """
+    match job:
+        case MakeFeatures(ImageHeader(width, height), file):
+            took_ns = _NS_A_PIXEL * width * height + _NS_A_BYTE * file.nbytes
+        case MakeFeatures(VideoHeader(width, height, num_frames), file):
+            took_ns = _NS_A_FRAMES_PIXEL * width * height * num_frames + _NS_A_BYTE * file.nbytes
+        case MakeFeatures(AudioHeader(num_channels=num_channels, num_frames=num_frames), file):
+            took_ns = _NS_A_SAMPLE * num_channels * num_frames + _NS_A_BYTE * file.nbytes
+        case PlanFile(_, file):
+            took_ns = file.nbytes
+        case _:
+            took_ns = 0
+    return _PLAN_US + took_ns // 1000
 
 
 class Planned(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

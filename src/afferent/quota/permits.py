@@ -1,18 +1,20 @@
 """Semaphores: how many requests may be at something at a time, over all processes. Pure.
 
-A semaphore has a name, and as many permits as whoever asks for one says. They are given in order of
-arrival. A request that has gone while its jobs still run keeps its permit until they have ended: it
-is their work that the permit stands for.
+A semaphore has a name, and as many permits as whoever asks for one says. They are shared fairly
+between tenants, and given in order of arrival to one tenant's requests. A request that has gone
+while its jobs still run keeps its permit until they have ended: it is their work that the permit
+stands for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
 from afferent.errors import NoPermitLeft, NotPermitted, StoreError
+from afferent.quota.shares import NAMELESS, FairQueue, Share
 from afferent.types import ClientId, Lease, Ticket
 
 MAX_QUEUED = 1024
@@ -30,18 +32,20 @@ class PermitStatistics(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """A request that wants a permit, and the call that is answered when it has one."""
+    """A request that wants a permit, whose it is, and the call to answer when it has one."""
 
     ticket: Ticket
     lease: Lease
     semaphore: str
     limit: int
+    share: Share = NAMELESS
 
 
 @dataclass(slots=True, eq=False)
 class _Semaphore:
     holders: set[Lease]
-    queue: dict[Lease, PermitRequest]  # in order of arrival
+    queue: dict[Lease, PermitRequest] = field(default_factory=dict)
+    order: FairQueue[Lease] = field(default_factory=FairQueue)
     num_lingering: int = 0
 
     @property
@@ -88,7 +92,7 @@ class Semaphores:
             NotPermitted: It has one already, or waits.
         """
         lease, name = asked.lease, asked.semaphore
-        semaphore = self._semaphores.get(name) or _Semaphore(set(), {})
+        semaphore = self._semaphores.get(name) or _Semaphore(set())
         if lease in semaphore.holders or lease in semaphore.queue:
             raise NotPermitted("a request has one permit of a semaphore")
         is_free = not semaphore.queue and semaphore.num_held < asked.limit
@@ -102,6 +106,7 @@ class Semaphores:
             semaphore.holders.add(lease)
         else:
             semaphore.queue[lease] = asked
+            semaphore.order.push(lease, share=asked.share, flow=lease, cost=1)
             self._num_queued += 1
         return is_free
 
@@ -151,7 +156,11 @@ class Semaphores:
                 raise StoreError("an empty semaphore is remembered")
             if not semaphore.holders.isdisjoint(semaphore.queue):
                 raise StoreError("a request waits for a permit that it has")
-            first = next(iter(semaphore.queue.values()), None)
+            semaphore.order.validate()
+            if set(semaphore.order) != set(semaphore.queue):
+                raise StoreError("those who queue have no order")
+            next_one = semaphore.order.peek()
+            first = semaphore.queue[next_one] if next_one is not None else None
             if first is not None and semaphore.num_held < first.limit and name not in self._stirred:
                 raise StoreError("a permit is free while a request waits for it")
             if semaphore.num_lingering != sum(name == other for other, _ in self._lingering):
@@ -172,6 +181,7 @@ class Semaphores:
             del self._of_lease[lease]
         semaphore.holders.discard(lease)
         asked = semaphore.queue.pop(lease, None)
+        semaphore.order.discard(lease)
         self._num_queued -= asked is not None
         self._changed(name)
         return asked.ticket if asked is not None else None
@@ -201,10 +211,11 @@ class Semaphores:
 
     def _let_in(self, name: str) -> list[PermitRequest]:
         semaphore, entered = self._semaphores[name], []
-        while semaphore.queue:
-            lease, asked = next(iter(semaphore.queue.items()))
+        while (lease := semaphore.order.peek()) is not None:
+            asked = semaphore.queue[lease]
             if semaphore.num_held >= asked.limit:
                 break
+            semaphore.order.pop()
             del semaphore.queue[lease]
             self._num_queued -= 1
             semaphore.holders.add(lease)

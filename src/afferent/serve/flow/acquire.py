@@ -37,7 +37,7 @@ class Maker:
     ) -> list[Outcome]:
         """Pin what there is, and have the rest made, once there is room for all of it.
 
-        Room is given in order of arrival, all of it or nothing; what it was not needed for goes
+        Room is given by fair shares, all of it or nothing; what it was not needed for goes
         back. Follow with `settle`.
 
         Args:

@@ -15,6 +15,7 @@ from afferent.preprocess.jobs import (
     PlanFile,
     PlanImage,
     Planned,
+    cost_us,
     planned_decoder,
 )
 from afferent.preprocess.plan import FeaturePlan
@@ -117,7 +118,8 @@ def features_job(item: ItemState) -> Queue:
         raise InternalError("an item has no plan")
     handle, file = item.file
     job = MakeFeatures(header, file, item.max_pixels)
-    return Queue(item.key, ObjectKind.FEATURES, plan.nbytes, [handle], encode(job))
+    cost = cost_us(job)
+    return Queue(item.key, ObjectKind.FEATURES, plan.nbytes, [handle], encode(job), cost)
 
 
 def _file_job(item: ItemState) -> Queue:
@@ -135,4 +137,4 @@ def _shape(item: ItemState) -> _Shape | None:
 
 
 def _planning(key: ContentKey, job: Job, inputs: list[Handle]) -> Queue:
-    return Queue(key, ObjectKind.RECORDS, PLAN_NBYTES, inputs, encode(job))
+    return Queue(key, ObjectKind.RECORDS, PLAN_NBYTES, inputs, encode(job), cost_us(job))

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
+from afferent.quota.shares import Share
 from afferent.serve.apis.registry import APIS
 
 _KEY_HEADERS = tuple(dict.fromkeys(api.key_header for api in APIS))
@@ -16,8 +17,10 @@ KEY_HEADERS = frozenset(header.name.encode() for header in _KEY_HEADERS)
 """Where a key may stand, in lower case."""
 
 
-class Semaphores(Protocol):
+class Store(Protocol):
     """What of a store is needed: `AsyncDaemonStore` has it."""
+
+    def introduce(self, request: str, share: Share) -> None: ...
 
     async def acquire_permit(
         self, request: str, semaphore: str, *, limit: int, queue: bool
@@ -29,15 +32,13 @@ class Semaphores(Protocol):
 class Access:
     """The keys of all tenants. Without any, everybody is the same, nameless tenant."""
 
-    def __init__(
-        self, semaphores: Semaphores, *, api_key: str = "", tenants: Sequence[Tenant] = ()
-    ) -> None:
+    def __init__(self, store: Store, *, api_key: str = "", tenants: Sequence[Tenant] = ()) -> None:
         """
         Args:
-            semaphores: Count requests over all processes.
+            store: Counts requests over all processes, and is told whose they are.
             api_key: The nameless tenant's.
         """
-        self._semaphores = semaphores
+        self._store = store
         owners: list[tuple[str, Tenant | None]] = []
         owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
         owners += [(api_key, None)] if api_key else []
@@ -64,7 +65,7 @@ class Access:
             return ""
         if tenant.max_requests:
             try:
-                await self._semaphores.acquire_permit(
+                await self._store.acquire_permit(
                     _place(request_id),
                     f"tenant/{tenant.name}",
                     limit=tenant.max_requests,
@@ -74,12 +75,13 @@ class Access:
                 raise QuotaExceeded(
                     f"{tenant.max_requests} requests are running already; try again"
                 ) from error
+        self._store.introduce(request_id, Share(tenant.name, tenant.weight))
         return tenant.name
 
     def leave(self, request_id: str) -> None:
         """The request has ended, wherever; its place is free."""
         if self._has_quotas:
-            self._semaphores.forget(_place(request_id))
+            self._store.forget(_place(request_id))
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
         """Whose key it is; ``None`` for the nameless tenant.

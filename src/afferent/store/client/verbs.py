@@ -25,6 +25,7 @@ from typing import (
 
 from msgspec import Struct
 
+from afferent.quota.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem, Wanted
 from afferent.store.protocol.requests import NO_REPLY, Request
@@ -90,6 +91,13 @@ class Verbs(ABC):
 
     def __init__(self) -> None:
         self._next_seq = itertools.count(1).__next__
+
+    def introduce(self, request: str, share: Share) -> None:
+        """Say whose request it is, before it queues for anything; never fails.
+
+        Of what is queued for, each tenant gets its share. It is forgotten with the request.
+        """
+        self._tell(requests.Introduce(NO_REPLY, request, share))
 
     # Objects
 
@@ -235,7 +243,7 @@ class Verbs(ABC):
     ) -> Call[None]:
         """Hold one of the ``limit`` permits of a semaphore, of which all processes have the same.
 
-        They are given in order of arrival. A permit is given back by `release_permit`, or when the
+        They are given by fair shares. A permit is given back by `release_permit`, or when the
         request is released or its process ends; then it is free once the jobs that still run for
         this request alone have ended. A call that is given up, or cancelled, holds none.
 

@@ -41,7 +41,8 @@ class Claim(Struct, frozen=True, array_like=True, tag="claim", forbid_unknown_fi
 class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fields=True):
     """As `Join`, but what nobody makes becomes a job: a worker makes it from ``inputs``.
 
-    ``nbytes`` is the most that it may take; ``payload`` is for the worker.
+    ``nbytes`` is the most that it may take; ``payload`` is for the worker; ``cost_us`` is a guess
+    of how long one will work on it, by which jobs are handed out fairly.
     """
 
     key: KeyBytes
@@ -49,6 +50,7 @@ class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fi
     nbytes: Nbytes
     inputs: Sources
     payload: Payload
+    cost_us: Annotated[int, Meta(ge=1, le=2**40)] = 1000
 
 
 Wanted = Find | Join | Claim | Queue

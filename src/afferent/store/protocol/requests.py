@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from afferent.errors import FormatError
+from afferent.quota.shares import Share
 from afferent.store.protocol.items import (
     MAX_ITEMS,
     CreateItem,
@@ -70,6 +71,13 @@ class Request(Struct, Generic[Result], array_like=True, forbid_unknown_fields=Tr
         permit held, and no room waited for; ``None`` where there is nothing to take back.
         """
         return None
+
+
+class Introduce(Request[None], tag="introduce"):
+    """Whose request it is: what it queues for comes by that share. Without, it is the nameless."""
+
+    request: RequestId
+    share: Share
 
 
 class Acquire(Request[list[Outcome]], tag="acquire"):
@@ -137,7 +145,7 @@ class Release(Request[None], tag="release"):
 class Reserve(Request[None], tag="reserve"):
     """Room for objects that the request will create or acquire, all or nothing.
 
-    With ``queue`` it is answered when it has been reserved, in order of arrival.
+    With ``queue`` it is answered when it has been reserved, by fair shares.
     """
 
     waits: ClassVar[bool] = True
@@ -165,7 +173,7 @@ class Unreserve(Request[None], tag="unreserve"):
 class AcquirePermit(Request[None], tag="acquire_permit"):
     """Hold one of the ``limit`` permits of a semaphore, of which all clients have the same.
 
-    With ``queue`` it is answered when there is one, in order of arrival. It is the request's until
+    With ``queue`` it is answered when there is one, by fair shares. It is the request's until
     it gives it back, or is released and its jobs have ended.
     """
 
@@ -268,6 +276,7 @@ def check_keys(request: Request[Any]) -> None:
 
 
 VERBS: tuple[type[Request[Any]], ...] = (
+    Introduce,
     Acquire,
     Wait,
     Create,

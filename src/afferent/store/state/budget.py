@@ -3,15 +3,19 @@
 For each kind of object, bytes *reserved* for a request and not yet allocated, plus bytes *held*
 (objects being written, pinned, or pending deletion and still mapped by somebody), never exceed the
 kind's share of the arena. What is neither can be had by evicting. A reservation is all or nothing
-over the kinds it names; who can't have one now may queue, for each kind in the order of arrival.
+over the kinds it names. Who can't have one now may queue: it comes by fair shares between tenants,
+and of one tenant's requests a small one does not wait for a large one, which in turn waits for no
+more bytes of small ones than it wants itself. Who is next is not passed by what happens to fit.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from afferent.errors import ArenaTooSmall, NotPermitted, StoreError, StoreFull
+from afferent.quota.shares import NAMELESS, FairQueue, Share
 from afferent.types import ClientId, Lease, ObjectKind, Ticket
 
 Amounts = Mapping[ObjectKind, int]
@@ -21,11 +25,17 @@ MAX_QUEUED = 1024
 
 @dataclass(frozen=True, slots=True)
 class QueuedReservation:
-    """A reservation that is waited for."""
+    """A reservation that is waited for, and whose it is; ``number`` is set when it comes."""
 
     ticket: Ticket
     lease: Lease
     amounts: Amounts
+    share: Share = NAMELESS
+    number: int = field(default=0, compare=False)
+
+    @property
+    def kinds(self) -> frozenset[ObjectKind]:
+        return frozenset(self.amounts)
 
 
 class Budget:
@@ -37,7 +47,9 @@ class Budget:
         self._reserved = dict.fromkeys(capacity, 0)
         self._reservations: dict[Lease, dict[ObjectKind, int]] = {}
         self._queue: dict[Ticket, QueuedReservation] = {}  # in order of arrival
+        self._orders: dict[frozenset[ObjectKind], FairQueue[Ticket]] = {}
         self._num_awaited = dict.fromkeys(capacity, 0)  # reservations in the queue
+        self._numbers = itertools.count()
         self._may_reserve = False  # something has changed for those who queue
 
     # Questions
@@ -122,27 +134,29 @@ class Budget:
             raise StoreFull("no room, and too many requests wait for some")
         if reservation.ticket in self._queue:
             raise NotPermitted("a call has a number of its own")
-        self._queue[reservation.ticket] = reservation
+        number = next(self._numbers)
+        self._queue[reservation.ticket] = replace(reservation, number=number)
+        order = self._orders.setdefault(reservation.kinds, FairQueue())
+        cost = max(sum(reservation.amounts.values()), 1)
+        order.push(reservation.ticket, share=reservation.share, flow=reservation.lease, cost=cost)
         for kind in reservation.amounts:
             self._num_awaited[kind] += 1
         self._may_reserve = True
 
     def reserve_queued(self) -> list[QueuedReservation]:
-        """Reserve what has become possible: for each kind in order of arrival."""
+        """Reserve what has become possible, for those who are next."""
         if not self._may_reserve:
             return []
-        self._may_reserve = False
         reserved, blocked = [], set[ObjectKind]()
-        for reservation in self._queue.values():
-            amounts = reservation.amounts
-            if blocked.isdisjoint(amounts) and self._has_room(amounts):
-                self._reserve_now(reservation.lease, amounts)
+        while (reservation := self._next(blocked)) is not None:
+            if self._has_room(reservation.amounts):
+                self._orders[reservation.kinds].pop()
+                self._unqueue([reservation])
+                self._reserve_now(reservation.lease, reservation.amounts)
                 reserved.append(reservation)
             else:
-                blocked.update(amounts)
-                if len(blocked) == len(self._capacity):
-                    break
-        self._unqueue(reserved)
+                blocked |= reservation.kinds
+        self._may_reserve = False
         return reserved
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -230,12 +244,27 @@ class Budget:
             awaited = sum(kind in waiting.amounts for waiting in self._queue.values())
             if awaited != self._num_awaited[kind]:
                 raise StoreError(f"those who queue for {kind} do not add up")
+        if {t for order in self._orders.values() for t in order} != set(self._queue):
+            raise StoreError("those who queue have no order")
         if not all(any(reservation.values()) for reservation in self._reservations.values()):
             raise StoreError("a reservation of nothing is remembered")
+
+    def _next(self, blocked: set[ObjectKind]) -> QueuedReservation | None:
+        """Of those who are next for the kinds that they want, the one that has come first."""
+        heads = (order.peek() for kinds, order in self._orders.items() if blocked.isdisjoint(kinds))
+        return min(
+            (self._queue[ticket] for ticket in heads if ticket is not None),
+            key=lambda reservation: reservation.number,
+            default=None,
+        )
 
     def _unqueue(self, reservations: Iterable[QueuedReservation]) -> None:
         for reservation in reservations:
             del self._queue[reservation.ticket]
+            order = self._orders[reservation.kinds]
+            order.discard(reservation.ticket)
+            if not order:
+                del self._orders[reservation.kinds]
             for kind in reservation.amounts:
                 self._num_awaited[kind] -= 1
             self._may_reserve = True

@@ -3,22 +3,30 @@
 A job makes one object from others. It is queued once, however many requests want the object, and
 handed to one worker; when that worker dies, it is handed to another. A key that has killed two
 makers is quarantined for a minute.
+
+Workers are shared fairly between tenants and requests, by how long jobs take. While there are short
+jobs, one of several workers is for them alone: they are not behind long ones, which can't be
+interrupted.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from afferent.errors import StoreError
+from afferent.quota.shares import FairQueue, Share
 from afferent.store.state.object import NewObject, StoredObject
-from afferent.types import ClientId, ContentKey
+from afferent.types import ClientId, ContentKey, Lease
 
 MAX_CRASHES = 2
 CRASH_MEMORY_S = 60.0
 JOB_ID_BITS = 40
 """The lower bits of a job's id; above them is the number of the store's epoch."""
+
+_LONG_US = 250_000
+_MEMORY_OF_SHORT_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +35,7 @@ class Job:
 
     ``target`` is missing until the arena has an extent for it; ``worker`` until one has taken it.
     The job's id is the request part of the leases that hold its objects: the store's own, then the
-    worker's.
+    worker's. ``lease`` is the request that wanted it first, and ``share`` whose that is.
     """
 
     id: int
@@ -35,16 +43,28 @@ class Job:
     new: NewObject
     inputs: list[StoredObject]
     payload: bytes
+    lease: Lease
+    share: Share
+    cost_us: int
     target: StoredObject | None = None
     worker: ClientId | None = None
     taken_s: float = 0.0
+
+    @property
+    def is_long(self) -> bool:
+        return self.cost_us > _LONG_US
 
 
 class JobQueue:
     """``first_id``: ids are not used again by the store's next life."""
 
     def __init__(self, *, first_id: int = 1) -> None:
-        self._queued: OrderedDict[int, Job] = OrderedDict()  # with a target, without a worker
+        # With a target, without a worker: those whose worker died, which are next, and the others.
+        self._returned: deque[Job] = deque()
+        self._short: FairQueue[Job] = FairQueue()
+        self._long: FairQueue[Job] = FairQueue()
+        self._short_ahead_us = 0  # the work of short jobs, less that of long ones, while both wait
+        self._last_short_s = float("-inf")
         self._taken: dict[ClientId, dict[int, Job]] = {}  # by worker
         self._by_id: dict[int, Job] = {}
         self._by_key: dict[ContentKey, Job] = {}
@@ -59,8 +79,8 @@ class JobQueue:
 
     @property
     def num_ready(self) -> int:
-        """Jobs that a worker could take."""
-        return len(self._queued)
+        """Jobs that the next idle worker would take; of long ones that is not sure."""
+        return len(self._returned) + len(self._short)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._by_id.values())
@@ -90,12 +110,12 @@ class JobQueue:
         self._by_id[job.id] = job
         self._by_key[job.key] = job
         if job.target is not None:
-            self._queued[job.id] = job
+            self._queue(job)
 
     def place(self, job: Job, target: StoredObject) -> None:
         """There is room for the job's object now."""
         job.target = target
-        self._queued[job.id] = job
+        self._queue(job)
 
     def overdue(self, *, now_s: float, timeout_s: float) -> list[ClientId]:
         """Workers that have held a job for longer than they may."""
@@ -105,26 +125,37 @@ class JobQueue:
             if any(now_s - job.taken_s > timeout_s for job in jobs.values())
         ]
 
-    def take(self, worker: ClientId, *, now_s: float) -> Job | None:
-        """The oldest job that nobody works on, or ``None``."""
-        if not self._queued:
+    def take(self, worker: ClientId, *, now_s: float, num_idle: int = 1) -> Job | None:
+        """The next job, or ``None`` if there is none, or none that may be begun now.
+
+        Args:
+            num_idle: Workers that could take one, this one included.
+        """
+        job = self._next(now_s, num_idle)
+        if job is None:
             return None
-        _, job = self._queued.popitem(last=False)
         job.worker, job.taken_s = worker, now_s
         self._taken.setdefault(worker, {})[job.id] = job
         return job
 
+    def finished(self, job: Job, *, now_s: float) -> None:
+        """A worker has ended a job: its tenant is charged for the time that it took. `remove` it
+        then.
+        """
+        took_us = (now_s - job.taken_s) * 1e6
+        self._class_of(job).charge(job.share, took_us - job.cost_us)
+
     def put_back(self, job: Job) -> None:
         """The worker is gone; the job is the next to be taken."""
         self._untake(job)
-        self._queued[job.id] = job
-        self._queued.move_to_end(job.id, last=False)
+        self._returned.appendleft(job)
 
     def remove(self, job: Job) -> None:
         """The job has ended, or nobody waits for it any more."""
         del self._by_id[job.id]
         del self._by_key[job.key]
-        self._queued.pop(job.id, None)
+        if not self._class_of(job).discard(job) and job in self._returned:
+            self._returned.remove(job)
         self._untake(job)
 
     def validate(self) -> None:
@@ -133,11 +164,45 @@ class JobQueue:
         if {job.key: job for job in jobs} != self._by_key or len(self._by_key) < len(jobs):
             raise StoreError("keys lead to the wrong jobs")
         ready = {job.id for job in jobs if job.target is not None and job.worker is None}
-        if ready != set(self._queued):
+        self._short.validate()
+        self._long.validate()
+        queued = [job.id for jobs in (self._returned, self._short, self._long) for job in jobs]
+        if ready != set(queued) or len(ready) < len(queued):
             raise StoreError("the job queue is wrong")
         taken = {(job.worker, job.id) for job in jobs if job.worker is not None}
         if taken != {(worker, number) for worker, them in self._taken.items() for number in them}:
             raise StoreError("the list of jobs by worker is wrong")
+
+    def _class_of(self, job: Job) -> FairQueue[Job]:
+        return self._long if job.is_long else self._short
+
+    def _queue(self, job: Job) -> None:
+        self._class_of(job).push(job, share=job.share, flow=job.lease, cost=job.cost_us)
+
+    def _next(self, now_s: float, num_idle: int) -> Job | None:
+        if self._returned:
+            return self._returned.popleft()
+        if not self._long or not self._short:
+            self._short_ahead_us = 0
+        is_long_ones_turn = self._long and (not self._short or self._short_ahead_us > 0)
+        if is_long_ones_turn and self._may_begin_long(now_s, num_idle):
+            job = self._long.pop()
+        else:
+            job = self._short.pop()
+        if job is not None and job.is_long:
+            self._short_ahead_us -= job.cost_us
+        elif job is not None:
+            self._short_ahead_us += job.cost_us
+            self._last_short_s = now_s
+        return job
+
+    def _may_begin_long(self, now_s: float, num_idle: int) -> bool:
+        """Whether a worker is left for short jobs; who has seen none lately keeps none for them."""
+        num_workers = num_idle + len(self._taken)
+        if num_workers == 1 or now_s - self._last_short_s > _MEMORY_OF_SHORT_S:
+            return True
+        running = [job for jobs in self._taken.values() for job in jobs.values()]
+        return sum(job.is_long for job in running) + 1 < num_workers
 
     def _untake(self, job: Job) -> None:
         if job.worker is None:

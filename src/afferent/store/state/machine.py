@@ -15,6 +15,7 @@ import msgspec
 
 from afferent.errors import AfferentError, ClientGone, NotPermitted, StaleHandle, StoreError
 from afferent.quota.permits import PermitRequest, Semaphores
+from afferent.quota.shares import NAMELESS, Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, ReserveItem
 from afferent.store.protocol.replies import Reply
@@ -45,7 +46,9 @@ class StoreState:
         self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
     ) -> None:
         self.objects = ObjectTable(capacity_nbytes, segment=segment, shares=shares)
-        self.flights = SingleFlight(self.objects)
+        # Whose requests are, by client and request; of those that are not here nobody has said.
+        self._shares: dict[ClientId, dict[str | int, Share]] = {}
+        self.flights = SingleFlight(self.objects, self._share_of)
         self._clients: dict[ClientId, Client] = {}
         self.semaphores = Semaphores()
         self.metrics = Aggregation()
@@ -106,6 +109,7 @@ class StoreState:
         self.flights.client_lost(client, now_s=self._now_s)
         for lease in self.objects.budget.leases_of(client):
             self.objects.budget.drop(lease)
+        self._shares.pop(client, None)
 
     def holds_anything(self, client: ClientId) -> bool:
         """Whether a client may still read or write a block."""
@@ -114,7 +118,15 @@ class StoreState:
     def statistics(self) -> Statistics:
         return self._report.statistics()
 
+    def _share_of(self, lease: Lease) -> Share:
+        client, request = lease
+        return self._shares.get(client, {}).get(request, NAMELESS)
+
     # Verbs
+
+    @handles(requests.Introduce)
+    def _introduce(self, client: ClientId, request: requests.Introduce) -> None:
+        self._shares.setdefault(client, {})[request.request] = request.share
 
     @handles(requests.Acquire)
     def _acquire(self, client: ClientId, request: requests.Acquire) -> list[Outcome]:
@@ -215,7 +227,8 @@ class StoreState:
         if not request.queue:
             budget.reserve(lease, amounts)
             return None
-        budget.enqueue(QueuedReservation((client, request.seq), lease, amounts))
+        ticket, share = (client, request.seq), self._share_of(lease)
+        budget.enqueue(QueuedReservation(ticket, lease, amounts, share))
         return LATER  # `_settle` answers, at once if there is room
 
     @handles(requests.Unreserve)
@@ -231,7 +244,8 @@ class StoreState:
     @handles(requests.AcquirePermit)
     def _enter(self, client: ClientId, request: requests.AcquirePermit) -> Later | None:
         ticket, lease = (client, request.seq), (client, request.request)
-        entry = PermitRequest(ticket, lease, request.semaphore, request.limit)
+        share = self._share_of(lease)
+        entry = PermitRequest(ticket, lease, request.semaphore, request.limit, share)
         return None if self.semaphores.acquire(entry, queue=request.queue) else LATER
 
     @handles(requests.ReleasePermit)
@@ -256,7 +270,7 @@ class StoreState:
 
     @handles(requests.Finish)
     def _finish(self, client: ClientId, request: requests.Finish) -> None:
-        self.flights.finish(client, request)
+        self.flights.finish(client, request, now_s=self._now_s)
 
     @handles(requests.List)
     def _list(self, _: ClientId, request: requests.List) -> list[ObjectInfo]:
@@ -302,6 +316,7 @@ class StoreState:
             self._fail(client, create.seq, RELEASED)
         self._retire(lease)
         self.objects.drop_lease(lease)
+        self._shares.get(lease[0], {}).pop(lease[1], None)
 
     def _retire(self, lease: Lease) -> None:
         """A request has gone; its permits outlast it where jobs still run for it alone."""

@@ -9,7 +9,7 @@ down again and again. A job that nobody waits for any more is dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from afferent.errors import (
     AfferentError,
@@ -19,6 +19,7 @@ from afferent.errors import (
     StoreRestarted,
     WorkerDied,
 )
+from afferent.quota.shares import NAMELESS, Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Claim, Find, Join, Queue, Wanted
 from afferent.store.protocol.results import Order, Outcome
@@ -43,8 +44,11 @@ _QUARANTINED = Failure(
 class SingleFlight:
     """Events go in; what the `Wait`s and `Take`s of clients are answered with is taken out."""
 
-    def __init__(self, objects: ObjectTable) -> None:
-        self.objects = objects
+    def __init__(
+        self, objects: ObjectTable, share_of: Callable[[Lease], Share] = lambda _: NAMELESS
+    ) -> None:
+        """``share_of`` says whose a request is."""
+        self.objects, self._share_of = objects, share_of
         self.jobs = JobQueue(first_id=objects.segment << JOB_ID_BITS)
         self._answers: list[Answer] = []
         self.waiters = Waiters(self._answers)
@@ -106,7 +110,7 @@ class SingleFlight:
         self._idle.append((worker, seq))
         self._hand_out_jobs(now_s)
 
-    def finish(self, worker: ClientId, request: requests.Finish) -> None:
+    def finish(self, worker: ClientId, request: requests.Finish, *, now_s: float) -> None:
         """The end of a job.
 
         Raises:
@@ -126,6 +130,7 @@ class SingleFlight:
         else:
             self.num_jobs_failed += 1
             self.failed(job.key, request.failure, request.spans)
+        self.jobs.finished(job, now_s=now_s)
         self.jobs.remove(job)
         self.objects.drop_lease(lease)
 
@@ -310,7 +315,12 @@ class SingleFlight:
     def _make_job(self, lease: Lease, item: Queue) -> Job:
         key, new = ContentKey(item.key), _new(item)
         inputs = self.objects.resolve_sealed(item.inputs)
-        job = Job(self.jobs.next_id(), key, new, inputs, item.payload)
+        job = Job(
+            *(self.jobs.next_id(), key, new, inputs, item.payload),
+            lease=lease,
+            share=self._share_of(lease),
+            cost_us=item.cost_us,
+        )
         own, budget = (_STORE, job.id), self.objects.budget
         try:
             # Pinned first, so that making room does not evict them; and before the reservation
@@ -344,7 +354,7 @@ class SingleFlight:
 
     def _hand_out_jobs(self, now_s: float) -> None:
         while self._idle:
-            job = self.jobs.take(self._idle[0][0], now_s=now_s)
+            job = self.jobs.take(self._idle[0][0], now_s=now_s, num_idle=len(self._idle))
             if job is None or job.target is None:
                 return
             worker, seq = self._idle.popleft()

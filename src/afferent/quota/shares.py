@@ -1,0 +1,211 @@
+"""Who is next where many queue: fair shares of the work, whatever it is counted in. Pure.
+
+Tenants get work in proportion to their weights (start-time fair queueing); what one leaves, the
+others have. Of one tenant's requests each gets as much, and the one that would be done first goes
+first (self-clocked fair queueing), so that a small request is not behind all items of a large one.
+The items of a request keep their order. Nobody starves: whoever waits comes nearer with each item
+that is served.
+
+Work is told beforehand, and `FairQueue.charge` corrects it by what it was.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, TypeVar
+
+from msgspec import Meta, Struct
+
+from afferent.errors import StoreError
+
+H = TypeVar("H", bound=Hashable)
+E = TypeVar("E")
+
+_KEPT_IDLE = 64
+
+
+class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Whose work it is; twice the ``weight`` is twice the work. The nameless are one tenant."""
+
+    tenant: Annotated[str, Meta(max_length=128)] = ""
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+
+
+NAMELESS = Share()
+
+
+@dataclass(slots=True, eq=False)
+class _Flow(Generic[H]):
+    """Items of one request, which wait; ``tag`` is when the first of them would be done, in the
+    time of its tenant.
+    """
+
+    name: Hashable
+    costs: dict[H, float] = field(default_factory=dict)
+    tag: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant(Generic[H]):
+    """``start`` is when its next item begins, in the time of the queue: work by weight.
+
+    ``heap`` has the requests by `_Flow.tag`, and entries of former tags, which are passed over.
+    """
+
+    weight: float
+    start: float
+    now: float = 0.0
+    flows: dict[Hashable, _Flow[H]] = field(default_factory=dict)
+    heap: list[tuple[float, int, _Flow[H]]] = field(default_factory=list)
+
+
+class FairQueue(Generic[H]):
+    """Items are whatever can be told apart; each is in the queue once."""
+
+    def __init__(self) -> None:
+        self._where: dict[H, tuple[_Tenant[H], _Flow[H]]] = {}  # in order of arrival
+        self._tenants: dict[str, _Tenant[H]] = {}
+        self._heap: list[tuple[float, int, _Tenant[H]]] = []  # as a tenant's
+        self._now = 0.0
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __iter__(self) -> Iterator[H]:
+        """In order of arrival."""
+        return iter(self._where)
+
+    def __contains__(self, item: H) -> bool:
+        return item in self._where
+
+    def push(self, item: H, *, share: Share = NAMELESS, flow: Hashable, cost: float) -> None:
+        """
+        Args:
+            item: Is not in the queue.
+            share: Whose it is.
+            flow: The request that it is of.
+            cost: Its work, more than 0; in the same unit for all.
+        """
+        if item in self._where:
+            raise StoreError("what is queued waits once")
+        tenant = self._tenant(share)
+        waits = tenant.flows.get(flow)
+        if waits is None:
+            waits = tenant.flows[flow] = _Flow(flow, {item: cost}, tenant.now + cost)
+            self._enter(tenant.heap, waits.tag, waits)
+            if len(tenant.flows) == 1:
+                tenant.start = max(tenant.start, self._now)
+                self._enter(self._heap, tenant.start, tenant)
+        else:
+            waits.costs[item] = cost
+        self._where[item] = (tenant, waits)
+
+    def peek(self) -> H | None:
+        """What `pop` would give."""
+        found = self._first()
+        return next(iter(found[1].costs)) if found is not None else None
+
+    def pop(self) -> H | None:
+        """The next item, which is served now; ``None`` if none waits."""
+        found = self._first()
+        if found is None:
+            return None
+        tenant, flow = found
+        item, cost = next(iter(flow.costs.items()))
+        self._now, tenant.now = tenant.start, flow.tag
+        tenant.start += cost / tenant.weight
+        if len(tenant.flows) > 1 or len(flow.costs) > 1:
+            self._enter(self._heap, tenant.start, tenant)
+        self._remove(item)
+        return item
+
+    def discard(self, item: H) -> bool:
+        """Nobody waits for it any more; whether it was in the queue. Its tenant pays nothing."""
+        is_queued = item in self._where
+        if is_queued:
+            self._remove(item)
+        return is_queued
+
+    def charge(self, share: Share, cost: float) -> None:
+        """What was served took this much more than was told, or less.
+
+        A tenant is never in credit for it: nobody saves up work.
+        """
+        tenant = self._tenant(share)
+        tenant.start = max(tenant.start + cost / tenant.weight, self._now)
+        if tenant.flows:
+            self._enter(self._heap, tenant.start, tenant)
+
+    def validate(self) -> None:
+        """Check every rule of this class; for tests."""
+        queued = [
+            (item, tenant, flow)
+            for tenant in self._tenants.values()
+            for flow in tenant.flows.values()
+            for item in flow.costs
+        ]
+        if {item: (tenant, flow) for item, tenant, flow in queued} != self._where:
+            raise StoreError("the list of what is queued is wrong")
+        for name, tenant in self._tenants.items():
+            if any(not flow.costs for flow in tenant.flows.values()):
+                raise StoreError("a request that queues for nothing is remembered")
+            if tenant.flows and (tenant.start, tenant) not in [
+                (at, it) for at, _, it in self._heap
+            ]:
+                raise StoreError(f"tenant {name!r} is never served")
+            if tenant.flows and tenant.start < self._now:
+                raise StoreError(f"tenant {name!r} has saved up work")
+
+    # Inner steps
+
+    def _enter(self, heap: list[tuple[float, int, E]], tag: float, entry: E) -> None:
+        heapq.heappush(heap, (tag, next(self._numbers), entry))
+
+    def _tenant(self, share: Share) -> _Tenant[H]:
+        tenant = self._tenants.get(share.tenant)
+        if tenant is None:
+            if len(self._tenants) >= 2 * len(self._heap) + _KEPT_IDLE:
+                self._forget_idle()
+            tenant = self._tenants[share.tenant] = _Tenant(share.weight, self._now)
+        tenant.weight = share.weight
+        return tenant
+
+    def _forget_idle(self) -> None:
+        """Tenants that have nothing in the queue, and no work that was served ahead of others'."""
+        self._tenants = {
+            name: tenant
+            for name, tenant in self._tenants.items()
+            if tenant.flows or tenant.start > self._now
+        }
+
+    def _first(self) -> tuple[_Tenant[H], _Flow[H]] | None:
+        while self._heap:
+            start, _, tenant = self._heap[0]
+            if not tenant.flows or tenant.start != start:
+                heapq.heappop(self._heap)
+                continue
+            while True:
+                tag, _, flow = tenant.heap[0]
+                if tenant.flows.get(flow.name) is flow and flow.tag == tag:
+                    return tenant, flow
+                heapq.heappop(tenant.heap)
+        return None
+
+    def _remove(self, item: H) -> None:
+        tenant, flow = self._where.pop(item)
+        is_first = next(iter(flow.costs)) == item
+        del flow.costs[item]
+        if not flow.costs:
+            del tenant.flows[flow.name]
+        elif is_first:
+            # Of what is taken out unserved, the next one has the place.
+            flow.tag = tenant.now + next(iter(flow.costs.values()))
+            self._enter(tenant.heap, flow.tag, flow)
+        if not self._where:  # nobody has had less than it wanted
+            self._heap.clear()
+            self._tenants.clear()
+            self._now = 0.0
