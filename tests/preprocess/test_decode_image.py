@@ -9,12 +9,14 @@ import sys
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.ingest.header import ImageFormat
 from afferent.ingest.probe import ImageHeader, probe_image
+from afferent.preprocess.decode import image as image_module
 from afferent.preprocess.decode import jpeg, pillow
 from afferent.preprocess.decode import png as png_format
 from afferent.preprocess.decode.image import decode_image
@@ -289,6 +291,52 @@ def peak_nbytes(*files: bytes) -> int:
     )
     assert not done.stderr
     return int(done.stdout)
+
+
+def test_a_sampling_that_the_fast_decoder_does_not_know() -> None:
+    """4:4:1: four blocks above each other; the same bytes as of 4:1:1, where they are in a row."""
+    data = bytearray(simplejpeg.encode_jpeg(np.asarray(photo(64, 64)), colorsubsampling="411"))
+    frame = data.index(b"\xff\xc0")
+    assert data[frame + 11] == 0x41
+    data[frame + 11] = 0x14
+    with pytest.raises(KeyError):
+        simplejpeg.decode_jpeg_header(bytes(data))
+    np.testing.assert_array_equal(decoded(bytes(data)), by_pillow(bytes(data)))
+
+
+@pytest.mark.parametrize("error", [KeyError("6"), TypeError("no"), RuntimeError("no")])
+def test_whatever_a_fast_decoder_raises_pillow_decides(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    data = encoded(photo(30, 20), "PNG")
+    monkeypatch.setattr(png_format, "decode_image_png_u8", fail)
+    monkeypatch.setitem(image_module._FAST, ImageFormat.JPEG, fail)
+    np.testing.assert_array_equal(decoded(data), by_pillow(data))
+    data = encoded(photo(30, 20), "JPEG")
+    np.testing.assert_array_equal(decoded(data), by_pillow(data))
+
+
+def test_whatever_pillow_raises_the_image_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(pillow, "copy_rgb", fail)
+    with pytest.raises(InvalidMedia, match="truncated or corrupt"):
+        decoded(encoded(photo(30, 20), "GIF"))
+
+
+def test_scans_cost_by_the_pixel() -> None:
+    """What may be written in a hundred scans of a small image may not of a large one."""
+    small = encoded(photo(40, 30), "JPEG", progressive=True)
+    scan = small[small.rindex(b"\xff\xda") : small.rindex(b"\xff\xd9")]
+    many = small[:-2] + scan * 60 + b"\xff\xd9"
+    jpeg._check_scans(memoryview(many), 40 * 30)
+    jpeg._check_scans(memoryview(small), 64_000_000)
+    with pytest.raises(InvalidMedia, match="too many scans"):
+        jpeg._check_scans(memoryview(many), 64_000_000)
 
 
 def test_bombs_stay_small() -> None:

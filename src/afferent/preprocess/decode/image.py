@@ -20,17 +20,20 @@ The most memory beside the file, and of PNG a copy of the file, of which the pix
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from afferent.config import Limits
-from afferent.errors import InvalidMedia
-from afferent.ingest.header import ImageFormat, format_of, read_header
+from afferent.errors import AfferentError, InvalidMedia
+from afferent.ingest.header import ImageFormat, StoredSize, format_of, read_header
 from afferent.ingest.probe import ImageHeader, check_size
 from afferent.preprocess.decode import gif, jpeg, pillow, png, webp
 from afferent.preprocess.media import DecodedImage, Pixels
+
+log = logging.getLogger(__name__)
 
 _TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 
@@ -67,12 +70,28 @@ def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> Decod
         size = (stored.height, stored.width)
     if (*size, stored.orientation) != (header.width, header.height, header.orientation):
         raise InvalidMedia("the image is not what its header says")
-    fast, lean = _FAST.get(kind), _LEAN.get(kind)
-    pixels = fast(data, stored.height, stored.width) if fast else None
+    pixels = _decode_fast(data, kind, stored)
     if pixels is None:
-        pixels = np.empty((stored.height, stored.width, 3), np.uint8)
+        pixels, lean = np.empty((stored.height, stored.width, 3), np.uint8), _LEAN.get(kind)
         pillow.decode_into(lean(data) if lean else data, kind, pixels)
     return DecodedImage(_upright(pixels, header.orientation))
+
+
+def _decode_fast(data: memoryview, kind: ImageFormat, stored: StoredSize) -> Pixels | None:
+    """``None``: Pillow has to say; so it is whatever the decoder does that is not expected of it.
+
+    Raises:
+        InvalidMedia: Pillow would take too long over it.
+    """
+    if (fast := _FAST.get(kind)) is None:
+        return None
+    try:
+        return fast(data, stored.height, stored.width)
+    except (AfferentError, MemoryError):
+        raise
+    except Exception as error:
+        log.warning("a decoder failed", extra={"format": kind, "error": type(error).__name__})
+        return None
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:

@@ -14,8 +14,9 @@ from afferent.ingest.header import jpeg_segments
 from afferent.preprocess.media import Pixels
 
 _MAX_SCANS: Final = 100
-"""Encoders write a dozen. An empty scan of 10 bytes costs 6 ms in an image of 64 million pixels, so
-that a file of a megabyte could take minutes.
+_MAX_SCANNED_PIXELS: Final = 1_000_000_000
+"""Encoders write a dozen scans. One of 10 bytes costs up to 80 ms in an image of 64 million pixels,
+so that a file of a kilobyte could take seconds.
 """
 _MAX_SEGMENTS: Final = 4096
 
@@ -30,9 +31,9 @@ def decode(data: memoryview, height: int, width: int) -> Pixels | None:
     """``None`` if only Pillow can tell whether the file is good.
 
     Raises:
-        InvalidMedia: More scans than any honest file has.
+        InvalidMedia: More scans than any honest file has, for its size.
     """
-    _check_scans(data)
+    _check_scans(data, height * width)
     try:
         *size, colours, _ = simplejpeg.decode_jpeg_header(data)
         if size != [height, width] or colours not in ("Gray", "RGB", "YCbCr"):
@@ -56,7 +57,7 @@ def without_metadata(data: memoryview) -> bytes:
     return b"".join((*kept, data[end:]))
 
 
-def _check_scans(data: memoryview) -> None:
+def _check_scans(data: memoryview, num_pixels: int) -> None:
     at, num_scans = 2, 0
     for _ in range(_MAX_SEGMENTS):
         found = _MARKER.search(data, at)
@@ -66,8 +67,8 @@ def _check_scans(data: memoryview) -> None:
         if marker == _END:
             return
         num_scans += marker == _SCAN
-        if num_scans > _MAX_SCANS:
-            raise InvalidMedia(f"the image is written in more than {_MAX_SCANS} scans")
+        if num_scans > _MAX_SCANS or num_scans * num_pixels > _MAX_SCANNED_PIXELS:
+            raise InvalidMedia(f"the image is written in too many scans ({num_scans}) for its size")
         (length,) = struct.unpack_from(">H", data, found.end())
         at = found.end() + length
     raise InvalidMedia(f"the image's JPEG file has more than {_MAX_SEGMENTS} segments")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import struct
+import logging
 from typing import Final
 
 import numpy as np
@@ -14,9 +14,11 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from afferent.errors import InvalidMedia
+from afferent.errors import AfferentError, InvalidMedia
 from afferent.ingest.header import ImageFormat
 from afferent.preprocess.media import Pixels
+
+log = logging.getLogger(__name__)
 
 Image.MAX_IMAGE_PIXELS = None  # the header was checked against our own limits
 
@@ -28,12 +30,6 @@ _FILES: Final[dict[ImageFormat, type[ImageFile]]] = {
     ImageFormat.GIF: GifImageFile,
 }
 
-# What Pillow's decoders raise on bytes that are not what they should be.
-_BROKEN = (
-    *(OSError, ValueError, SyntaxError, EOFError, struct.error, IndexError, KeyError, TypeError),
-    *(OverflowError, ZeroDivisionError, AttributeError, Image.DecompressionBombError),
-)
-
 _BAND: Final = 256  # rows
 
 
@@ -43,17 +39,24 @@ def decode_into(data: bytes | memoryview, kind: ImageFormat, pixels: Pixels) -> 
     Raises:
         InvalidMedia: The data are truncated or corrupt, or of another size.
     """
-    height, width, _ = pixels.shape
     try:
-        with _FILES[kind](io.BytesIO(data)) as image:
-            if image.size != (width, height):
-                raise InvalidMedia("the image's size is not what its header says")
-            image.load()
-            copy_rgb(image, pixels)
-    except _BROKEN as error:
+        _decode_into(data, kind, pixels)
+    except (AfferentError, MemoryError):
+        raise
+    except Exception as error:  # they raise a dozen, and more as they grow
+        log.info("an image is broken", extra={"format": kind, "error": type(error).__name__})
         raise InvalidMedia(
             "the image can't be decoded: its data are truncated or corrupt"
         ) from error
+
+
+def _decode_into(data: bytes | memoryview, kind: ImageFormat, pixels: Pixels) -> None:
+    height, width, _ = pixels.shape
+    with _FILES[kind](io.BytesIO(data)) as image:
+        if image.size != (width, height):
+            raise InvalidMedia("the image's size is not what its header says")
+        image.load()
+        copy_rgb(image, pixels)
 
 
 def copy_rgb(image: Image.Image, pixels: Pixels) -> None:
