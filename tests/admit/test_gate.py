@@ -45,10 +45,13 @@ class FakeBudget:
         raise AssertionError
 
     async def acquire_permit(
-        self, request: str, semaphore: str, *, limit: int, timeout_s: float
+        self, request: str, semaphore: str, *, limit: int, number: int = 1, timeout_s: float
     ) -> None:
-        assert semaphore == "preprocess"
+        assert (semaphore, number) == ("preprocess", 1)
         await self.reserve(request, [], timeout_s=timeout_s)
+
+    def release_permit(self, request: str, semaphore: str) -> None:
+        raise AssertionError
 
     def forget(self, request: str) -> None:
         self.forgotten.append(request)

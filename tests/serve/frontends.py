@@ -39,7 +39,7 @@ from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.state.region import DEFAULT_SHARES
-from afferent.types import MiB, TokenLogprobs
+from afferent.types import MiB, ObjectKind, TokenLogprobs
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 SHARES = DEFAULT_SHARES
@@ -140,7 +140,10 @@ async def frontend(
     store, family = wrap(real), family or family_of(SHAPES)
     request_limits = RequestLimits(**limits)
     gate = Gate(
-        store, timeout_s=request_limits.admission_timeout_s, max_concurrency=max_concurrency
+        store,
+        timeout_s=request_limits.admission_timeout_s,
+        max_concurrency=max_concurrency,
+        max_uploads_nbytes=int(real.capacity_nbytes * SHARES[ObjectKind.RAW] / 2),
     )
     items = ItemStage(
         store,

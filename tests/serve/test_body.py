@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -12,7 +13,7 @@ import pytest
 
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import ReserveItem
-from afferent.types import MiB, ObjectKind
+from afferent.types import KiB, MiB, ObjectKind
 from tests.images import encoded, photo
 from tests.serve.frontends import SHARES, frontend, post, post_in_chunks
 from tests.serve.test_holding import holds_nothing, request
@@ -152,6 +153,75 @@ def test_a_body_that_comes_too_slowly(address: str, other: DaemonStore) -> None:
     for limits in ({"body_idle_timeout_s": 0.05}, {"body_timeout_s": 0.3}):
         slow = asyncio.run(main(0.1, **limits))
         assert (slow.status_code, slow.json()["error"]["code"]) == (408, "body_too_slow")
+    wait_until(lambda: holds_nothing(other))
+
+
+class Announced:
+    """A body that says how long it is, and of which only the first bytes come."""
+
+    def __init__(self, nbytes: int, sent_nbytes: int) -> None:
+        image = data_url(b"\xff\xd8\xff" + bytes(nbytes), "jpeg")
+        self._data = json.dumps(ask([image], "What?")).encode()
+        self._sent_nbytes = sent_nbytes
+        self.is_stalled = asyncio.Event()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        yield self._data[: self._sent_nbytes]
+        self.is_stalled.set()
+        await asyncio.Event().wait()
+
+    async def post(self, client: httpx.AsyncClient) -> httpx.Response:
+        headers = {"content-length": str(len(self._data))}
+        return await client.post("/v1/chat/completions", content=self._chunks(), headers=headers)
+
+
+@pytest.mark.parametrize("sent_nbytes", [100_000, 400_000])
+def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbytes: int) -> None:
+    """What was announced takes no room before some of it has come, nor for long if the rest does
+    not; long before the body would be too late.
+    """
+
+    async def main() -> float:
+        async with frontend(address, body_timeout_s=30.0, body_idle_timeout_s=30.0) as client:
+            body = Announced(4 * MiB, sent_nbytes)
+            start_s = time.monotonic()
+            posting = asyncio.create_task(body.post(client))
+            await body.is_stalled.wait()
+            await asyncio.sleep(0)
+            if sent_nbytes < 256 * KiB:
+                assert other.stat().kinds[RAW].held_nbytes == 0
+                posting.cancel()
+                return 0.0
+            refused = await posting
+            assert (refused.status_code, refused.json()["error"]["code"]) == (408, "body_too_slow")
+            return time.monotonic() - start_s
+
+    assert asyncio.run(main()) < 15.0
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_small_bodies_find_room_however_much_was_announced(
+    address: str, other: DaemonStore
+) -> None:
+    """Of bodies on their way, half of the room is for the small; large ones wait for one another,
+    and not for ever.
+    """
+    small = ask([data_url(encoded(photo(300, 200, seed=9), "PNG"), "png")], "What?")
+
+    async def main() -> list[int]:
+        async with frontend(address, body_timeout_s=10.0) as client:
+            bodies = [Announced(3 * MiB, 400_000) for _ in range(3)]
+            posting = [asyncio.create_task(body.post(client)) for body in bodies]
+            await bodies[0].is_stalled.wait()  # the others wait before they ask for more
+            while not (found := other.stat().permits.get("uploads")) or found.num_queued < 2:
+                await asyncio.sleep(0.001)
+            assert other.stat().kinds[RAW].held_nbytes <= RAW_SHARE / 2 + MiB
+            answer = await post(client, small)
+            assert answer.status_code == 200
+            assert not any(each.done() for each in posting)
+            return [(await each).status_code for each in posting]
+
+    assert asyncio.run(main()) == [408] * 3
     wait_until(lambda: holds_nothing(other))
 
 

@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from afferent.quota.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import (
     Claim,
@@ -162,6 +163,7 @@ class Anything(RuleBasedStateMachine):
         nbytes=SIZES,
         how=st.sampled_from(["find", "join", "claim", "queue"]),
         sources=PICKS,
+        cost_us=st.sampled_from([1, 20_000, 2_000_000]),
     )
     def acquire(
         self,
@@ -172,13 +174,14 @@ class Anything(RuleBasedStateMachine):
         nbytes: int,
         how: str,
         sources: list[int],
+        cost_us: int,
     ) -> None:
         inputs = self.pick(sources[1:])
         make_item: dict[str, Callable[[bytes], Wanted]] = {
             "find": Find,
             "join": Join,
             "claim": lambda key: Claim(key, kind, nbytes),
-            "queue": lambda key: Queue(key, kind, nbytes, inputs, b"how"),
+            "queue": lambda key: Queue(key, kind, nbytes, inputs, b"how", cost_us),
         }
         items = [make_item[how](key) for key in keys]
         self.send(slot, requests.Acquire, request, items)
@@ -329,9 +332,14 @@ class Anything(RuleBasedStateMachine):
         request=REQUESTS,
         name=st.sampled_from(["preprocess", "t/a"]),
         queue=st.booleans(),
+        number=st.integers(1, 4),
     )
-    def enter(self, slot: int, request: str, name: str, queue: bool) -> None:
-        self.send(slot, requests.AcquirePermit, request, name, 2, queue)
+    def enter(self, slot: int, request: str, name: str, queue: bool, number: int) -> None:
+        self.send(slot, requests.AcquirePermit, request, name, 3, queue, number)
+
+    @rule(slot=SLOTS, request=REQUESTS, share=st.builds(Share, st.sampled_from(["", "a", "b"])))
+    def introduce(self, slot: int, request: str, share: Share) -> None:
+        self.send(slot, requests.Introduce, request, share)
 
     @rule(slot=SLOTS, request=REQUESTS, name=st.sampled_from(["preprocess", "t/a"]))
     def leave(self, slot: int, request: str, name: str) -> None:
@@ -340,7 +348,7 @@ class Anything(RuleBasedStateMachine):
     @rule(slot=SLOTS, request=REQUESTS, key=KEY)
     def enter_and_acquire(self, slot: int, request: str, key: bytes) -> None:
         """As a request of the server does."""
-        self.send(slot, requests.AcquirePermit, request, "preprocess", 2, False)
+        self.send(slot, requests.AcquirePermit, request, "preprocess", 3, False)
         self.acquire_under_a_reservation(slot, request, key, 100, True)
 
     @rule(slot=SLOTS, keys=st.lists(KEY, max_size=2))
@@ -435,12 +443,12 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def no_permit_has_more_than_its_limit(self) -> None:
         for slot in self.state.semaphores._semaphores.values():
-            assert slot.num_held <= 2
+            assert slot.num_held <= 3
 
     @invariant()
     def a_place_of_the_gone_stands_for_a_job_that_runs(self) -> None:
         running = {(job.id, job.worker) for job in self.state.flights.jobs}
-        for _, work in self.state.semaphores._lingering:
+        for _, work, _ in self.state.semaphores._lingering:
             assert work & running
 
     @invariant()

@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Protocol
 from afferent.errors import DeadlineExceeded, NoPermitLeft, StoreFull
 from afferent.store.protocol.items import CreateItem, ReserveItem
 from afferent.telemetry.registry import WAIT_SECONDS, HistogramCell, histogram
-from afferent.types import Handle, ObjectKind
+from afferent.types import Handle, MiB, ObjectKind
 
 if TYPE_CHECKING:
     from afferent.store.client.async_store import AsyncDaemonStore
 
 SEMAPHORE = "preprocess"
 """Of the count gate."""
+UPLOADS = "uploads"
+"""Of MiB that large bodies are going to be, and are not in all."""
 
 ADMISSION_SECONDS = histogram(
     "afferent_admission_seconds",
@@ -56,8 +58,10 @@ class Budget(Protocol):
     async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]: ...
 
     async def acquire_permit(
-        self, request: str, semaphore: str, *, limit: int, timeout_s: float
+        self, request: str, semaphore: str, *, limit: int, number: int = 1, timeout_s: float
     ) -> None: ...
+
+    def release_permit(self, request: str, semaphore: str) -> None: ...
 
     def forget(self, request: str) -> None: ...
 
@@ -86,6 +90,7 @@ class Gate:
         *,
         timeout_s: float,
         max_concurrency: int = 0,
+        max_uploads_nbytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Guard ``store``.
@@ -94,9 +99,12 @@ class Gate:
             timeout_s: For one request to be let in: for its bytes, and again for its turn.
             max_concurrency: Requests that may have entered, and not been forgotten, at a time, over
                 all processes; 0: any number.
+            max_uploads_nbytes: Of bodies on their way, as long as they will be, over all processes;
+                0: any number. A thirty-second of it and less is not counted.
             clock: Seconds, which only grow.
         """
         self._store, self._timeout_s = store, timeout_s
+        self._max_uploads_nbytes = max_uploads_nbytes
         self._max_concurrency = max_concurrency
         self._for_bytes = _Line(timeout_s, ADMISSION_SECONDS.labels(), clock)
         self._for_turn = _Line(timeout_s, PERMIT_SECONDS.labels(), clock)
@@ -145,6 +153,31 @@ class Gate:
                 await self._store.acquire_permit(
                     request, SEMAPHORE, limit=self._max_concurrency, timeout_s=self._timeout_s
                 )
+
+    async def begin_upload(self, request: str, nbytes: int) -> bool:
+        """Wait until a body that is to be so long may take room before it is there; whether it has
+        to be said when it is (`end_upload`).
+
+        So small ones find room, however many large ones have been announced.
+
+        Raises:
+            NoPermitLeft, DeadlineExceeded: As from `enter`.
+        """
+        if nbytes * 32 <= self._max_uploads_nbytes or not self._max_uploads_nbytes:
+            return False
+        with self._for_bytes.standing():
+            await self._store.acquire_permit(
+                request,
+                UPLOADS,
+                limit=max(self._max_uploads_nbytes // MiB, 1),
+                number=math.ceil(nbytes / MiB),
+                timeout_s=self._timeout_s,
+            )
+        return True
+
+    def end_upload(self, request: str) -> None:
+        """The body is there."""
+        self._store.release_permit(request, UPLOADS)
 
     @asynccontextmanager
     async def reserve(self, request: str, nbytes: Mapping[ObjectKind, int]) -> AsyncIterator[None]:

@@ -32,25 +32,33 @@ class PermitStatistics(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """A request that wants a permit, whose it is, and the call to answer when it has one."""
+    """A request that wants so many permits, whose it is, and the call to answer when it has them.
+
+    More than the semaphore has are all that it has.
+    """
 
     ticket: Ticket
     lease: Lease
     semaphore: str
     limit: int
     share: Share = NAMELESS
+    number: int = 1
+
+    @property
+    def wanted(self) -> int:
+        return min(self.number, self.limit)
 
 
 @dataclass(slots=True, eq=False)
 class _Semaphore:
-    holders: set[Lease]
+    holders: dict[Lease, int]
     queue: dict[Lease, PermitRequest] = field(default_factory=dict)
     order: FairQueue[Lease] = field(default_factory=FairQueue)
     num_lingering: int = 0
 
     @property
     def num_held(self) -> int:
-        return len(self.holders) + self.num_lingering
+        return sum(self.holders.values()) + self.num_lingering
 
 
 class Semaphores:
@@ -60,7 +68,7 @@ class Semaphores:
         self._semaphores: dict[str, _Semaphore] = {}
         self._of_lease: dict[Lease, set[str]] = {}  # of which it has, or wants, a permit
         # Permits of requests that have gone, and the work that is still done for them.
-        self._lingering: list[tuple[str, frozenset[Work]]] = []
+        self._lingering: list[tuple[str, frozenset[Work], int]] = []
         self._num_queued = 0
         self._stirred: dict[str, None] = {}  # where something has changed for those who queue
 
@@ -85,17 +93,17 @@ class Semaphores:
     # Events
 
     def acquire(self, asked: PermitRequest, *, queue: bool) -> bool:
-        """Take a permit; whether there was one. Otherwise `settle` says when there is.
+        """Take permits; whether there were so many. Otherwise `settle` says when there are.
 
         Raises:
             NoPermitLeft: There is no permit, and the request does not queue, or too many do.
             NotPermitted: It has one already, or waits.
         """
         lease, name = asked.lease, asked.semaphore
-        semaphore = self._semaphores.get(name) or _Semaphore(set())
+        semaphore = self._semaphores.get(name) or _Semaphore({})
         if lease in semaphore.holders or lease in semaphore.queue:
             raise NotPermitted("a request has one permit of a semaphore")
-        is_free = not semaphore.queue and semaphore.num_held < asked.limit
+        is_free = not semaphore.queue and semaphore.num_held + asked.wanted <= asked.limit
         if not is_free and not queue:
             raise NoPermitLeft("as many requests as may are at work; try again")
         if not is_free and self._num_queued >= MAX_QUEUED:
@@ -103,10 +111,10 @@ class Semaphores:
         self._semaphores[name] = semaphore
         self._of_lease.setdefault(lease, set()).add(name)
         if is_free:
-            semaphore.holders.add(lease)
+            semaphore.holders[lease] = asked.wanted
         else:
             semaphore.queue[lease] = asked
-            semaphore.order.push(lease, share=asked.share, flow=lease, cost=1)
+            semaphore.order.push(lease, share=asked.share, flow=lease, cost=asked.wanted)
             self._num_queued += 1
         return is_free
 
@@ -133,8 +141,9 @@ class Semaphores:
         for name in list(self._of_lease.get(lease, ())):
             semaphore = self._semaphores[name]
             if lease in semaphore.holders and (left := self._uncovered(name, work)):
-                semaphore.num_lingering += 1
-                self._lingering.append((name, left))
+                number = semaphore.holders[lease]
+                semaphore.num_lingering += number
+                self._lingering.append((name, left, number))
             if (ticket := self._remove(lease, name)) is not None:
                 cancelled.append(ticket)
         return cancelled
@@ -154,16 +163,18 @@ class Semaphores:
         for name, semaphore in self._semaphores.items():
             if not semaphore.num_held and not semaphore.queue:
                 raise StoreError("an empty semaphore is remembered")
-            if not semaphore.holders.isdisjoint(semaphore.queue):
+            if not semaphore.holders.keys().isdisjoint(semaphore.queue):
                 raise StoreError("a request waits for a permit that it has")
             semaphore.order.validate()
             if set(semaphore.order) != set(semaphore.queue):
                 raise StoreError("those who queue have no order")
             next_one = semaphore.order.peek()
             first = semaphore.queue[next_one] if next_one is not None else None
-            if first is not None and semaphore.num_held < first.limit and name not in self._stirred:
+            is_next = first is not None and semaphore.num_held + first.wanted <= first.limit
+            if is_next and name not in self._stirred:
                 raise StoreError("a permit is free while a request waits for it")
-            if semaphore.num_lingering != sum(name == other for other, _ in self._lingering):
+            lingering = sum(number for other, _, number in self._lingering if other == name)
+            if semaphore.num_lingering != lingering:
                 raise StoreError("the permits of requests that have gone do not add up")
             for lease in (*semaphore.holders, *semaphore.queue):
                 where.setdefault(lease, set()).add(name)
@@ -179,7 +190,7 @@ class Semaphores:
         names.discard(name)
         if not names:
             del self._of_lease[lease]
-        semaphore.holders.discard(lease)
+        semaphore.holders.pop(lease, None)
         asked = semaphore.queue.pop(lease, None)
         semaphore.order.discard(lease)
         self._num_queued -= asked is not None
@@ -189,7 +200,7 @@ class Semaphores:
     def _uncovered(self, name: str, work: Collection[Work]) -> frozenset[Work]:
         """The work for which no permit of a request that has gone stands."""
         return frozenset(work).difference(
-            *(them for semaphore, them in self._lingering if semaphore == name)
+            *(them for semaphore, them, _ in self._lingering if semaphore == name)
         )
 
     def _changed(self, name: str) -> None:
@@ -201,23 +212,23 @@ class Semaphores:
 
     def _end_lingering(self, is_running: Callable[[Work], bool]) -> None:
         before, self._lingering = self._lingering, []
-        for name, work in before:
+        for name, work, number in before:
             left = frozenset(filter(is_running, work))
             if left:
-                self._lingering.append((name, left))
+                self._lingering.append((name, left, number))
             else:
-                self._semaphores[name].num_lingering -= 1
+                self._semaphores[name].num_lingering -= number
                 self._changed(name)
 
     def _let_in(self, name: str) -> list[PermitRequest]:
         semaphore, entered = self._semaphores[name], []
         while (lease := semaphore.order.peek()) is not None:
             asked = semaphore.queue[lease]
-            if semaphore.num_held >= asked.limit:
+            if semaphore.num_held + asked.wanted > asked.limit:
                 break
             semaphore.order.pop()
             del semaphore.queue[lease]
             self._num_queued -= 1
-            semaphore.holders.add(lease)
+            semaphore.holders[lease] = asked.wanted
             entered.append(asked)
         return entered

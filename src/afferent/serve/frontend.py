@@ -49,7 +49,7 @@ from afferent.serve.upstream.items import ReferenceStage
 from afferent.serve.upstream.prompts import PromptTokens
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.pushing import push_counts
-from afferent.types import decode
+from afferent.types import ObjectKind, decode
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,7 @@ async def _serve(
         store,
         timeout_s=config.admission_timeout_s,
         max_concurrency=config.max_mm_preprocess_concurrency,
+        max_uploads_nbytes=int(store.capacity_nbytes * config.shares[ObjectKind.RAW] / 2),
     )
     access = Access(store, api_key=config.api_key, tenants=config.tenants)
     app, close = make(_Base(settings=settings, store=store, gate=gate, access=access))

@@ -19,6 +19,7 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Modality
 
 _WINDOW_NBYTES = 64 << 10
+_SLOW_GRACE_S = 2.0
 _JSON_WINDOW_NBYTES = 16 << 10
 """Where there are no media, which are searched and no more, there may be much to look at."""
 
@@ -34,7 +35,8 @@ class BodyReader:
         limits: RequestLimits,
         media_keys: MediaKeys,
     ) -> None:
-        self._gate, self._limits = gate, limits
+        self._gate, self._limits, self._request_id = gate, limits, request_id
+        self._holds_room = self._is_uploading = False
         self._buffer = RawBuffer(store, request_id)
         self._sink = _Sink(self._buffer, limits)
         max_media = sum(limits.of(kind).max_items for kind in Modality)
@@ -46,12 +48,13 @@ class BodyReader:
     async def read(self, request: Request) -> ReceivedBody:
         """All of the body.
 
-        Media of a body whose length was announced wait for their turn, once, when the first of
-        them begins; media of any other are refused when there is no room for them.
+        Media of a body whose length was announced wait for their turn, once, when there are more of
+        them than the heap takes; media of any other are refused when there is no room for them.
+        From then on the body has to be on its way to arrive in time: it keeps others out.
 
         Raises:
             BodyTooLarge: More than the limits allow, with its media or without.
-            BodyTooSlow: The client stopped sending, or took too long.
+            BodyTooSlow: The client stopped sending, or took too long, or is about to.
             InvalidMedia: An item's base64 is malformed.
             StoreFull: There is no room for the media now.
             DeadlineExceeded: It was not there in time.
@@ -70,6 +73,8 @@ class BodyReader:
                 self._cutter.feed(window)
                 self._num_cut += len(window)
                 await pace.rest()
+        if self._is_uploading:
+            self._gate.end_upload(self._request_id)
         cut = self._cutter.finish()
         media = self._buffer.finish(self._sink.parts, origin="data")
         by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
@@ -77,16 +82,20 @@ class BodyReader:
         return ReceivedBody(cut.json, by_marker, self._num_read, cut_by_marker)
 
     async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
-        """For what the next window may decode to; of an announced body, for all that is left."""
+        """For what the next window may decode to; of an announced body, for all that is left, once
+        the heap is full: what never comes has then cost whoever announced it something, too.
+        """
         if not self._sink.has_begun:  # what one window holds is little enough
             return
         if announced is None:
             await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
-        elif announced > SMALL_NBYTES and self._buffer.is_on_heap:
+        elif self._buffer.is_on_heap and self._buffer.nbytes + window_nbytes > SMALL_NBYTES:
             left_nbytes = max(announced - self._num_cut, 0)
             # The cutter may still have the end of a window in hand.
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * 3 // 4
+            self._is_uploading = await self._gate.begin_upload(self._request_id, nbytes)
             await self._buffer.reserve(nbytes, self._gate)
+            self._holds_room = True
 
     def _check_size(self, nbytes: int) -> None:
         most = self._limits.max_body_nbytes
@@ -95,13 +104,16 @@ class BodyReader:
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
         """The body as it comes, within its times; waiting for room is not the client's time."""
-        idle_s = self._limits.body_idle_timeout_s
-        left_s = self._limits.body_timeout_s
+        idle_s, in_all_s = self._limits.body_idle_timeout_s, self._limits.body_timeout_s
+        announced, left_s = _announced_nbytes(request), in_all_s
         has_more = True
         while has_more:
-            start_s = time.monotonic()
+            start_s, within_s = time.monotonic(), min(idle_s, left_s)
+            if self._holds_room and announced:
+                behind_s = in_all_s * (1.0 - self._num_read / announced) - left_s
+                within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, 0.0))
             try:
-                async with asyncio.timeout(min(idle_s, left_s)):
+                async with asyncio.timeout(within_s):
                     message = await request.receive()
             except TimeoutError:
                 raise BodyTooSlow("the body did not arrive in time") from None

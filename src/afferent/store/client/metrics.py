@@ -9,8 +9,8 @@ from afferent.telemetry.registry import Observed, observed
 from afferent.types import ObjectKind
 
 _KINDS = tuple(ObjectKind)
-_SEMAPHORES = ("preprocess", "tenant")
-"""The gate's, and all tenants' quotas together."""
+_SEMAPHORES = ("preprocess", "uploads", "tenant")
+"""The gate's, MiB of large bodies on their way, and all tenants' quotas together."""
 
 _OF_STORE: tuple[Observed[Statistics], ...] = (
     observed(
@@ -132,7 +132,7 @@ _OF_SEMAPHORE: tuple[Observed[PermitStatistics], ...] = (
     observed(
         "gauge",
         "afferent_permits_taken",
-        "Permits that requests have: of the gate's, and of tenants' quotas",
+        "Permits that requests have: of the gate's, MiB of large uploads, and of tenants' quotas",
         lambda semaphore: semaphore.num_held,
         semaphore=_SEMAPHORES,
     ),

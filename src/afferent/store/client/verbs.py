@@ -239,17 +239,19 @@ class Verbs(ABC):
         *,
         limit: int,
         queue: bool = True,
+        number: int = 1,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Call[None]:
-        """Hold one of the ``limit`` permits of a semaphore, of which all processes have the same.
+        """Hold ``number`` of the ``limit`` permits of a semaphore, which is one for all processes.
 
-        They are given by fair shares. A permit is given back by `release_permit`, or when the
-        request is released or its process ends; then it is free once the jobs that still run for
-        this request alone have ended. A call that is given up, or cancelled, holds none.
+        They are given by fair shares, and given back by `release_permit`, or when the request is
+        released or its process ends; then they are free once the jobs that still run for this
+        request alone have ended. A call that is given up, or cancelled, holds none.
 
         Args:
             semaphore: A name, such as ``"preprocess"``.
-            queue: Wait for a permit; otherwise there is one now, or none.
+            queue: Wait for them; otherwise they are there now, or not.
+            number: How many; more than the limit are all.
 
         Raises:
             NoPermitLeft: All are held, or too many wait for one.
@@ -257,11 +259,12 @@ class Verbs(ABC):
             NotPermitted: The request has one, or waits for it, already.
         """
         return Call(
-            requests.AcquirePermit(self._next_seq(), request, semaphore, limit, queue), timeout_s
+            requests.AcquirePermit(self._next_seq(), request, semaphore, limit, queue, number),
+            timeout_s,
         )
 
     def release_permit(self, request: str, semaphore: str) -> None:
-        """Give the permit back at once, or stop waiting for it; never fails."""
+        """Give what it has of a semaphore back at once, or stop waiting for it; never fails."""
         self._tell(requests.ReleasePermit(NO_REPLY, request, semaphore))
 
     # Jobs

@@ -171,10 +171,10 @@ class Unreserve(Request[None], tag="unreserve"):
 
 
 class AcquirePermit(Request[None], tag="acquire_permit"):
-    """Hold one of the ``limit`` permits of a semaphore, of which all clients have the same.
+    """Hold ``number`` of the ``limit`` permits of a semaphore, of which all clients have the same.
 
-    With ``queue`` it is answered when there is one, by fair shares. It is the request's until
-    it gives it back, or is released and its jobs have ended.
+    With ``queue`` it is answered when there are so many, by fair shares. They are the request's
+    until it gives them back, or is released and its jobs have ended.
     """
 
     waits: ClassVar[bool] = True
@@ -183,6 +183,7 @@ class AcquirePermit(Request[None], tag="acquire_permit"):
     semaphore: SemaphoreName
     limit: Annotated[int, Meta(ge=1, le=2**31)]
     queue: bool
+    number: Annotated[int, Meta(ge=1, le=2**31)] = 1
 
     def withdrawal(self) -> Request[None]:
         return ReleasePermit(NO_REPLY, self.request, self.semaphore)

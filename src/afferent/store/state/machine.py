@@ -245,7 +245,9 @@ class StoreState:
     def _enter(self, client: ClientId, request: requests.AcquirePermit) -> Later | None:
         ticket, lease = (client, request.seq), (client, request.request)
         share = self._share_of(lease)
-        entry = PermitRequest(ticket, lease, request.semaphore, request.limit, share)
+        entry = PermitRequest(
+            *(ticket, lease, request.semaphore, request.limit, share), number=request.number
+        )
         return None if self.semaphores.acquire(entry, queue=request.queue) else LATER
 
     @handles(requests.ReleasePermit)
