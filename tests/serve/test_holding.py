@@ -152,12 +152,13 @@ def test_how_often_the_store_is_asked(address: str) -> None:
         return asked
 
     miss, hit, mixed = asyncio.run(main())
-    received, names = ["create", "acquire"], ["acquire", "seal", "release"]
+    # In an arena as small as this one, the body is a large one.
+    received, names = ["acquire_permit", "create", "acquire"], ["acquire", "seal", "release"]
     made = ["seal", "reserve", "acquire", "wait", "release"]
     assert miss == [*received, "acquire", *made, *names]
     assert hit == [*received, "release", "acquire"]
     some_made = ["seal", "release", "reserve", "acquire", "unreserve", "wait", "release"]
-    assert mixed == ["create", "acquire", *some_made]
+    assert mixed == [*received, *some_made]
 
 
 def _images(body: dict[str, Any]) -> list[dict[str, Any]]:
