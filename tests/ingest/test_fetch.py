@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from afferent.config import ServeConfig
-from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge
+from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge, NoPermitLeft
+from afferent.ingest import fetch as fetch_module
 from afferent.ingest.dial import Resolver
 from afferent.ingest.fetch import Fetcher, FetchSession
 from tests.ingest.media_host import media_host, send, send_raw, send_slowly
@@ -104,7 +106,7 @@ def test_every_answer_of_the_resolver_is_checked() -> None:
         ["64:ff9b::7f00:1"],
         ["2606:4700::1111", "::ffff:10.0.0.1"],
     ):
-        with pytest.raises(ForbiddenUrl):
+        with pytest.raises(FetchFailed, match="no public address"):
             get(
                 "rebind.example:80",
                 "/",
@@ -217,14 +219,114 @@ def test_look_ups_count_as_connecting() -> None:
 def test_the_systems_resolver() -> None:
     async def main() -> list[str]:
         resolver = Resolver()
-        for name in ("no-such-name.invalid", "a..b", "a" * 70):
+        for name in ("no-such-name.invalid", "a..b", "a" * 70, "\u00e4\ud800"):
             with pytest.raises(FetchFailed, match="not found"):
                 await resolver(name, 80)
+        assert "127.0.0.1" in await resolver("localhost", 80)
         found = await resolver("127.0.0.1", 80)
-        resolver.close()
+        await resolver.close()
         return found
 
     assert asyncio.run(main()) == ["127.0.0.1"]
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Says where ``good`` names are and that there are no ``bad`` ones, and nothing of others."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, address: Any) -> None:
+        labels, at = [], 12
+        while data[at]:
+            labels.append(data[at + 1 : at + 1 + data[at]].decode())
+            at += 1 + data[at]
+        name, question = ".".join(labels), data[12 : at + 5]
+        self.asked.append(name)
+        (kind,) = struct.unpack_from(">H", data, at + 1)
+        if name.startswith("bad"):
+            head = struct.pack(">2sHHHHH", data[:2], 0x8183, 1, 0, 0, 0)
+            self._transport.sendto(head + question, address)
+        elif name.startswith("good"):
+            answer = b"\xc0\x0c" + struct.pack(">HHIH4s", 1, 1, 60, 4, bytes((1, 2, 3, 4)))
+            answers = [answer] if kind == 1 else []
+            head = struct.pack(">2sHHHHH", data[:2], 0x8180, 1, len(answers), 0, 0)
+            self._transport.sendto(head + question + b"".join(answers), address)
+
+
+def with_name_server(use: Callable[[Resolver, NameServer, list[float]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop, now_s = asyncio.get_running_loop(), [100.0]
+        transport, server = await loop.create_datagram_endpoint(
+            NameServer, local_addr=("127.0.0.1", 0)
+        )
+        port = transport.get_extra_info("sockname")[1]
+        resolver = Resolver([f"127.0.0.1:{port}"], clock=lambda: now_s[0])
+        await use(resolver, server, now_s)
+        await resolver.close()
+        transport.close()
+
+    asyncio.run(main())
+
+
+def test_names_that_nobody_answers_for_hold_nobody_up() -> None:
+    async def use(resolver: Resolver, _: NameServer, __: list[float]) -> None:
+        dead = [asyncio.create_task(resolver(f"dead-{n}.example", 80)) for n in range(300)]
+        await asyncio.sleep(0)
+        assert await resolver("good.example", 80) == ["1.2.3.4"]
+        assert not any(each.done() for each in dead)
+        for each in dead:
+            each.cancel()
+        await asyncio.wait(dead)
+
+    with_name_server(use)
+
+
+def test_what_was_not_found_is_not_asked_for_again_for_a_moment() -> None:
+    async def use(resolver: Resolver, server: NameServer, now_s: list[float]) -> None:
+        for _ in range(5):
+            with pytest.raises(FetchFailed, match="not found"):
+                await resolver("bad.example", 80)
+        num_asked = len(server.asked)
+        assert 0 < num_asked <= 4
+        now_s[0] += 60
+        with pytest.raises(FetchFailed, match="not found"):
+            await resolver("bad.example", 80)
+        for number in range(5000):
+            resolver._note(f"other-{number}")
+        assert len(resolver._not_found) <= 4096
+
+    with_name_server(use)
+
+
+def test_more_fetches_than_there_may_be_are_no_fault_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, wait: threading.Event
+) -> None:
+    monkeypatch.setattr(fetch_module, "_MAX_CONNECTIONS", 1)
+
+    def slow(request: BaseHTTPRequestHandler) -> None:
+        wait.wait(5)
+        send(b"content")(request)
+
+    async def main(where: str) -> None:
+        limits = ServeConfig(fetch_allow=(where,), fetch_connect_timeout_s=0.2)
+        fetcher = Fetcher(limits)
+        first, second = (fetcher.session(max_nbytes=100) for _ in range(2))
+        url = f"http://{where}/slow"
+        fetching = asyncio.create_task(first.fetch(url, modality="image", max_nbytes=9))
+        while not fetcher._pool.connections:
+            await asyncio.sleep(0.001)
+        with pytest.raises(NoPermitLeft, match="try again"):
+            await second.fetch(url, modality="image", max_nbytes=9)
+        wait.set()
+        assert await fetching == b"content"
+        await fetcher.close()
+
+    with media_host({"/slow": slow}) as where:
+        asyncio.run(main(where))
 
 
 def test_redirects_are_checked_again() -> None:

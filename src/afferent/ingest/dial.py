@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import aiodns
 import httpcore
 
 from afferent.errors import FetchFailed, ForbiddenUrl
-from afferent.ingest.fetch_policy import authority, is_public
+from afferent.ingest.fetch_policy import authority, is_address, is_public
 
-_NUM_LOOKUPS = 16
+_TRY_S, _NUM_TRIES = 1.0, 3
+_NOT_FOUND_S, _MAX_NOT_FOUND = 5.0, 4096
+_NOT_FOUND = "the media host's name was not found, or leads to no public address"
+"""One text for both: which names there are inside is nobody's business."""
 _MAX_DIALLED = 4
 _MAX_HEADER_NBYTES = 128 << 10
 _HEADER_STEP_NBYTES = 4 << 10
@@ -24,30 +28,45 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class Resolver:
-    """Looks names up with the system's resolver.
+    """Looks names up at the system's name servers, and in its file of hosts.
 
-    In threads of its own: a name server that never answers must not hold up anybody else's work.
+    By c-ares, on the event loop: of names that nobody answers for, any number may be looked up side
+    by side, and none holds another up. What was not found is not asked for again for a moment.
     """
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_NUM_LOOKUPS, thread_name_prefix="resolve")
+    def __init__(
+        self, nameservers: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``nameservers`` in the place of the system's, with their ports."""
+        self._nameservers, self._clock = list(nameservers), clock
+        self._channel: aiodns.DNSResolver | None = None
+        self._not_found: dict[str, float] = {}  # until when
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """Raises: FetchFailed: There is no such name."""
-        loop = asyncio.get_running_loop()
+        if self._not_found.get(host, 0.0) > self._clock():
+            raise FetchFailed(_NOT_FOUND)
+        if self._channel is None:  # it belongs to the event loop
+            self._channel = aiodns.DNSResolver(
+                self._nameservers or None, timeout=_TRY_S, tries=_NUM_TRIES
+            )
         try:
-            found = await loop.run_in_executor(self._threads, _look_up, host, port)
-        except (OSError, UnicodeError) as error:  # the latter for labels that no name may have
-            raise FetchFailed("the media host's name was not found") from error
-        return list(dict.fromkeys(found))
+            found = await self._channel.getaddrinfo(host, port=port, type=socket.SOCK_STREAM)
+        except (aiodns.error.DNSError, UnicodeError) as error:  # the latter of no name's characters
+            self._note(host)
+            raise FetchFailed(_NOT_FOUND) from error
+        return list(dict.fromkeys(node.addr[0].decode("ascii") for node in found.nodes))
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
 
-
-def _look_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+    def _note(self, host: str) -> None:
+        now_s = self._clock()
+        if len(self._not_found) >= _MAX_NOT_FOUND:
+            self._not_found = {name: s for name, s in self._not_found.items() if s > now_s}
+        if len(self._not_found) < _MAX_NOT_FOUND:
+            self._not_found[host] = now_s + _NOT_FOUND_S
 
 
 class BoundedStream(httpcore.AsyncNetworkStream):
@@ -121,7 +140,9 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         async with asyncio.timeout(timeout):  # for the look-up and all attempts together
             addresses = await self._resolve(host, port)
             if authority(host, port) not in self._allow and not all(map(is_public, addresses)):
-                raise ForbiddenUrl("the media host's address is not a public one")
+                if is_address(host):
+                    raise ForbiddenUrl("the media host's address is not a public one")
+                raise FetchFailed(_NOT_FOUND)
             for address in addresses[:_MAX_DIALLED]:
                 try:
                     stream = await self._inner.connect_tcp(

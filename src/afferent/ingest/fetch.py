@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import httpcore
 
 from afferent.config import Limits
-from afferent.errors import FetchFailed
+from afferent.errors import FetchFailed, NoPermitLeft
 from afferent.ingest.delivery import Budget, Delivery, MakeRoom, Sink
 from afferent.ingest.dial import BoundedStream, CheckedBackend, Resolve, Resolver
 from afferent.ingest.fetch_policy import Target, check_redirect, check_url
@@ -67,6 +67,8 @@ class Fetcher:
             return
         try:
             await self._follow(url, delivery, modality)
+        except httpcore.PoolTimeout as error:  # nothing is known of this host
+            raise NoPermitLeft("too many media are being fetched; try again") from error
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise FetchFailed("the media host took too long") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
@@ -102,6 +104,7 @@ class Fetcher:
             "connect": self._limits.fetch_connect_timeout_s,
             "read": self._limits.fetch_idle_timeout_s,
             "write": self._limits.fetch_idle_timeout_s,
+            "pool": self._limits.fetch_connect_timeout_s,
         }
         async with self._pool.stream(
             "GET", url, headers=headers, extensions={"timeout": timeouts}
@@ -135,7 +138,7 @@ class Fetcher:
 
     async def close(self) -> None:
         await self._pool.aclose()
-        self._resolver.close()
+        await self._resolver.close()
         self._files.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
@@ -135,6 +136,17 @@ def check_characters(url: str) -> None:
         raise ForbiddenUrl(
             "the URL is not ASCII: percent-encode its path, and write its host as xn--..."
         )
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is no name but an address, however it is written: ``127.1`` is one."""
+    for read in (ipaddress.ip_address, socket.inet_aton):
+        try:
+            read(host)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
 
 
 def is_public(address: str) -> bool:
