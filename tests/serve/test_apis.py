@@ -215,7 +215,12 @@ def test_what_the_router_refuses_has_the_form_of_the_api(address: str, path: str
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/v1/chat/completions/render", 400), ("/v1/nothing", 404)]
+    ("path", "status"),
+    [
+        ("/v1/chat/completions/render", 400),
+        ("/v1/nothing", 404),
+        ("/v1/chat/completions/", 404),  # no redirect: a client would send its key along
+    ],
 )
 def test_a_query_that_is_no_text(address: str, path: str, status: int) -> None:
     async def work(http: httpx.AsyncClient) -> None:

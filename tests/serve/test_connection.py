@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import socket
 import threading
 import time
@@ -308,6 +309,37 @@ def test_each_request_of_a_connection_may_have_a_header(host: Host) -> None:
         for _ in range(20):
             sock.sendall(b"GET /read HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n\r\n")
             answer_to(sock, b"\r\n\r\n0")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /read HTTP/1.1",
+        b"GET /read HTTP/1.1\r\nHost: a\r\nHost: b",
+        b"GET /read HTTP/1.1\r\nHost: a\r\nhost: a",
+        b"GET /read HTTP/1.0\r\nHost: a\r\nHost: b",
+        b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked",
+        b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+        b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked",
+        b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3",
+        b"GET /read HTTP/7.1\r\nHost: a",
+        b"nothing like a request",
+    ],
+)
+def test_what_others_may_read_differently_is_refused(host: Host, head: bytes) -> None:
+    """In the form of all refusals; nothing of what stands behind it is read as a request."""
+    behind = b"0\r\n\r\nGET /read HTTP/1.1\r\nHost: a\r\n\r\n"
+    with host.connect(head + b"\r\n\r\n" + behind) as sock:
+        status, _, body = rest_of(sock).partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"connection: close" in status
+    assert json.loads(body)["error"]["code"] == "invalid_request"
+    assert not host.app.began
+
+
+def test_old_clients_name_no_host(host: Host) -> None:
+    with host.connect(b"GET /read HTTP/1.0\r\n\r\n") as sock:
+        assert rest_of(sock).startswith(b"HTTP/1.1 200")
 
 
 def test_an_endless_url(host: Host) -> None:

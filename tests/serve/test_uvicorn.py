@@ -21,12 +21,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 OVERRIDDEN = {
     HttpToolsProtocol: (
         "__init__ connection_made connection_lost data_received on_message_begin on_url on_header "
-        "on_headers_complete on_body on_message_complete on_response_complete _start_asgi_task"
+        "on_headers_complete on_body on_message_complete on_response_complete _start_asgi_task "
+        "send_400_response"
     ),
     FlowControl: "__init__ pause_reading pause_writing resume_writing",
 }
 ATTRIBUTES = {
-    HttpToolsProtocol: "transport flow headers pipeline cycle",
+    HttpToolsProtocol: "transport flow headers parser pipeline cycle",
     FlowControl: "_transport read_paused",
     RequestResponseCycle: "disconnected response_complete body",
 }

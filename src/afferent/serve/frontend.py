@@ -207,7 +207,8 @@ def _server(app: ASGIApp, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Ser
 
 def main() -> None:
     child = ChildProcess.start()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor says the same
+    # What it warns of is what clients send; and anybody can send it a thousand times.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     uvloop.run(_run(child, child.settings(FrontendSettings)))
 
 

@@ -70,7 +70,10 @@ class Frontend:
         self._document = document(self._routes, self._apis)
 
     def app(self) -> Starlette:
-        return Starlette(routes=self._routes, exception_handlers={HTTPException: self._refuse})
+        app = Starlette(routes=self._routes, exception_handlers={HTTPException: self._refuse})
+        # To where a client's own `Host` says, before it has shown a key: never.
+        app.router.redirect_slashes = False
+        return app
 
     async def _describe(self, _: Request) -> Response:
         """This document."""

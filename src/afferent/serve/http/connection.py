@@ -19,8 +19,9 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from afferent.errors import BodyTooLarge
+from afferent.errors import BodyTooLarge, InvalidRequest
 from afferent.serve.http.disconnects import HangUps, WatchedFlow, reset
+from afferent.serve.http.responses import new_id, refusal
 from afferent.serve.http.timer import Timer
 from afferent.types import KiB
 
@@ -109,7 +110,7 @@ class ClientConnection(HttpToolsProtocol):
         if began_before and self._is_in_header:
             self._header_nbytes += len(data)
             if self._header_nbytes > _MAX_HEADER_NBYTES and not self.transport.is_closing():
-                self._refuse(b"431 Request Header Fields Too Large")
+                self._refuse(b"431 Request Header Fields Too Large", "the header is too large")
 
     # A message; an exception in one of these is answered with 400, and ends the connection
 
@@ -132,6 +133,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_header = False
         self._timer.stop()
+        self._check_framing()
         super().on_headers_complete()
 
     @property
@@ -160,6 +162,22 @@ class ClientConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_in_message and not self.transport.is_closing():
             self._timer.start(self.limits.discard_timeout_s, self._on_time)
+
+    def _check_framing(self) -> None:
+        """What a proxy in between may understand in another way is not understood at all.
+
+        Raises:
+            InvalidRequest: Not one host, or a coding that is not simply chunked.
+        """
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+            raise InvalidRequest("a request names one host")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and codings != [b"chunked"]:
+            raise InvalidRequest("a body is chunked, or has a length")
+
+    def send_400_response(self, _: str) -> None:
+        self._refuse(b"400 Bad Request", "this is no HTTP request that is served here")
 
     def _count(self, nbytes: int) -> None:
         self._header_nbytes += nbytes
@@ -197,12 +215,17 @@ class ClientConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._is_in_header:
-            self._refuse(b"408 Request Timeout")
+            self._refuse(b"408 Request Timeout", "the header did not arrive in time")
         else:
             self.transport.close()
 
-    def _refuse(self, status: bytes) -> None:
-        self.transport.write(
-            b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    def _refuse(self, status: bytes, why: str) -> None:
+        body = bytes(refusal(InvalidRequest(why), new_id("request-")).body)
+        lines = (
+            b"HTTP/1.1 " + status,
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"connection: close",
         )
+        self.transport.write(b"\r\n".join((*lines, b"", body)))
         self.transport.close()
