@@ -16,6 +16,7 @@ from rich.table import Table
 from afferent.errors import AfferentError
 from benchmarks import (
     alloc,
+    attack,
     body,
     churn,
     codec,
@@ -32,6 +33,7 @@ from benchmarks.record import Report, Row, figure, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
     "alloc": alloc,
+    "attack": attack,
     "body": body,
     "churn": churn,
     "codec": codec,

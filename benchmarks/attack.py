@@ -1,0 +1,156 @@
+"""How long does an honest client wait while twenty others mean no good?
+
+A server with the built-in model on two cores. One client sends an image that nobody has seen, and
+the next when it is answered; its times are measured alone, beside twenty that do the same, and
+beside twenty attackers of one kind (`benchmarks.attackers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx2 as httpx
+
+from benchmarks.attackers import DRIPPING, KINDS, NUM, body_of, small_image
+from benchmarks.record import BusyMeter, Goal, Report, Row
+
+QUESTION = "How long does an honest client wait while others mean no good?"
+COLUMNS = ("beside", "requests_per_s", "p50_ms", "p99_ms", "failed")
+
+_ALONE, _SHARED = "nobody", "honest"
+_START_TIMEOUT_S, _TIMEOUT_S = 120.0, 60.0
+_SETTLE_S = 5.0
+_ARENA = "512MiB"
+
+AfterSample = Callable[[], None]
+_seeds = itertools.count(50_000_000)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", choices=(*KINDS, DRIPPING), help="attackers of this kind only")
+
+
+def _cases(kind: str | None) -> list[str]:
+    kinds = [each for each in (*KINDS, DRIPPING) if each != _SHARED]
+    return [_ALONE, _SHARED, *([kind] if kind and kind != _SHARED else kinds)]
+
+
+def num_steps(*, quick: bool, kind: str | None) -> int:
+    return len(_cases(kind))
+
+
+def run(*, quick: bool, kind: str | None, after_sample: AfterSample) -> Report:
+    report, meter = Report("attack", QUESTION), BusyMeter()
+    for case in _cases(kind):
+        drip_port = _free_port()
+        with _server(drip_port) as url, _beside(case, url, drip_port):
+            report.rows.append(_measure(url, case, 8.0 if quick else 25.0))
+        after_sample()
+    report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
+    report.goals = list(_goals(report.rows))
+    report.notes.append(f"{NUM} others at a time; each case has a server of its own")
+    return report
+
+
+def _measure(url: str, case: str, for_s: float) -> Row:
+    seconds: list[float] = []
+    num_failed = 0
+    with httpx.Client(timeout=_TIMEOUT_S) as client:
+        begin_s = time.monotonic()
+        while time.monotonic() - begin_s < for_s:
+            body = body_of([("png", small_image(next(_seeds)))])
+            start_s = time.monotonic()
+            try:
+                is_good = client.post(f"{url}/v1/chat/completions", content=body).is_success
+            except httpx.HTTPError:
+                is_good = False
+            num_failed += not is_good
+            seconds.append(time.monotonic() - start_s)
+        took_s = time.monotonic() - begin_s
+    ordered = sorted(seconds)
+    samples = {
+        "requests_per_s": (len(seconds) - num_failed) / took_s,
+        "p50_ms": statistics.median(ordered) * 1e3,
+        "p99_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+        "failed": float(num_failed),
+    }
+    return Row({"beside": case}, {name: [value] for name, value in samples.items()})
+
+
+def _goals(rows: list[Row]) -> Iterator[Goal]:
+    shared = next(row for row in rows if row.keys["beside"] == _SHARED)
+    for row in rows:
+        case = row.keys["beside"]
+        if case in (_ALONE, _SHARED):
+            continue
+        ratio = row.median("p99_ms") / shared.median("p99_ms")
+        yield Goal(f"{case}: p99_ms / beside honest ones <= 3", ratio <= 3, ratio)
+        ratio = row.median("requests_per_s") / shared.median("requests_per_s")
+        yield Goal(f"{case}: requests_per_s / beside honest ones >= 0.5", ratio >= 0.5, ratio)
+
+
+@contextmanager
+def _server(drip_port: int) -> Iterator[str]:
+    port = _free_port()
+    command = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
+    command += ["--arena-nbytes", _ARENA, "--fetch-allow", f"127.0.0.1:{drip_port}"]
+    with _process(command) as popen:
+        url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + _START_TIMEOUT_S
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5):  # noqa: S310 - ours
+                break
+            if popen.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError("the server did not start")
+            time.sleep(0.1)
+        yield url
+
+
+@contextmanager
+def _beside(case: str, url: str, drip_port: int) -> Iterator[None]:
+    if case == _ALONE:
+        yield
+        return
+    command = [sys.executable, "-m", "benchmarks.attackers", case, url, str(drip_port)]
+    with _process(command, stdout=subprocess.PIPE) as popen:
+        if popen.stdout is None or not popen.stdout.readline():
+            raise RuntimeError(f"the {case} did not start")
+        time.sleep(_SETTLE_S)
+        yield
+
+
+@contextmanager
+def _process(
+    command: list[str], *, stdout: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
+    popen = subprocess.Popen(
+        command, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield popen
+    finally:
+        popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            popen.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(popen.pid, 9)
+        popen.wait()
+        if popen.stdout is not None:
+            popen.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port
