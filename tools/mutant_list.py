@@ -6,6 +6,7 @@ from typing import Final
 
 from tools.mutant import Mutant
 from tools.serve_mutants import SERVE_MUTANTS
+from tools.share_mutants import SHARE_MUTANTS
 
 _GATE = "admit/gate.py"
 _GATE_TESTS = ("tests/admit/test_gate.py",)
@@ -357,4 +358,4 @@ _KEYS: Final = (
     ),
 )
 
-MUTANTS: Final = (*_ADMIT, *_INGEST, *_KEYS, *SERVE_MUTANTS)
+MUTANTS: Final = (*_ADMIT, *_INGEST, *_KEYS, *SERVE_MUTANTS, *SHARE_MUTANTS)

@@ -105,7 +105,7 @@ def test_bad_image(
         ("http://127.0.0.1/", "forbidden_url"),
         ("http://169.254.169.254/", "forbidden_url"),
         ("http://169.254.169.254/latest/meta-data/", "forbidden_url"),
-        ("http://localhost/a.png", "forbidden_url"),
+        ("http://localhost/a.png", "fetch_failed"),
         ("http://0.0.0.0/", "forbidden_url"),
         ("http://[::1]/", "forbidden_url"),
         ("http://[::ffff:127.0.0.1]/", "forbidden_url"),

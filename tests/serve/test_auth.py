@@ -10,7 +10,7 @@ from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.quota.shares import Share
 from afferent.serve.http.auth import Access
 
-ACME = Tenant(name="acme", api_keys=("acme-key-0123456789", "acme-key-9876543210"))
+ACME = Tenant(name="acme", weight=2.0, api_keys=("acme-key-0123456789", "acme-key-9876543210"))
 OTHER = Tenant(name="other", api_keys=("other-key-0123456789",), max_requests=2)
 
 
@@ -107,6 +107,8 @@ async def _count_requests() -> None:
         await ACCESS.enter("c", others)
     ACCESS.leave("c")
     assert await ACCESS.enter("d", acmes) == "acme"  # has no limit of its own
+    assert PLACES.introduced["d"] == Share("acme", ACME.weight)
+    assert "c" not in PLACES.introduced
     ACCESS.leave("a")
     assert await ACCESS.enter("e", others) == "other"
     for request_id in "abcde":

@@ -13,7 +13,7 @@ import aiodns
 import httpcore
 
 from afferent.errors import FetchFailed, ForbiddenUrl
-from afferent.ingest.fetch_policy import authority, is_address, is_public
+from afferent.ingest.fetch_policy import address_of, authority, is_public
 
 _TRY_S, _NUM_TRIES = 1.0, 3
 _NOT_FOUND_S, _MAX_NOT_FOUND = 5.0, 4096
@@ -138,9 +138,10 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         async with asyncio.timeout(timeout):  # for the look-up and all attempts together
-            addresses = await self._resolve(host, port)
+            literal = address_of(host)
+            addresses = await self._resolve(host, port) if literal is None else [literal]
             if authority(host, port) not in self._allow and not all(map(is_public, addresses)):
-                if is_address(host):
+                if literal is not None:
                     raise ForbiddenUrl("the media host's address is not a public one")
                 raise FetchFailed(_NOT_FOUND)
             for address in addresses[:_MAX_DIALLED]:

@@ -138,15 +138,16 @@ def check_characters(url: str) -> None:
         )
 
 
-def is_address(host: str) -> bool:
-    """Whether a host is no name but an address, however it is written: ``127.1`` is one."""
-    for read in (ipaddress.ip_address, socket.inet_aton):
-        try:
-            read(host)
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
+def address_of(host: str) -> str | None:
+    """The address, of a host that is one and no name, however it is written: ``127.1`` is one."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return None
 
 
 def is_public(address: str) -> bool:

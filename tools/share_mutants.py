@@ -1,0 +1,139 @@
+"""The mutants of what is shared between clients: see `tools.mutant_list`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutant import Mutant
+
+_SHARES, _SHARES_TESTS = "quota/shares.py", ("tests/quota/test_shares.py",)
+_JOBS, _JOBS_TESTS = "store/state/jobs.py", ("tests/store/test_fair_jobs.py",)
+_BODY = "serve/http/body.py"
+_ROOM_TESTS = ("tests/serve/test_body.py::test_room_is_for_those_who_send",)
+_SMALL_TESTS = ("tests/serve/test_body.py::test_small_bodies_find_room_however_much_was_announced",)
+_CONNECTION = "serve/http/connection.py"
+_FRAMING_TESTS = (
+    "tests/serve/test_connection.py::test_what_others_may_read_differently_is_refused",
+)
+
+SHARE_MUTANTS: Final = (
+    Mutant(
+        what="all tenants weigh the same",
+        file=_SHARES,
+        old="        tenant.start += cost / tenant.weight\n",
+        new="        tenant.start += cost\n",
+        tests=_SHARES_TESTS,
+    ),
+    Mutant(
+        what="who was idle has saved up work",
+        file=_SHARES,
+        old="                tenant.start = max(tenant.start, self._now)\n",
+        new="",
+        tests=_SHARES_TESTS,
+    ),
+    Mutant(
+        what="a small request waits for a large one",
+        file=_SHARES,
+        old="_Flow(flow, {item: cost}, tenant.now + cost)",
+        new="_Flow(flow, {item: cost}, tenant.now)",
+        tests=_SHARES_TESTS,
+    ),
+    Mutant(
+        what="work that took less is saved up",
+        file=_SHARES,
+        old="max(tenant.start + cost / tenant.weight, self._now)",
+        new="tenant.start + cost / tenant.weight",
+        tests=_SHARES_TESTS,
+    ),
+    Mutant(
+        what="a job costs what was guessed",
+        file=_JOBS,
+        old="charge(job.share, took_us - job.cost_us)",
+        new="charge(job.share, 0)",
+        tests=_JOBS_TESTS,
+    ),
+    Mutant(
+        what="long jobs have all workers",
+        file=_JOBS,
+        old="return sum(job.is_long for job in running) + 1 < num_workers",
+        new="return True",
+        tests=_JOBS_TESTS,
+    ),
+    Mutant(
+        what="short jobs keep long ones out for ever",
+        file=_JOBS,
+        old="not self._short or self._short_ahead_us > 0",
+        new="not self._short",
+        tests=_JOBS_TESTS,
+    ),
+    Mutant(
+        what="a tenant's name is not told to the store",
+        file="serve/http/auth.py",
+        old="Share(tenant.name, tenant.weight)",
+        new="Share()",
+        tests=("tests/serve/test_auth.py",),
+    ),
+    Mutant(
+        what="what was announced has room before it comes",
+        file=_BODY,
+        old="self._buffer.nbytes + window_nbytes > SMALL_NBYTES",
+        new="announced > SMALL_NBYTES",
+        tests=_ROOM_TESTS,
+    ),
+    Mutant(
+        what="a body that holds room may stop coming",
+        file=_BODY,
+        old="            if self._holds_room and announced:\n",
+        new="            if announced is None:\n",
+        tests=_ROOM_TESTS,
+    ),
+    Mutant(
+        what="large bodies may announce all the room there is",
+        file="admit/gate.py",
+        old="number=math.ceil(nbytes / MiB)",
+        new="number=1",
+        tests=_SMALL_TESTS,
+    ),
+    Mutant(
+        what="the first of two hosts counts",
+        file=_CONNECTION,
+        old="if len(hosts) != 1 and",
+        new="if not hosts and",
+        tests=_FRAMING_TESTS,
+    ),
+    Mutant(
+        what="any coding that ends in chunks is one",
+        file=_CONNECTION,
+        old='codings != [b"chunked"]',
+        new='not codings[-1].endswith(b"chunked")',
+        tests=_FRAMING_TESTS,
+    ),
+    Mutant(
+        what="a trailing slash is redirected",
+        file="serve/http/app.py",
+        old="app.router.redirect_slashes = False",
+        new="app.router.redirect_slashes = True",
+        tests=("tests/serve/test_apis.py::test_a_query_that_is_no_text",),
+    ),
+    Mutant(
+        what="names that were not found are asked for again",
+        file="ingest/dial.py",
+        old="if self._not_found.get(host, 0.0) > self._clock():",
+        new="if self._not_found.get(host, 0.0) < 0:",
+        tests=("tests/ingest/test_fetch.py",),
+    ),
+    Mutant(
+        what="what only Pillow knows is broken",
+        file="preprocess/decode/image.py",
+        old="    except Exception as error:\n",
+        new="    except ValueError as error:\n",
+        tests=("tests/preprocess/test_decode_image.py",),
+    ),
+    Mutant(
+        what="any number of pixels may be scanned",
+        file="preprocess/decode/jpeg.py",
+        old="num_scans > _MAX_SCANS or num_scans * num_pixels > _MAX_SCANNED_PIXELS",
+        new="num_scans > _MAX_SCANS",
+        tests=("tests/preprocess/test_decode_image.py",),
+    ),
+)
