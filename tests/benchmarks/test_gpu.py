@@ -39,7 +39,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 def test_without_torch_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"afferent\[engine\]"):
+    with pytest.raises(ConfigError, match=r"\[engine\]"):
         gpu.run(quick=True, after_sample=lambda: None)
 
 

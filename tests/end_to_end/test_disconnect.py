@@ -167,7 +167,7 @@ def half_a_header(place: Place) -> Iterator[socket.socket]:
 
 @stage()
 def half_a_body(place: Place) -> Iterator[socket.socket]:
-    with place.send([place.large()], most=300 * KiB) as sock:
+    with place.send([place.large()], most=400 * KiB) as sock:
         wait_until(lambda: place.frontend.num_held == 1)
         yield sock
 
@@ -291,9 +291,11 @@ def test_a_large_body_whose_client_was_killed(place: Place) -> None:
 
             def send() -> None:
                 body = json.dumps(ask([url], "What?")).encode()
-                head = f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = (
+                    f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}"
+                )
                 with contextlib.suppress(OSError):
-                    sock.sendall(head.encode() + body)
+                    sock.sendall(head.encode() + b"\r\n\r\n" + body)
 
             sending = thread.submit(send)
             wait_until(lambda: place.store.stat().num_reservations_queued == 1)
