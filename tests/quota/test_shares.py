@@ -107,10 +107,12 @@ def test_what_took_less_is_given_back_but_not_saved_up() -> None:
     queue.push(("one", 0), share=one, flow=0, cost=100)
     assert queue.pop() == ("one", 0)
     queue.charge(one, -99)
-    queue.charge(one, -1000)
     for number in range(1, 40):
         queue.push(("one", number), share=one, flow=0, cost=1)
         queue.push(("other", number), share=other, flow=0, cost=1)
+    queue.pop()
+    queue.charge(one, -1000)  # while others wait
+    queue.validate()
     served = Counter((queue.pop() or ("", 0))[0] for _ in range(20))
     assert served["one"] == pytest.approx(10, abs=1)
 
