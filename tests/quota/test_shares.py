@@ -131,6 +131,19 @@ def test_who_leaves_costs_nothing() -> None:
     assert [queue.pop(), queue.pop()] == [9, 10]
 
 
+def test_who_comes_and_leaves_while_nobody_is_served_leaves_nothing() -> None:
+    queue: FairQueue[int] = FairQueue()
+    queue.push(-1, flow="waits", cost=1)
+    for number in range(10_000):
+        queue.push(number, flow=number, cost=1 + number % 3)
+        assert queue.discard(number)
+        queue.push(number, share=Share("other"), flow=number, cost=1)
+        assert queue.discard(number)
+    heaps = (queue._heap, *(tenant.heap for tenant in queue._tenants.values()))
+    assert sum(map(len, heaps)) < 400
+    assert queue.pop() == -1
+
+
 def test_an_item_waits_once() -> None:
     queue: FairQueue[int] = FairQueue()
     queue.push(1, flow=1, cost=1)

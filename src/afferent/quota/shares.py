@@ -61,6 +61,10 @@ class _Tenant(Generic[H]):
     flows: dict[Hashable, _Flow[H]] = field(default_factory=dict)
     heap: list[tuple[float, int, _Flow[H]]] = field(default_factory=list)
 
+    def is_current(self, entry: tuple[float, int, _Flow[H]]) -> bool:
+        tag, _, flow = entry
+        return flow.tag == tag and self.flows.get(flow.name) is flow
+
 
 class FairQueue(Generic[H]):
     """Items are whatever can be told apart; each is in the queue once."""
@@ -99,7 +103,7 @@ class FairQueue(Generic[H]):
             self._enter(tenant.heap, waits.tag, waits)
             if len(tenant.flows) == 1:
                 tenant.start = max(tenant.start, self._now)
-                self._enter(self._heap, tenant.start, tenant)
+                self._line_up(tenant)
         else:
             waits.costs[item] = cost
         self._where[item] = (tenant, waits)
@@ -119,7 +123,7 @@ class FairQueue(Generic[H]):
         self._now, tenant.now = tenant.start, flow.tag
         tenant.start += cost / tenant.weight
         if len(tenant.flows) > 1 or len(flow.costs) > 1:
-            self._enter(self._heap, tenant.start, tenant)
+            self._line_up(tenant)
         self._remove(item)
         return item
 
@@ -138,7 +142,7 @@ class FairQueue(Generic[H]):
         tenant = self._tenant(share)
         tenant.start = max(tenant.start + cost / tenant.weight, self._now)
         if tenant.flows:
-            self._enter(self._heap, tenant.start, tenant)
+            self._line_up(tenant)
 
     def validate(self) -> None:
         """Check every rule of this class; for tests."""
@@ -165,6 +169,13 @@ class FairQueue(Generic[H]):
     def _enter(self, heap: list[tuple[float, int, E]], tag: float, entry: E) -> None:
         heapq.heappush(heap, (tag, next(self._numbers), entry))
 
+    def _line_up(self, tenant: _Tenant[H]) -> None:
+        if len(self._heap) > 2 * len(self._tenants) + _KEPT_IDLE:
+            current = {id(it): (at, n, it) for at, n, it in self._heap if it.start == at}
+            self._heap = list(current.values())
+            heapq.heapify(self._heap)
+        self._enter(self._heap, tenant.start, tenant)
+
     def _tenant(self, share: Share) -> _Tenant[H]:
         tenant = self._tenants.get(share.tenant)
         if tenant is None:
@@ -188,11 +199,9 @@ class FairQueue(Generic[H]):
             if not tenant.flows or tenant.start != start:
                 heapq.heappop(self._heap)
                 continue
-            while True:
-                tag, _, flow = tenant.heap[0]
-                if tenant.flows.get(flow.name) is flow and flow.tag == tag:
-                    return tenant, flow
+            while not tenant.is_current(tenant.heap[0]):
                 heapq.heappop(tenant.heap)
+            return tenant, tenant.heap[0][2]
         return None
 
     def _remove(self, item: H) -> None:
@@ -201,6 +210,10 @@ class FairQueue(Generic[H]):
         del flow.costs[item]
         if not flow.costs:
             del tenant.flows[flow.name]
+            # Who comes and leaves again while nobody is served must leave nothing behind.
+            if len(tenant.heap) > 2 * len(tenant.flows) + _KEPT_IDLE:
+                tenant.heap = list(filter(tenant.is_current, tenant.heap))
+                heapq.heapify(tenant.heap)
         elif is_first:
             # Of what is taken out unserved, the next one has the place.
             flow.tag = tenant.now + next(iter(flow.costs.values()))
