@@ -8,21 +8,20 @@ beside twenty attackers of one kind (`benchmarks.attackers`).
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import itertools
-import os
-import socket
+import shlex
 import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx2 as httpx
 
 from benchmarks.attackers import DRIPPING, KINDS, NUM, body_of, small_image
+from benchmarks.children import command, free_port, wait_until_it_answers
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "How long does an honest client wait while others mean no good?"
@@ -53,7 +52,7 @@ def num_steps(*, quick: bool, kind: str | None) -> int:
 def run(*, quick: bool, kind: str | None, after_sample: AfterSample) -> Report:
     report, meter = Report("attack", QUESTION), BusyMeter()
     for case in _cases(kind):
-        drip_port = _free_port()
+        drip_port = free_port()
         with _server(drip_port) as url, _beside(case, url, drip_port):
             report.rows.append(_measure(url, case, 8.0 if quick else 25.0))
         after_sample()
@@ -102,17 +101,13 @@ def _goals(rows: list[Row]) -> Iterator[Goal]:
 
 @contextmanager
 def _server(drip_port: int) -> Iterator[str]:
-    port = _free_port()
-    command = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
-    command += ["--arena-nbytes", _ARENA, "--fetch-allow", f"127.0.0.1:{drip_port}"]
-    with _process(command) as popen:
-        url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + _START_TIMEOUT_S
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5):  # noqa: S310 - ours
-                break
-            if popen.poll() is not None or time.monotonic() > deadline_s:
-                raise RuntimeError("the server did not start")
-            time.sleep(0.1)
+    port = free_port()
+    line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
+    line += ["--arena-nbytes", _ARENA, "--fetch-allow", f"127.0.0.1:{drip_port}"]
+    with _quiet(line) as popen:
+        url = f"http://127.0.0.1:{port}"
+        log = f"try {shlex.join(line)}"
+        wait_until_it_answers(popen, f"{url}/ready", timeout_s=_START_TIMEOUT_S, log=log)
         yield url
 
 
@@ -121,36 +116,12 @@ def _beside(case: str, url: str, drip_port: int) -> Iterator[None]:
     if case == _ALONE:
         yield
         return
-    command = [sys.executable, "-m", "benchmarks.attackers", case, url, str(drip_port)]
-    with _process(command, stdout=subprocess.PIPE) as popen:
+    line = [sys.executable, "-m", "benchmarks.attackers", case, url, str(drip_port)]
+    with _quiet(line, stdout=subprocess.PIPE) as popen:
         if popen.stdout is None or not popen.stdout.readline():
             raise RuntimeError(f"the {case} did not start")
         time.sleep(_SETTLE_S)
         yield
 
 
-@contextmanager
-def _process(
-    command: list[str], *, stdout: int = subprocess.DEVNULL
-) -> Iterator[subprocess.Popen[bytes]]:
-    popen = subprocess.Popen(
-        command, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        yield popen
-    finally:
-        popen.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(popen.pid, 9)
-        popen.wait()
-        if popen.stdout is not None:
-            popen.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
+_quiet = functools.partial(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

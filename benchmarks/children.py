@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +18,7 @@ from msgspec import Struct
 from afferent.errors import ConfigError
 from afferent.runtime.process import Child, LogSettings, Status, spawn
 
+_END_TIMEOUT_S = 20.0
 _LOG = LogSettings(level="warning", format="text")
 
 
@@ -55,3 +62,51 @@ def wait_ready(child: Child) -> None:
         if any(msgspec.json.decode(line, type=Status).ready for line in lines):
             return
     raise ConfigError(f"the process {child.name!r} did not start; its log says why")
+
+
+@contextlib.contextmanager
+def command(
+    line: Sequence[str], *, env: Mapping[str, str] | None = None, **streams: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program, which is ended with the block, and all that it has started with it.
+
+    Args:
+        streams: As `subprocess.Popen` takes them: ``stdout``, ``stderr``.
+    """
+    popen = subprocess.Popen(
+        line, env={**os.environ, **(env or {})}, start_new_session=True, **streams
+    )
+    try:
+        yield popen
+    finally:
+        popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            popen.wait(_END_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGKILL)
+        popen.wait()
+        if popen.stdout is not None:
+            popen.stdout.close()
+
+
+def wait_until_it_answers(
+    popen: subprocess.Popen[bytes], url: str, *, timeout_s: float, log: str
+) -> None:
+    """
+    Args:
+        log: What to say of where to look, if it does not.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while popen.poll() is None and time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - ours
+            if answer.status == 200:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"a server did not start; {log}")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port

@@ -8,11 +8,8 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ from pathlib import Path
 
 from afferent.server.checks import BUILT_IN_MODELS
 from afferent.types import MiB
+from benchmarks.children import command, free_port, wait_until_it_answers
 from benchmarks.gate_memory import trees
 from tools import vllm_env
 
@@ -128,61 +126,39 @@ def make_model(folder: Path) -> Path:
 @contextmanager
 def stock(name: str, python: Path, model: Path, *arguments: str) -> Iterator[Side]:
     """``vllm serve``."""
-    port = _free_port()
-    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    command += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
-    with _running(name, command, f"http://127.0.0.1:{port}", "/health") as side:
+    port = free_port()
+    line = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
+    with _running(name, line, f"http://127.0.0.1:{port}", "/health") as side:
         yield side
 
 
 @contextmanager
 def afferent(python: Path, model: Path) -> Iterator[Side]:
     """``afferent serve``, which starts a vLLM of its own."""
-    port = _free_port()
-    command = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
-    command += ["--engine", "vllm", "--engine-python", str(python)]
-    command += [f"--engine-args={shlex.join(_ARGUMENTS)}"]
-    command += ["--arena-nbytes", str(ARENA_NBYTES), "--embeddings-share", "0.3"]
-    with _running("afferent", command, f"http://127.0.0.1:{port}", "/ready") as side:
+    port = free_port()
+    line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
+    line += ["--engine", "vllm", "--engine-python", str(python)]
+    line += [f"--engine-args={shlex.join(_ARGUMENTS)}"]
+    line += ["--arena-nbytes", str(ARENA_NBYTES), "--embeddings-share", "0.3"]
+    with _running("afferent", line, f"http://127.0.0.1:{port}", "/ready") as side:
         side.arena_nbytes = ARENA_NBYTES
         side.uds = _socket_of(side.popen.pid)
         yield side
 
 
 @contextmanager
-def _running(name: str, command: Sequence[str], url: str, path: str) -> Iterator[Side]:
+def _running(name: str, line: Sequence[str], url: str, path: str) -> Iterator[Side]:
     log = Path(f"/tmp/afferent-bench-{name}-{os.getpid()}.log")  # noqa: S108 - to be looked at
-    with log.open("wb") as out:
-        popen = subprocess.Popen(
-            command,
-            env={**os.environ, **vllm_env.ENV},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+    with (
+        log.open("wb") as out,
+        command(line, env=vllm_env.ENV, stdout=out, stderr=subprocess.STDOUT) as popen,
+    ):
+        wait_until_it_answers(
+            popen, url + path, timeout_s=_START_TIMEOUT_S, log=f"its log is {log}"
         )
-    try:
-        _wait(popen, url + path, log)
         yield Side(name, url, popen)
-    finally:
-        popen.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(popen.pid, 9)
-        popen.wait()
     log.unlink()
-
-
-def _wait(popen: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if popen.poll() is not None:
-            break
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - ours
-            if answer.status == 200:
-                return
-        time.sleep(0.2)
-    raise RuntimeError(f"a server did not start; its log is {log}")
 
 
 def _tree(root: int) -> list[tuple[int, str]]:
@@ -223,10 +199,3 @@ def _socket_of(pid: int) -> str:
         if match := re.search(r"--uds (\S+)", line):
             return match[1]
     raise RuntimeError("no vLLM was found")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port

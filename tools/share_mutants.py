@@ -83,7 +83,7 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="a body that holds room may stop coming",
         file=_BODY,
-        old="            if self._holds_room and announced:\n",
+        old="            if announced and not self._buffer.is_on_heap:\n",
         new="            if announced is None:\n",
         tests=_ROOM_TESTS,
     ),

@@ -139,7 +139,7 @@ def test_who_comes_and_leaves_while_nobody_is_served_leaves_nothing() -> None:
         assert queue.discard(number)
         queue.push(number, share=Share("other"), flow=number, cost=1)
         assert queue.discard(number)
-    heaps = (queue._heap, *(tenant.heap for tenant in queue._tenants.values()))
+    heaps = (queue._ready.heap, *(tenant.ready.heap for tenant in queue._tenants.values()))
     assert sum(map(len, heaps)) < 400
     assert queue.pop() == -1
 

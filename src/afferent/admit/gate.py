@@ -43,6 +43,8 @@ PERMIT_SECONDS = histogram(
     WAIT_SECONDS,
 )
 
+_SMALL_PART = 32
+"""Of what large bodies may take together: what is smaller is no large one."""
 _REMEMBERED_GRANTS = 32
 _RECENT_S = 60.0
 _RETRY_AFTER_S = (1.0, 60.0)
@@ -163,7 +165,7 @@ class Gate:
         Raises:
             NoPermitLeft, DeadlineExceeded: As from `enter`.
         """
-        if nbytes * 32 <= self._max_uploads_nbytes or not self._max_uploads_nbytes:
+        if nbytes <= self._max_uploads_nbytes // _SMALL_PART or not self._max_uploads_nbytes:
             return False
         with self._for_bytes.standing():
             await self._store.acquire_permit(

@@ -55,10 +55,12 @@ class _Semaphore:
     queue: dict[Lease, PermitRequest] = field(default_factory=dict)
     order: FairQueue[Lease] = field(default_factory=FairQueue)
     num_lingering: int = 0
+    num_held: int = 0
+    """Of both."""
 
-    @property
-    def num_held(self) -> int:
-        return sum(self.holders.values()) + self.num_lingering
+    def grant(self, asked: PermitRequest) -> None:
+        self.holders[asked.lease] = asked.wanted
+        self.num_held += asked.wanted
 
 
 class Semaphores:
@@ -111,7 +113,7 @@ class Semaphores:
         self._semaphores[name] = semaphore
         self._of_lease.setdefault(lease, set()).add(name)
         if is_free:
-            semaphore.holders[lease] = asked.wanted
+            semaphore.grant(asked)
         else:
             semaphore.queue[lease] = asked
             semaphore.order.push(lease, share=asked.share, flow=lease, cost=asked.wanted)
@@ -143,6 +145,7 @@ class Semaphores:
             if lease in semaphore.holders and (left := self._uncovered(name, work)):
                 number = semaphore.holders[lease]
                 semaphore.num_lingering += number
+                semaphore.num_held += number
                 self._lingering.append((name, left, number))
             if (ticket := self._remove(lease, name)) is not None:
                 cancelled.append(ticket)
@@ -174,7 +177,8 @@ class Semaphores:
             if is_next and name not in self._stirred:
                 raise StoreError("a permit is free while a request waits for it")
             lingering = sum(number for other, _, number in self._lingering if other == name)
-            if semaphore.num_lingering != lingering:
+            held = sum(semaphore.holders.values()) + lingering
+            if (semaphore.num_lingering, semaphore.num_held) != (lingering, held):
                 raise StoreError("the permits of requests that have gone do not add up")
             for lease in (*semaphore.holders, *semaphore.queue):
                 where.setdefault(lease, set()).add(name)
@@ -190,7 +194,7 @@ class Semaphores:
         names.discard(name)
         if not names:
             del self._of_lease[lease]
-        semaphore.holders.pop(lease, None)
+        semaphore.num_held -= semaphore.holders.pop(lease, 0)
         asked = semaphore.queue.pop(lease, None)
         semaphore.order.discard(lease)
         self._num_queued -= asked is not None
@@ -218,6 +222,7 @@ class Semaphores:
                 self._lingering.append((name, left, number))
             else:
                 self._semaphores[name].num_lingering -= number
+                self._semaphores[name].num_held -= number
                 self._changed(name)
 
     def _let_in(self, name: str) -> list[PermitRequest]:
@@ -229,6 +234,6 @@ class Semaphores:
             semaphore.order.pop()
             del semaphore.queue[lease]
             self._num_queued -= 1
-            semaphore.holders[lease] = asked.wanted
+            semaphore.grant(asked)
             entered.append(asked)
         return entered

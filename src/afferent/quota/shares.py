@@ -25,6 +25,7 @@ H = TypeVar("H", bound=Hashable)
 E = TypeVar("E")
 
 _KEPT_IDLE = 64
+_MAX_PASSED_OVER = 64
 
 
 class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,6 +38,43 @@ class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 NAMELESS = Share()
 
 
+class _Earliest(Generic[E]):
+    """Entries with a tag each: the least one first, and of equal ones who has had it longest."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[E, tuple[float, int, E]] = {}
+        # Former nodes of entries, too, and of those that have gone: they are passed over.
+        self.heap: list[tuple[float, int, E]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def tag(self, entry: E) -> float | None:
+        node = self._nodes.get(entry)
+        return node[0] if node is not None else None
+
+    def put(self, entry: E, tag: float) -> None:
+        """In place of the tag that it has, if it has one."""
+        # Who comes and leaves again while nobody is served must leave nothing behind.
+        if len(self.heap) > 2 * len(self._nodes) + _MAX_PASSED_OVER:
+            self.heap = list(self._nodes.values())
+            heapq.heapify(self.heap)
+        self._nodes[entry] = node = (tag, next(self._numbers), entry)
+        heapq.heappush(self.heap, node)
+
+    def remove(self, entry: E) -> None:
+        del self._nodes[entry]
+
+    def first(self) -> E | None:
+        while self.heap:
+            node = self.heap[0]
+            if self._nodes.get(node[2]) is node:
+                return node[2]
+            heapq.heappop(self.heap)
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class _Flow(Generic[H]):
     """Items of one request, which wait; ``tag`` is when the first of them would be done, in the
@@ -44,26 +82,22 @@ class _Flow(Generic[H]):
     """
 
     name: Hashable
-    costs: dict[H, float] = field(default_factory=dict)
-    tag: float = 0.0
+    costs: dict[H, float]
+    tag: float
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant(Generic[H]):
     """``start`` is when its next item begins, in the time of the queue: work by weight.
 
-    ``heap`` has the requests by `_Flow.tag`, and entries of former tags, which are passed over.
+    ``ready`` has its requests by `_Flow.tag`.
     """
 
     weight: float
     start: float
     now: float = 0.0
     flows: dict[Hashable, _Flow[H]] = field(default_factory=dict)
-    heap: list[tuple[float, int, _Flow[H]]] = field(default_factory=list)
-
-    def is_current(self, entry: tuple[float, int, _Flow[H]]) -> bool:
-        tag, _, flow = entry
-        return flow.tag == tag and self.flows.get(flow.name) is flow
+    ready: _Earliest[_Flow[H]] = field(default_factory=_Earliest)
 
 
 class FairQueue(Generic[H]):
@@ -72,9 +106,8 @@ class FairQueue(Generic[H]):
     def __init__(self) -> None:
         self._where: dict[H, tuple[_Tenant[H], _Flow[H]]] = {}  # in order of arrival
         self._tenants: dict[str, _Tenant[H]] = {}
-        self._heap: list[tuple[float, int, _Tenant[H]]] = []  # as a tenant's
+        self._ready: _Earliest[_Tenant[H]] = _Earliest()  # those that wait, by their `start`
         self._now = 0.0
-        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._where)
@@ -100,10 +133,10 @@ class FairQueue(Generic[H]):
         waits = tenant.flows.get(flow)
         if waits is None:
             waits = tenant.flows[flow] = _Flow(flow, {item: cost}, tenant.now + cost)
-            self._enter(tenant.heap, waits.tag, waits)
+            tenant.ready.put(waits, waits.tag)
             if len(tenant.flows) == 1:
                 tenant.start = max(tenant.start, self._now)
-                self._line_up(tenant)
+                self._ready.put(tenant, tenant.start)
         else:
             waits.costs[item] = cost
         self._where[item] = (tenant, waits)
@@ -122,9 +155,9 @@ class FairQueue(Generic[H]):
         item, cost = next(iter(flow.costs.items()))
         self._now, tenant.now = tenant.start, flow.tag
         tenant.start += cost / tenant.weight
-        if len(tenant.flows) > 1 or len(flow.costs) > 1:
-            self._line_up(tenant)
         self._remove(item)
+        if tenant.flows:
+            self._ready.put(tenant, tenant.start)
         return item
 
     def discard(self, item: H) -> bool:
@@ -142,7 +175,7 @@ class FairQueue(Generic[H]):
         tenant = self._tenant(share)
         tenant.start = max(tenant.start + cost / tenant.weight, self._now)
         if tenant.flows:
-            self._line_up(tenant)
+            self._ready.put(tenant, tenant.start)
 
     def validate(self) -> None:
         """Check every rule of this class; for tests."""
@@ -157,29 +190,17 @@ class FairQueue(Generic[H]):
         for name, tenant in self._tenants.items():
             if any(not flow.costs for flow in tenant.flows.values()):
                 raise StoreError("a request that queues for nothing is remembered")
-            if tenant.flows and (tenant.start, tenant) not in [
-                (at, it) for at, _, it in self._heap
-            ]:
+            if self._ready.tag(tenant) != (tenant.start if tenant.flows else None):
                 raise StoreError(f"tenant {name!r} is never served")
             if tenant.flows and tenant.start < self._now:
                 raise StoreError(f"tenant {name!r} has saved up work")
 
     # Inner steps
 
-    def _enter(self, heap: list[tuple[float, int, E]], tag: float, entry: E) -> None:
-        heapq.heappush(heap, (tag, next(self._numbers), entry))
-
-    def _line_up(self, tenant: _Tenant[H]) -> None:
-        if len(self._heap) > 2 * len(self._tenants) + _KEPT_IDLE:
-            current = {id(it): (at, n, it) for at, n, it in self._heap if it.start == at}
-            self._heap = list(current.values())
-            heapq.heapify(self._heap)
-        self._enter(self._heap, tenant.start, tenant)
-
     def _tenant(self, share: Share) -> _Tenant[H]:
         tenant = self._tenants.get(share.tenant)
         if tenant is None:
-            if len(self._tenants) >= 2 * len(self._heap) + _KEPT_IDLE:
+            if len(self._tenants) >= 2 * len(self._ready) + _KEPT_IDLE:
                 self._forget_idle()
             tenant = self._tenants[share.tenant] = _Tenant(share.weight, self._now)
         tenant.weight = share.weight
@@ -194,15 +215,9 @@ class FairQueue(Generic[H]):
         }
 
     def _first(self) -> tuple[_Tenant[H], _Flow[H]] | None:
-        while self._heap:
-            start, _, tenant = self._heap[0]
-            if not tenant.flows or tenant.start != start:
-                heapq.heappop(self._heap)
-                continue
-            while not tenant.is_current(tenant.heap[0]):
-                heapq.heappop(tenant.heap)
-            return tenant, tenant.heap[0][2]
-        return None
+        tenant = self._ready.first()
+        flow = tenant.ready.first() if tenant is not None else None
+        return (tenant, flow) if tenant is not None and flow is not None else None
 
     def _remove(self, item: H) -> None:
         tenant, flow = self._where.pop(item)
@@ -210,15 +225,13 @@ class FairQueue(Generic[H]):
         del flow.costs[item]
         if not flow.costs:
             del tenant.flows[flow.name]
-            # Who comes and leaves again while nobody is served must leave nothing behind.
-            if len(tenant.heap) > 2 * len(tenant.flows) + _KEPT_IDLE:
-                tenant.heap = list(filter(tenant.is_current, tenant.heap))
-                heapq.heapify(tenant.heap)
+            tenant.ready.remove(flow)
         elif is_first:
             # Of what is taken out unserved, the next one has the place.
             flow.tag = tenant.now + next(iter(flow.costs.values()))
-            self._enter(tenant.heap, flow.tag, flow)
+            tenant.ready.put(flow, flow.tag)
+        if not tenant.flows:
+            self._ready.remove(tenant)
         if not self._where:  # nobody has had less than it wanted
-            self._heap.clear()
             self._tenants.clear()
             self._now = 0.0

@@ -18,7 +18,7 @@ class RemoteLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the engine listens for frontends.
 
     Attributes:
-        address: A unix socket's; one that begins with a zero byte has no file.
+        address: A unix socket's; one that begins with ``@`` has no file.
     """
 
     address: str

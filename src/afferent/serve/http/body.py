@@ -36,7 +36,7 @@ class BodyReader:
         media_keys: MediaKeys,
     ) -> None:
         self._gate, self._limits, self._request_id = gate, limits, request_id
-        self._holds_room = self._is_uploading = False
+        self._is_uploading = False
         self._buffer = RawBuffer(store, request_id)
         self._sink = _Sink(self._buffer, limits)
         max_media = sum(limits.of(kind).max_items for kind in Modality)
@@ -62,7 +62,7 @@ class BodyReader:
         announced = _announced_nbytes(request)
         self._check_size(announced or 0)
         pace = Pace()
-        async for chunk in self._chunks(request):
+        async for chunk in self._chunks(request, announced):
             self._num_read += len(chunk)
             self._check_size(self._num_read)
             left = memoryview(chunk)
@@ -95,21 +95,19 @@ class BodyReader:
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * 3 // 4
             self._is_uploading = await self._gate.begin_upload(self._request_id, nbytes)
             await self._buffer.reserve(nbytes, self._gate)
-            self._holds_room = True
 
     def _check_size(self, nbytes: int) -> None:
         most = self._limits.max_body_nbytes
         if nbytes > most:
             raise BodyTooLarge(f"the body has more than {most} bytes")
 
-    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+    async def _chunks(self, request: Request, announced: int | None) -> AsyncIterator[bytes]:
         """The body as it comes, within its times; waiting for room is not the client's time."""
         idle_s, in_all_s = self._limits.body_idle_timeout_s, self._limits.body_timeout_s
-        announced, left_s = _announced_nbytes(request), in_all_s
-        has_more = True
+        left_s, has_more = in_all_s, True
         while has_more:
             start_s, within_s = time.monotonic(), min(idle_s, left_s)
-            if self._holds_room and announced:
+            if announced and not self._buffer.is_on_heap:
                 behind_s = in_all_s * (1.0 - self._num_read / announced) - left_s
                 within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, 0.0))
             try:

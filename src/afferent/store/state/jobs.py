@@ -125,7 +125,7 @@ class JobQueue:
             if any(now_s - job.taken_s > timeout_s for job in jobs.values())
         ]
 
-    def take(self, worker: ClientId, *, now_s: float, num_idle: int = 1) -> Job | None:
+    def take(self, worker: ClientId, *, now_s: float, num_idle: int) -> Job | None:
         """The next job, or ``None`` if there is none, or none that may be begun now.
 
         Args:
