@@ -22,6 +22,7 @@ from starlette.requests import Request
 from afferent.admit.gate import Gate
 from afferent.config import ServeConfig
 from afferent.preprocess.registry import AnyFamily, fingerprint
+from afferent.quota.shares import Share
 from afferent.serve.apis.chat.api import OpenAIChat
 from afferent.serve.flow.item_state import Processor
 from afferent.serve.flow.items import ItemSettings, ItemStage
@@ -98,7 +99,7 @@ class Frontend:
         received = await reader.read(arrival.request)
         call = self._api.parse(received, request_id=request_id, model=_MODEL)
         # A tenant of its own each time: what another has cached, it can't hit.
-        request = replace(call.generate, tenant=str(number))
+        request = replace(call.generate, share=Share(str(number)))
         self._items.check(request.media)
         trace = Trace(request_id, "bench")
         sources = await self._items.read(request, trace)

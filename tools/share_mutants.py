@@ -8,6 +8,8 @@ from tools.mutant import Mutant
 
 _SHARES, _SHARES_TESTS = "quota/shares.py", ("tests/quota/test_shares.py",)
 _JOBS, _JOBS_TESTS = "store/state/jobs.py", ("tests/store/test_fair_jobs.py",)
+_TURNS, _TURNS_TESTS = "quota/turns.py", ("tests/quota/test_turns.py",)
+_ALLOTMENT, _STEPS_TESTS = "schedule/allotment.py", ("tests/schedule/test_steps.py",)
 _BODY = "serve/http/body.py"
 _ROOM_TESTS = ("tests/serve/test_body.py::test_room_is_for_those_who_send",)
 _SMALL_TESTS = ("tests/serve/test_body.py::test_small_bodies_find_room_however_much_was_announced",)
@@ -135,5 +137,47 @@ SHARE_MUTANTS: Final = (
         old="num_scans > _MAX_SCANS or num_scans * num_pixels > _MAX_SCANNED_PIXELS",
         new="num_scans > _MAX_SCANS",
         tests=("tests/preprocess/test_decode_image.py",),
+    ),
+    Mutant(
+        what="a large prompt has its turn before a small one",
+        file=_TURNS,
+        old="(tenant.now + cost, self._num_arrivals)",
+        new="(tenant.now, self._num_arrivals)",
+        tests=_TURNS_TESTS,
+    ),
+    Mutant(
+        what="the turn of a large prompt never comes",
+        file=_TURNS,
+        old="        tenant.now += work / tenant.num_items\n",
+        new="",
+        tests=_TURNS_TESTS,
+    ),
+    Mutant(
+        what="tenants have steps whatever their weights",
+        file=_TURNS,
+        old="        tenant.had += work / tenant.weight\n",
+        new="        tenant.had += work\n",
+        tests=_STEPS_TESTS,
+    ),
+    Mutant(
+        what="a tenant that was idle has all steps",
+        file=_TURNS,
+        old="            tenant.had = max(tenant.had, self._now)\n",
+        new="            tenant.had = 0.0\n",
+        tests=_TURNS_TESTS,
+    ),
+    Mutant(
+        what="who lacks memory keeps its turn",
+        file=_ALLOTMENT,
+        old="        if sequence.is_prefilling and not sequence.was_held_up\n",
+        new="        if sequence.is_prefilling\n",
+        tests=_STEPS_TESTS,
+    ),
+    Mutant(
+        what="those who wait have no turn",
+        file=_ALLOTMENT,
+        old="turns.rank(first) < line[-1][0]",
+        new="False",
+        tests=_STEPS_TESTS,
     ),
 )

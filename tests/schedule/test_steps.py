@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from afferent.errors import (
     InvalidRequest,
     PromptTooLong,
 )
+from afferent.quota.shares import Share
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import (
     Chunk,
@@ -124,8 +126,9 @@ def test_memory_for_a_whole_item_is_made() -> None:
         max_num_seqs=3, max_num_batched_tokens=7, can_split_items=False, kv_num_blocks=11
     )
     add(scheduler, "a", 8, item(b"dog", 3, 5), max_tokens=1)
+    assert scheduler.next_step().prefill == [Chunk("a", 0, 3, False)]
     add(scheduler, "b", 4, max_tokens=5)
-    assert scheduler.next_step().prefill == [Chunk("a", 0, 3, False), Chunk("b", 0, 4, True)]
+    assert scheduler.next_step().prefill == [Chunk("b", 0, 4, True)]
     scheduler.record("b", is_eos=False)
     assert scheduler.next_step() == step(
         drop=["b"], encode=[Encode("a", 0, b"dog")], prefill=[Chunk("a", 3, 5, True)]
@@ -148,6 +151,64 @@ def test_all_items_are_there() -> None:
         has.append(scheduler.has_all_items("a"))
         scheduler.next_step()
     assert has == [False, False, True]
+
+
+def ids(found: Step) -> list[str]:
+    return [chunk.sequence_id for chunk in found.prefill]
+
+
+def test_a_small_prompt_is_not_behind_large_ones() -> None:
+    scheduler = scheduler_with(max_num_seqs=8, max_num_batched_tokens=100)
+    for id in ("a", "b", "c"):
+        add(scheduler, id, 1000)
+    assert ids(scheduler.next_step()) == ["a"]
+    add(scheduler, "small", 50, item(b"dog", 0, 40))
+    found = scheduler.next_step()
+    assert found.prefill == [Chunk("a", 100, 50, False), Chunk("small", 0, 50, True)]
+    assert found.encode == [Encode("small", 0, b"dog")]
+
+
+def test_a_large_prompt_is_served_though_small_ones_never_stop() -> None:
+    """With equal rates it would have half at first, and less when those pile up that have less."""
+    scheduler = scheduler_with(max_num_seqs=8, max_num_batched_tokens=100)
+    add(scheduler, "large", 1000)
+    for number in range(1000):
+        add(scheduler, str(number), 100, max_tokens=1)
+        (chunk,) = scheduler.next_step().prefill
+        if chunk.sequence_id == "large" and chunk.samples:
+            break
+        scheduler.record(chunk.sequence_id, is_eos=True)
+    assert number <= 30
+
+
+def test_tenants_have_steps_by_weight() -> None:
+    scheduler = scheduler_with(max_num_seqs=100, max_num_batched_tokens=100)
+    for number in range(40):
+        add(scheduler, f"flood {number}", 300, share=Share("flood", 1.0))
+    for number in range(10):
+        add(scheduler, f"heavy {number}", 300, share=Share("heavy", 3.0))
+    had: Counter[str] = Counter()
+    for _ in range(20):
+        for chunk in scheduler.next_step().prefill:
+            had[chunk.sequence_id.split()[0]] += chunk.num_tokens
+    assert had["heavy"] == pytest.approx(1500, abs=100)
+    assert had["flood"] == 2000 - had["heavy"]
+
+
+def test_who_lacks_memory_leaves_its_turn_to_those_who_have_it() -> None:
+    """The small one's turn comes first; the large one holds what it needs, and came before."""
+    scheduler = scheduler_with(max_num_batched_tokens=4, cache_num_embeds=8)
+    add(scheduler, "decodes", 1, max_tokens=100)
+    scheduler.next_step()
+    add(scheduler, "large", 24, item(b"dog", 0, 6))
+    scheduler.next_step()
+    add(scheduler, "small", 4, item(b"cat", 0, 4), max_tokens=1)
+    for _ in range(20):
+        scheduler.record("decodes", is_eos=False)
+        if "small" in ids(scheduler.next_step()):
+            break
+    else:
+        pytest.fail("nobody moves but who decodes")
 
 
 def test_decoding_is_not_held_up_by_prompts() -> None:
@@ -184,8 +245,8 @@ def test_who_came_last_is_preempted_and_begins_again_first() -> None:
     assert resumed.prefill[1].sequence_id == "c"
 
 
-def add_cross(scheduler: Scheduler, id: str, *items: EncoderInput) -> None:
-    add(scheduler, id, 1, *items, max_tokens=1, cross_attention=True)
+def add_cross(scheduler: Scheduler, id: str, *items: EncoderInput, num_tokens: int = 1) -> None:
+    add(scheduler, id, num_tokens, *items, max_tokens=1, cross_attention=True)
 
 
 def test_embeddings_make_way_after_a_step_of_grace() -> None:
@@ -195,7 +256,7 @@ def test_embeddings_make_way_after_a_step_of_grace() -> None:
     scheduler.next_step()
     scheduler.record("w", is_eos=True)
     add_cross(scheduler, "a", *(item(b"a%d" % n, 0, 4) for n in range(3)))
-    add_cross(scheduler, "b", item(b"dog", 0, 4), item(b"b1", 0, 4))
+    add_cross(scheduler, "b", item(b"dog", 0, 4), item(b"b1", 0, 4), num_tokens=10)
     assert scheduler.next_step().encode == [Encode("a", 0, b"a0")]
     assert scheduler.next_step() == step(encode=[Encode("a", 1, b"a1")]), "the step of grace"
     assert scheduler.cache.owners(b"dog") == {"b"}
@@ -215,7 +276,7 @@ def test_embeddings_make_way_at_once_when_nothing_else_runs() -> None:
     add(scheduler, "s", 1, max_tokens=0, session_tokens=50)
     scheduler.append("s", num_tokens=12, max_tokens=0, items=[item(b"big", 0, 12)])
     add(scheduler, "c", 8, item(b"cat", 0, 8), max_tokens=1)
-    add_cross(scheduler, "b", item(b"dog", 0, 4), item(b"b1", 0, 8))
+    add_cross(scheduler, "b", item(b"dog", 0, 4), item(b"b1", 0, 8), num_tokens=10)
     assert scheduler.next_step().encode == [Encode("c", 0, b"cat")]
     assert scheduler.cache.owners(b"dog") == {"b"}
     scheduler.record("c", is_eos=True)

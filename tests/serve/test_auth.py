@@ -93,7 +93,7 @@ def test_a_tenant_takes_no_place_of_another() -> None:
     async def main() -> None:
         for name in "ab":
             headers = {"x-api-key": name * 16}
-            assert await access.enter(f"{name} 1", headers) == name
+            assert (await access.enter(f"{name} 1", headers)).tenant == name
             with pytest.raises(QuotaExceeded):
                 await access.enter(f"{name} 2", headers)
 
@@ -102,15 +102,15 @@ def test_a_tenant_takes_no_place_of_another() -> None:
 
 async def _count_requests() -> None:
     others, acmes = ({"x-api-key": tenant.api_keys[0]} for tenant in (OTHER, ACME))
-    assert await ACCESS.enter("a", others) == await ACCESS.enter("b", others) == "other"
+    assert await ACCESS.enter("a", others) == await ACCESS.enter("b", others) == Share("other")
     with pytest.raises(QuotaExceeded):
         await ACCESS.enter("c", others)
     ACCESS.leave("c")
-    assert await ACCESS.enter("d", acmes) == "acme"  # has no limit of its own
+    assert await ACCESS.enter("d", acmes) == Share("acme", ACME.weight)  # has no limit of its own
     assert PLACES.introduced["d"] == Share("acme", ACME.weight)
     assert "c" not in PLACES.introduced
     ACCESS.leave("a")
-    assert await ACCESS.enter("e", others) == "other"
+    assert await ACCESS.enter("e", others) == Share("other")
     for request_id in "abcde":
         ACCESS.leave(request_id)
     assert PLACES.inside == {}

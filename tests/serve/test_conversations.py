@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afferent.errors import Param, ResponseNotFound, StoreFull, StoreUnavailable
+from afferent.quota.shares import Share
 from afferent.serve.apis.responses.api import OpenAIResponses
 from afferent.serve.flow import conversations as history
 from afferent.serve.flow.call import Call
@@ -85,7 +86,7 @@ def call(
     api = OpenAIResponses()
     body = received({"model": "shapes", "input": given, **parameters}, api.media_keys)
     found = api.parse(body, request_id=f"resp_{number}", model="shapes")
-    return replace(found, generate=replace(found.generate, tenant=tenant))
+    return replace(found, generate=replace(found.generate, share=Share(tenant)))
 
 
 def user(text: str) -> Message:

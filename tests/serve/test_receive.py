@@ -8,6 +8,7 @@ from typing import Any, cast
 from afferent.config import RequestLimits
 from afferent.ingest.digest import Digester
 from afferent.preprocess.discover import family_of
+from afferent.quota.shares import Share
 from afferent.serve.flow.item_state import Processor, RequestItems
 from afferent.serve.flow.names import Names
 from afferent.serve.flow.receive import ItemReader
@@ -48,7 +49,9 @@ def read(*parts: MediaPart, tenant: str = "", full_store: FullStore | None = Non
             limits=RequestLimits(),
             digester=Digester(0),
         )
-        request = GenerateRequest(request_id="r", messages=(Message("user", parts),), tenant=tenant)
+        request = GenerateRequest(
+            request_id="r", messages=(Message("user", parts),), share=Share(tenant)
+        )
         try:
             return await reader.read(request, Trace("r", "POST /"))
         finally:

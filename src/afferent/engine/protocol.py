@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from afferent.errors import ConfigError
+from afferent.quota.shares import NAMELESS, Share
 from afferent.types import Item, Modality, NonNegative, RequestId, Sampling, Span, TokenLogprobs
 
 
@@ -28,12 +29,15 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
         token_ids: The prompt, with a token in each place that an item fills.
         items: In prompt order.
         sampling: How the answer's tokens are chosen.
+        share: Whose it is, for an engine that divides its steps fairly; with
+            `afferent.schedule.Scheduler` that is to pass it on.
     """
 
     request_id: RequestId
     token_ids: Annotated[list[NonNegative], Meta(min_length=1)]
     items: list[Item]
     sampling: Sampling
+    share: Share = NAMELESS
 
 
 class Accepted(Struct, frozen=True):

@@ -11,8 +11,6 @@ Work is told beforehand, and `FairQueue.charge` corrects it by what it was.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Generic, TypeVar
@@ -20,12 +18,11 @@ from typing import Annotated, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from afferent.errors import StoreError
+from afferent.quota.earliest import Earliest
 
 H = TypeVar("H", bound=Hashable)
-E = TypeVar("E")
 
 _KEPT_IDLE = 64
-_MAX_PASSED_OVER = 64
 
 
 class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -36,43 +33,6 @@ class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 NAMELESS = Share()
-
-
-class _Earliest(Generic[E]):
-    """Entries with a tag each: the least one first, and of equal ones who has had it longest."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[E, tuple[float, int, E]] = {}
-        # Former nodes of entries, too, and of those that have gone: they are passed over.
-        self.heap: list[tuple[float, int, E]] = []
-        self._numbers = itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def tag(self, entry: E) -> float | None:
-        node = self._nodes.get(entry)
-        return node[0] if node is not None else None
-
-    def put(self, entry: E, tag: float) -> None:
-        """In place of the tag that it has, if it has one."""
-        # Who comes and leaves again while nobody is served must leave nothing behind.
-        if len(self.heap) > 2 * len(self._nodes) + _MAX_PASSED_OVER:
-            self.heap = list(self._nodes.values())
-            heapq.heapify(self.heap)
-        self._nodes[entry] = node = (tag, next(self._numbers), entry)
-        heapq.heappush(self.heap, node)
-
-    def remove(self, entry: E) -> None:
-        del self._nodes[entry]
-
-    def first(self) -> E | None:
-        while self.heap:
-            node = self.heap[0]
-            if self._nodes.get(node[2]) is node:
-                return node[2]
-            heapq.heappop(self.heap)
-        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +57,7 @@ class _Tenant(Generic[H]):
     start: float
     now: float = 0.0
     flows: dict[Hashable, _Flow[H]] = field(default_factory=dict)
-    ready: _Earliest[_Flow[H]] = field(default_factory=_Earliest)
+    ready: Earliest[float, _Flow[H]] = field(default_factory=Earliest)
 
 
 class FairQueue(Generic[H]):
@@ -106,7 +66,7 @@ class FairQueue(Generic[H]):
     def __init__(self) -> None:
         self._where: dict[H, tuple[_Tenant[H], _Flow[H]]] = {}  # in order of arrival
         self._tenants: dict[str, _Tenant[H]] = {}
-        self._ready: _Earliest[_Tenant[H]] = _Earliest()  # those that wait, by their `start`
+        self._ready: Earliest[float, _Tenant[H]] = Earliest()  # those that wait, by their `start`
         self._now = 0.0
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ For authors of engines: `Scheduler` decides a step, `WindowIndex` says which ite
 positions touches, `EncoderCache` which embeddings the workers hold. Each can be used alone.
 """
 
+from afferent.quota.shares import Share
 from afferent.schedule.encoder_cache import EncoderCache, Plan
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import (
@@ -30,6 +31,7 @@ __all__ = [
     "Plan",
     "Request",
     "Scheduler",
+    "Share",
     "Step",
     "WindowIndex",
 ]

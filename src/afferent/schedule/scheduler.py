@@ -2,11 +2,12 @@
 
     add, append, abort, record, fail_item ──► Scheduler ──► next_step: a Step
 
-First come, first served: who came first has the first pick of the step's tokens, of the encoder,
-of the encoder cache and of the KV cache; for want of room, who came last is preempted.
 Each decoding sequence has its token of the step's budget set aside, so that those which already
-stream are not held up by a burst of prompts. Work follows what runs and its windows, not what
-ever ran.
+stream are not held up by a burst of prompts. What is left goes to prompts by turns
+(`afferent.quota.turns`): by tenants' weights, and a small prompt is not behind a large one.
+Memory is first come, first served: who came first has the first pick of the encoder cache and of
+the KV cache; for want of room, who came last is preempted. Work follows what runs and its windows,
+not what ever ran.
 
 A step counts as done once it is given out, because workers do steps in order; a sequence whose
 token is being chosen waits for `record`.
@@ -14,17 +15,25 @@ token is being chosen waits for `record`.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence as Items
-from itertools import takewhile
 from operator import attrgetter
 
 from afferent.errors import EncoderCacheFull, InvalidRequest
+from afferent.quota.turns import Turns
+from afferent.schedule.allotment import Allotment, allot
 from afferent.schedule.encoder_cache import EncoderCache
 from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Input, Sequence
-from afferent.schedule.step import EncoderInput, FinishReason, Limits, Request, Step
-from afferent.schedule.step_builder import StepBuilder
+from afferent.schedule.step import (
+    EncoderInput,
+    FinishReason,
+    Limits,
+    Placed,
+    Request,
+    Step,
+)
+from afferent.schedule.step_builder import StepBuilder, prompt_tokens
 
 _arrival = attrgetter("arrival")
 
@@ -51,8 +60,9 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._num_arrivals = 0
-        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
+        self._turns: Turns[str] = Turns()  # of all who have prompt left
         self._dropped: list[str] = []
         self._ended: deque[Sequence] = deque()
         self._reset_caches()
@@ -107,6 +117,8 @@ class Scheduler:
         self._kv.check_fits(sequence)
         self._num_arrivals += 1
         self._waiting[request.id] = sequence
+        cost = _cost(request.num_tokens, request.items)
+        self._turns.enter(request.id, share=request.share, cost=cost)
 
     def append(
         self,
@@ -172,6 +184,7 @@ class Scheduler:
         self._ended += [*self._running.values(), *self._waiting.values()]
         self._running.clear()
         self._waiting.clear()
+        self._turns = Turns()
         self._dropped.clear()
         self._reset_caches()
         return lost
@@ -185,11 +198,12 @@ class Scheduler:
         """
         self._shed()
         sessions = [sequence for sequence in self._running.values() if sequence.inputs]
-        placed = [p for session in sessions if (p := session.take_up_input()) is not None]
-        builder = self._build(force=False)
+        placed = [p for session in sessions if (p := self._take_up_input(session)) is not None]
+        builder = self._build(self._allot())
         if not builder.has_work and builder.is_blocked:
-            # Nobody moves, so nobody will let go: the first in line takes what it needs.
-            builder = self._build(force=True)
+            # Nobody moves, so nobody will let go: who came first takes what it needs.
+            builder = self._build(None)
+        self._charge(builder)
         step = Step(
             drop=self._dropped,
             evict=self._cache.report_evicted(),
@@ -242,46 +256,79 @@ class Scheduler:
             nbytes=needed_at_once(item.nbytes for item in distinct),
         )
 
-    def _build(self, *, force: bool) -> StepBuilder:
-        """A step, in order of arrival: of what runs already, and of those who wait."""
-        builder = StepBuilder(self._limits, self._cache, self._kv, self._running, force=force)
+    def _take_up_input(self, session: Sequence) -> Placed | None:
+        more = session.inputs[0]
+        placed = session.take_up_input()
+        if placed is not None:
+            cost = _cost(more.num_tokens, more.items)
+            self._turns.enter(session.id, share=session.share, cost=cost)
+            self._turns.begin(session.id)
+        return placed
+
+    def _allot(self) -> Allotment:
+        limits, num_running = self._limits, len(self._running)
+
+        def may_begin(sequence: Sequence, num_others: int) -> bool:
+            has_place = num_running + num_others < limits.max_num_seqs
+            return has_place and self._kv.can_admit(sequence, self._running.values())
+
+        return allot(
+            self._turns,
+            self._running,
+            self._waiting,
+            num_tokens=prompt_tokens(limits, self._running),
+            num_prefills=limits.max_step_prefills,
+            may_begin=may_begin,
+        )
+
+    def _build(self, allotment: Allotment | None) -> StepBuilder:
+        """A step: of what runs already, in order of arrival, then of those who wait."""
+        builder = StepBuilder(self._limits, self._cache, self._kv, self._running, allotment)
         for sequence in sorted(self._running.values(), key=_arrival):
-            # A session's new input may have come after somebody who waits.
-            self._admit(builder, before=sequence.arrival)
             if sequence.is_running:  # not preempted by one before it
                 builder.visit(sequence)
-        self._admit(builder, before=self._num_arrivals)
+        self._admit(builder)
         for victim in builder.preempted:
             self._requeue(victim)
         return builder
 
     def _requeue(self, victim: Sequence) -> None:
-        """A preempted sequence begins again, before all who came later."""
+        """A preempted sequence begins again as soon as it may: it has had its turn."""
         del self._running[victim.id]
         if victim.num_computed > 0:
             self._dropped.append(victim.id)
         victim.rewind()
-        # Only others that were preempted can be before it: they alone came as early.
-        earlier = takewhile(lambda s: s.arrival < victim.arrival, self._waiting.values())
-        front = [*(sequence.id for sequence in earlier), victim.id]
         self._waiting[victim.id] = victim
-        for sequence_id in reversed(front):
-            self._waiting.move_to_end(sequence_id, last=False)
+        self._leave_turns(victim)
+        self._turns.enter(victim.id, share=victim.share, cost=0)
 
-    def _admit(self, builder: StepBuilder, *, before: int) -> None:
-        """Those who wait and came before ``before`` begin, as long as the first of them can."""
-        while self._waiting and len(self._running) < self._limits.max_num_seqs:
-            first = next(iter(self._waiting.values()))
-            if first.arrival > before or not builder.can_admit:
+    def _admit(self, builder: StepBuilder) -> None:
+        """Those who wait begin, by turns, as long as the first of them can."""
+        while len(self._running) < self._limits.max_num_seqs and builder.can_admit:
+            sequence_id = self._turns.first
+            if sequence_id is None:
                 return
+            first = self._waiting[sequence_id]
             if not self._kv.can_admit(first, self._running.values()):
                 return
-            del self._waiting[first.id]
-            self._running[first.id] = first
+            del self._waiting[sequence_id]
+            self._turns.begin(sequence_id)
+            self._running[sequence_id] = first
             first.is_running = True
             if first.is_session:
                 self._kv.reserve(first)
             builder.visit(first)
+
+    def _charge(self, builder: StepBuilder) -> None:
+        for sequence_id, work in builder.work.items():
+            self._turns.charge(sequence_id, work)
+        for sequence in builder.advanced:
+            if not sequence.is_prefilling:
+                self._turns.leave(sequence.id)
+
+    def _leave_turns(self, sequence: Sequence) -> None:
+        if sequence.id in self._turns:
+            self._turns.leave(sequence.id)
 
     def _release_consumed(self, sequence: Sequence) -> None:
         """Embeddings of the items that are wholly computed are needed by it no more."""
@@ -294,6 +341,7 @@ class Scheduler:
             index.drop_consumed(sequence.num_computed)
 
     def _end(self, sequence: Sequence) -> None:
+        self._leave_turns(sequence)
         if sequence.is_running:
             del self._running[sequence.id]
             self._kv.release(sequence)
@@ -313,3 +361,8 @@ class Scheduler:
             if num_shed == 0:
                 self._ended.popleft()
                 left -= 1
+
+
+def _cost(num_tokens: int, items: Items[EncoderInput]) -> int:
+    """Positions to be computed, and rows of embeddings to be encoded."""
+    return num_tokens + sum(item.placeholder.length for item in items)

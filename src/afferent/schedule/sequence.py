@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from afferent.errors import InvalidPlaceholders, InvalidRequest, PromptTooLong
+from afferent.quota.shares import NAMELESS, Share
 from afferent.schedule.step import EncoderInput, Placed, Request
 from afferent.schedule.window import CrossAttentionIndex, WindowIndex
 
@@ -38,6 +39,7 @@ class Sequence:
     max_known: int
     """What ``num_known`` can come to, with all input that was accepted."""
     session_tokens: int = 0
+    share: Share = NAMELESS
     inputs: deque[Input] = field(default_factory=deque)
     prefill_end: int = 0
     """Positions before it are given, and computed in chunks; those after it are decoded."""
@@ -53,6 +55,8 @@ class Sequence:
     is_running: bool = False
     was_stuck: bool = False
     """In the last step it found no room in the encoder cache, and could do nothing without."""
+    was_held_up: bool = False
+    """In the last step it had a turn, and could not use it for want of room."""
 
     @classmethod
     def of(cls, request: Request, *, arrival: int) -> Sequence:
@@ -76,6 +80,7 @@ class Sequence:
             tokens_left=request.max_tokens,
             max_known=request.num_tokens + request.max_tokens,
             session_tokens=request.session_tokens,
+            share=request.share,
             prefill_end=request.num_tokens,
         )
         sequence._check_length(sequence.max_known)
@@ -100,6 +105,11 @@ class Sequence:
     def is_idle(self) -> bool:
         """All it was given is computed and answered."""
         return not self.is_prefilling and self.tokens_left == 0 and not self.awaits_token
+
+    @property
+    def prefill_left(self) -> int:
+        """Positions that are given, and not computed."""
+        return self.prefill_end - self.num_computed
 
     @property
     def kv_need_tokens(self) -> int:
@@ -149,7 +159,7 @@ class Sequence:
         """Nothing of it is computed any more; all that is known has to be prefilled again."""
         self.num_computed = self.num_acquired = self.num_released = self.num_blocks = 0
         self.prefill_end = self.num_known
-        self.is_running = self.was_stuck = False
+        self.is_running = self.was_stuck = self.was_held_up = False
 
     def shed(self, limit: int) -> int:
         """Destroy up to ``limit`` pieces of a sequence that has ended; how many."""

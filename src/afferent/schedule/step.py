@@ -13,6 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from afferent.errors import ConfigError
+from afferent.quota.shares import NAMELESS, Share
 from afferent.types import Placeholder
 
 UNLIMITED = 2**62
@@ -105,6 +106,8 @@ class Request:
     max_tokens: int
     items: Sequence[EncoderInput] = ()
     session_tokens: int = 0
+    share: Share = NAMELESS
+    """Whose it is: prompts are computed by fair shares."""
     cross_attention: bool = False
     """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
+from afferent.schedule.allotment import Allotment
 from afferent.schedule.encoder_cache import EncoderCache, Plan
 from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Sequence
@@ -19,20 +21,25 @@ class StepBuilder:
         cache: EncoderCache,
         kv: KvCache,
         running: Mapping[str, Sequence],
-        *,
-        force: bool,
+        allotment: Allotment | None,
     ) -> None:
-        """``force``: who finds no room for embeddings preempts at once, without a step's grace."""
+        """
+        Args:
+            allotment: Tokens for prompts. Without one, who came first takes what it can use, and
+                preempts at once if it finds no room for embeddings, without a step's grace.
+        """
         self._limits, self._cache, self._kv, self._running = limits, cache, kv, running
-        self._force = force
-        num_decodes = sum(sequence.is_decoding for sequence in running.values())
-        self._tokens_left = limits.max_num_batched_tokens - num_decodes
+        self._force = allotment is None
+        self._allotment = allotment or Allotment({})
+        self._tokens_left = prompt_tokens(limits, running)
         self._embeds_left = limits.max_num_batched_embeds
         self._lacks_room = False
         self._lacks_kv = False
         self.encode: list[Encode] = []
         self.prefill: list[Chunk] = []
         self.decode: list[str] = []
+        self.work: Counter[str] = Counter()
+        """Positions of prompts and rows of embeddings, by sequence."""
         self.advanced: list[Sequence] = []
         self.preempted: list[Sequence] = []
 
@@ -50,20 +57,24 @@ class StepBuilder:
     @property
     def can_admit(self) -> bool:
         """There is something left of the step, and nobody who runs had to do without."""
-        return self._can_prefill and not (self.is_blocked or self.preempted or self._force)
-
-    @property
-    def _can_prefill(self) -> bool:
-        return self._tokens_left > 0 and len(self.prefill) < self._limits.max_step_prefills
+        has_room = self._tokens_left > 0 and len(self.prefill) < self._limits.max_step_prefills
+        return has_room and not (self.is_blocked or self.preempted or self._force)
 
     # Changes
 
     def visit(self, sequence: Sequence) -> None:
         """Give the sequence what it can use."""
+        own = self._allotment.take(sequence.id)
         if sequence.is_decoding:
             self._decode(sequence)
-        elif sequence.is_prefilling and self._can_prefill:
-            self._prefill(sequence)
+            return
+        # What is kept for others, in tokens and in places.
+        left = self._tokens_left - self._allotment.num_tokens
+        others = 0 if own else len(self._allotment.tokens)
+        has_place = len(self.prefill) + others < self._limits.max_step_prefills
+        if sequence.is_prefilling and left > 0 and has_place:
+            has_moved = self._prefill(sequence, left)
+            sequence.was_held_up = own > 0 and not has_moved and self.is_blocked
 
     # Inner steps
 
@@ -75,25 +86,27 @@ class StepBuilder:
         sequence.awaits_token = True
         self.decode.append(sequence.id)
 
-    def _prefill(self, sequence: Sequence) -> None:
+    def _prefill(self, sequence: Sequence, num_tokens: int) -> bool:
         start = sequence.num_computed
         least = 1 if self._limits.can_split_items else sequence.index.whole_after(start) - start
-        most = min(sequence.prefill_end - start, self._tokens_left)
+        most = min(sequence.prefill_left, num_tokens)
         room = min(most, self._kv_room(sequence, least)) if most >= least else 0
         if room < least:
-            return
+            return False
         end = start + room
         if not self._limits.can_split_items:
             end = sequence.index.whole_before(start, end)
         end = self._acquire_window(sequence, start, end)
         if end == start:
-            return
+            return False
         self._kv.grow(sequence, end)
         self._tokens_left -= end - start
+        self.work[sequence.id] += end - start
         samples = end == sequence.num_known and sequence.tokens_left > 0
         sequence.num_computed, sequence.awaits_token = end, samples
         self.prefill.append(Chunk(sequence.id, start, end - start, samples))
         self.advanced.append(sequence)
+        return True
 
     def _kv_room(self, sequence: Sequence, least: int = 1) -> int:
         """Positions that fit; for the first ``least`` of them, those who came last make way."""
@@ -135,6 +148,7 @@ class StepBuilder:
             if plan.num_embeds > self._embeds_left:
                 return False
             self._embeds_left -= plan.num_embeds
+            self.work[sequence.id] += plan.num_embeds
             self.encode.append(Encode(sequence.id, ordinal, item.key))
         self._cache.commit(plan)
         return True
@@ -167,5 +181,12 @@ class StepBuilder:
     def _preempt(self, victim: Sequence) -> None:
         self._kv.release(victim)
         self._cache.release_all(victim.id)
+        self._allotment.take(victim.id)
         victim.is_running = False
         self.preempted.append(victim)
+
+
+def prompt_tokens(limits: Limits, running: Mapping[str, Sequence]) -> int:
+    """What a step has for prompts, beside one token for each sequence that decodes."""
+    num_decodes = sum(sequence.is_decoding for sequence in running.values())
+    return limits.max_num_batched_tokens - num_decodes

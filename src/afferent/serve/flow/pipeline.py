@@ -147,7 +147,7 @@ class Pipeline:
                 request.media, ready, prompt.placeholders, strict=True
             )
         ]
-        engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling)
+        engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling, request.share)
         digests = tuple(item.digest for item in found.in_order)
         return engine_request, PromptInfo(digests, len(prompt.token_ids))
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from afferent.ingest.raw import RawMedia
+from afferent.quota.shares import NAMELESS, Share
 from afferent.types import Handle, Modality, Placeholder, Sampling
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -83,8 +84,13 @@ class GenerateRequest:
     n: int = 1
     """How many answers."""
     logprobs: Logprobs | None = None
-    tenant: str = ""
-    """Whose request it is: what one tenant has cached, no other can hit."""
+    share: Share = NAMELESS
+    """Whose request it is."""
+
+    @property
+    def tenant(self) -> str:
+        """What one tenant has cached, no other can hit."""
+        return self.share.tenant
 
     @property
     def media(self) -> list[MediaPart]:

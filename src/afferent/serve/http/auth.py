@@ -9,7 +9,7 @@ from typing import Protocol
 
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
-from afferent.quota.shares import Share
+from afferent.quota.shares import NAMELESS, Share
 from afferent.serve.apis.registry import APIS
 
 _KEY_HEADERS = tuple(dict.fromkeys(api.key_header for api in APIS))
@@ -50,8 +50,8 @@ class Access:
         """Whether clients have to send one, which is then nobody else's business."""
         return bool(self._keys)
 
-    async def enter(self, request_id: str, headers: Mapping[str, str]) -> str:
-        """The name of the tenant whose request it is, which has a place until `leave`.
+    async def enter(self, request_id: str, headers: Mapping[str, str]) -> Share:
+        """Of the tenant whose request it is, which has a place until `leave`.
 
         Args:
             headers: As for `tenant_of`.
@@ -62,7 +62,7 @@ class Access:
         """
         tenant = self.tenant_of(headers)
         if tenant is None:
-            return ""
+            return NAMELESS
         if tenant.max_requests:
             try:
                 await self._store.acquire_permit(
@@ -75,8 +75,9 @@ class Access:
                 raise QuotaExceeded(
                     f"{tenant.max_requests} requests are running already; try again"
                 ) from error
-        self._store.introduce(request_id, Share(tenant.name, tenant.weight))
-        return tenant.name
+        share = Share(tenant.name, tenant.weight)
+        self._store.introduce(request_id, share)
+        return share
 
     def leave(self, request_id: str) -> None:
         """The request has ended, wherever; its place is free."""

@@ -134,7 +134,7 @@ class Endpoint:
 
     async def _read(self, exchange: _Exchange) -> Call:
         trace, store = exchange.trace, self._pipeline.store
-        tenant = await self._access.enter(trace.request_id, exchange.request.headers)
+        share = await self._access.enter(trace.request_id, exchange.request.headers)
         start_ns = time.monotonic_ns()
         reader = BodyReader(
             store, self._gate, trace.request_id, self._settings.limits, self._api.media_keys
@@ -145,8 +145,7 @@ class Endpoint:
         start_ns = time.monotonic_ns()
         call = self._api.parse(body, request_id=trace.request_id, model=self._settings.model_name)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
-        if tenant:
-            call = replace(call, generate=replace(call.generate, tenant=tenant))
+        call = replace(call, generate=replace(call.generate, share=share))
         return await self._history.resume(call)
 
     async def _render(self, exchange: _Exchange) -> Response:

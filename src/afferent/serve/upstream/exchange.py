@@ -22,6 +22,7 @@ from afferent.engine.upstream import (
 )
 from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable
 from afferent.ingest.raw import RawMedia
+from afferent.quota.shares import NAMELESS, Share
 from afferent.runtime import logs
 from afferent.serve.apis.api import Api
 from afferent.serve.flow import counting
@@ -54,7 +55,7 @@ class _Exchange:
     send: Send
     trace: Trace
     api: Api | None
-    tenant: str = ""
+    share: Share = NAMELESS
     has_begun: bool = False
     """Whether a part of the answer was sent."""
     is_stream: bool = False
@@ -125,7 +126,7 @@ class Passage:
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
         if path_of(request) not in _OPEN:
-            exchange.tenant = await self._access.enter(exchange.id, request.headers)
+            exchange.share = await self._access.enter(exchange.id, request.headers)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""
@@ -174,7 +175,7 @@ class Passage:
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
         exchange.referenced = await self._stage.refer(
-            exchange.id, document, dict(body.media), tenant=exchange.tenant, trace=trace
+            exchange.id, document, dict(body.media), share=exchange.share, trace=trace
         )
         urls = [self._upstream.sign(each) for each in exchange.referenced.references]
         written = document.write(urls, names=exchange.referenced.names)

@@ -17,6 +17,7 @@ from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUn
 from afferent.ingest.raw import RawMedia
 from afferent.preprocess.jobs import InputRange
 from afferent.preprocess.registry import POSITION_FEATURES
+from afferent.quota.shares import Share
 from afferent.serve.flow.item_state import RequestItems
 from afferent.serve.flow.items import ItemStage, ReadyItem
 from afferent.serve.flow.request import GenerateRequest, MediaPart, Message
@@ -97,7 +98,7 @@ class ReferenceStage:
         document: Document,
         media: dict[str, RawMedia],
         *,
-        tenant: str,
+        share: Share,
         trace: Trace,
     ) -> Referenced:
         """References for all places; all that they lead to is pinned under the request.
@@ -121,7 +122,7 @@ class ReferenceStage:
             for place in document.places
         )
         request = GenerateRequest(
-            request_id=request_id, messages=(Message("user", parts),), tenant=tenant
+            request_id=request_id, messages=(Message("user", parts),), share=share
         )
         makes_all = all(self._makes(part.modality) for part in parts)
         self._items.check_count(parts)

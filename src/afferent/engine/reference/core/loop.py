@@ -160,6 +160,7 @@ class EngineLoop:
                 EncoderInput(item.key, item.placeholder, item.placeholder.length * row_nbytes)
                 for item in request.items
             ],
+            share=request.share,
             cross_attention=self._info.cross_attention,
         )
 
