@@ -24,7 +24,10 @@ class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fiel
         ge=0,
     )
     max_num_batched_tokens: int = setting(
-        2048, "tokens computed in a step: longer prompts are done in chunks", Group.ENGINE, gt=0
+        512,
+        "tokens computed in a step: longer prompts are done in chunks, and who comes waits for one",
+        Group.ENGINE,
+        gt=0,
     )
     max_num_batched_embeds: int = setting(
         32_768,
