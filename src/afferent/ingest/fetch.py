@@ -8,11 +8,11 @@ is read from the environment (no proxies), and no credentials or cookies are sen
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpcore
 
@@ -23,6 +23,8 @@ from afferent.ingest.dial import BoundedStream, CheckedBackend, Resolve, Resolve
 from afferent.ingest.fetch_policy import Target, check_redirect, check_url
 from afferent.ingest.files import FileRoots
 from afferent.ingest.pace import Pace
+from afferent.ingest.places import FairPlaces, PlacesByName, User
+from afferent.quota.shares import NAMELESS, Share
 from afferent.types import Modality
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -46,7 +48,9 @@ class Fetcher:
         self._limits, self._grace_s = limits, grace_s
         self._resolver = Resolver()
         self._files = FileRoots(limits.file_roots)
-        self._places = _PlacesByHost(limits.fetch_max_per_host)
+        self._places = PlacesByName(limits.fetch_max_per_host)
+        self._connections = FairPlaces(_MAX_CONNECTIONS)
+        self._num_sessions = itertools.count()
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl.create_default_context(),
             network_backend=CheckedBackend(
@@ -56,31 +60,36 @@ class Fetcher:
             keepalive_expiry=5.0,
         )
 
-    def session(self, *, max_nbytes: int) -> FetchSession:
-        """The fetches of one request, which share a budget of bytes."""
-        return FetchSession(self, Budget(max_nbytes))
+    def session(self, *, max_nbytes: int, share: Share = NAMELESS) -> FetchSession:
+        """The fetches of one request, which share a budget of bytes.
 
-    async def fetch_into(self, url: str, delivery: Delivery, *, modality: Modality) -> None:
+        Args:
+            share: Whose they are: where many wait for a host, each request has its turns.
+        """
+        user = User(share, next(self._num_sessions))
+        return FetchSession(self, Budget(max_nbytes), user)
+
+    async def fetch_into(
+        self, url: str, delivery: Delivery, *, modality: Modality, user: User
+    ) -> None:
         """As `FetchSession.fetch_into`."""
         if url[:5].lower() == "file:":
             await self._files.read_into(url, delivery)
             return
         try:
-            await self._follow(url, delivery, modality)
-        except httpcore.PoolTimeout as error:  # nothing is known of this host
-            raise NoPermitLeft("too many media are being fetched; try again") from error
+            await self._follow(url, delivery, modality, user)
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise FetchFailed("the media host took too long") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             raise FetchFailed("the media host could not be reached") from error
 
-    async def _follow(self, url: str, delivery: Delivery, modality: Modality) -> None:
+    async def _follow(self, url: str, delivery: Delivery, modality: Modality, user: User) -> None:
         """Fetch, and go where redirects lead; waiting for a place does not count as time."""
         allow = self._limits.fetch_allow
         target = check_url(url, allow=allow)
         left_s = self._limits.of(modality).fetch_timeout_s
         for _ in range(_MAX_REDIRECTS + 1):
-            async with self._places.at(target.host):
+            async with self._places.at(target.host, user), self._connection(user):
                 started = time.monotonic()
                 async with asyncio.timeout(left_s):
                     location = await self._get(target, delivery, modality)
@@ -89,6 +98,17 @@ class Fetcher:
                 return
             target = check_redirect(target, location, allow=allow)
         raise FetchFailed("the media host redirects too often")
+
+    @asynccontextmanager
+    async def _connection(self, user: User) -> AsyncIterator[None]:
+        """Raises: NoPermitLeft: There is none in time, for which the host can't be blamed."""
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._limits.fetch_connect_timeout_s):
+                    await stack.enter_async_context(self._connections.at(user))
+            except TimeoutError as error:
+                raise NoPermitLeft("too many media are being fetched; try again") from error
+            yield
 
     async def _get(self, target: Target, delivery: Delivery, modality: Modality) -> str | None:
         """Deliver the body, or say where the answer redirects to."""
@@ -145,8 +165,8 @@ class Fetcher:
 class FetchSession:
     """The fetches of one request: a few at a time, and so many bytes in all."""
 
-    def __init__(self, fetcher: Fetcher, budget: Budget) -> None:
-        self._fetcher, self._budget = fetcher, budget
+    def __init__(self, fetcher: Fetcher, budget: Budget, user: User) -> None:
+        self._fetcher, self._budget, self._user = fetcher, budget, user
         self._places = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
 
     async def fetch_into(
@@ -164,6 +184,7 @@ class FetchSession:
         has returned or raised. After an error, what it got is of no use.
 
         Raises:
+            NoPermitLeft: Too many are being fetched; try again.
             ForbiddenUrl: The policy refuses the URL, or one that it redirects to.
             FetchFailed: The host did not deliver in time, or answered with an error.
             MediaTooLarge: There are more than ``max_nbytes``, or more than the request may have.
@@ -172,7 +193,7 @@ class FetchSession:
             with Delivery(
                 sink, max_nbytes=max_nbytes, budget=self._budget, make_room=make_room
             ) as delivery:
-                await self._fetcher.fetch_into(url, delivery, modality=modality)
+                await self._fetcher.fetch_into(url, delivery, modality=modality, user=self._user)
             return delivery.nbytes
 
     async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
@@ -180,36 +201,6 @@ class FetchSession:
         data = bytearray()
         await self.fetch_into(url, data.extend, modality=modality, max_nbytes=max_nbytes)
         return bytes(data)
-
-
-@dataclass(slots=True)
-class _Host:
-    """``num_users`` have a place, or wait for one."""
-
-    places: asyncio.Semaphore
-    num_users: int = 0
-
-
-class _PlacesByHost:
-    """A few fetches at a time from each host; hosts that nobody asks are forgotten."""
-
-    def __init__(self, num_places: int) -> None:
-        self._num_places = num_places
-        self._hosts: dict[str, _Host] = {}
-
-    @asynccontextmanager
-    async def at(self, name: str) -> AsyncIterator[None]:
-        if name not in self._hosts:
-            self._hosts[name] = _Host(asyncio.Semaphore(self._num_places))
-        host = self._hosts[name]
-        host.num_users += 1
-        try:
-            async with host.places:
-                yield
-        finally:
-            host.num_users -= 1
-            if not host.num_users:
-                del self._hosts[name]
 
 
 def _values(response: httpcore.Response, name: bytes) -> list[bytes]:

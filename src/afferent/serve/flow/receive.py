@@ -105,7 +105,7 @@ class ItemReader:
         unsent = [p for p in parts if not p.is_sent and (p.name is None or p.name not in coming)]
         await self._check_here(request, unsent, bindings)
         sent = [part for part in parts if part.is_sent]
-        received = await self._receive_all(request.request_id, sent, trace)
+        received = await self._receive_all(request, sent, trace)
         for part, each in zip(sent, received, strict=True):
             if part.name is not None:
                 given = Binding(each.digest, part.media.modality)
@@ -176,14 +176,14 @@ class ItemReader:
     # Items that were sent
 
     async def _receive_all(
-        self, request_id: str, parts: Sequence[_Part], trace: Trace
+        self, request: GenerateRequest, parts: Sequence[_Part], trace: Trace
     ) -> list[_Received]:
         """Their bytes, headers and digests."""
         if not parts:
             return []
         received = [self._received(part.media) for part in parts]
         urls = [part.media for part, raw in zip(parts, received, strict=True) if raw is None]
-        read = iter(await self._read_all(request_id, urls, trace) if urls else ())
+        read = iter(await self._read_all(request, urls, trace) if urls else ())
         media = [raw if raw is not None else next(read) for raw in received]
         start_ns = time.monotonic_ns()
         views = [self._view(item) for item in media]
@@ -206,15 +206,19 @@ class ItemReader:
         return part.source
 
     async def _read_all(
-        self, request_id: str, parts: Sequence[MediaPart], trace: Trace
+        self, request: GenerateRequest, parts: Sequence[MediaPart], trace: Trace
     ) -> list[RawMedia]:
         """What their URLs lead to, all at a time."""
         start_ns = time.monotonic_ns()
         most = [self._limits.of(part.modality).max_nbytes for part in parts]
-        fetches = self._fetcher.session(max_nbytes=max(self._limits.max_body_nbytes, *most))
+        fetches = self._fetcher.session(
+            max_nbytes=max(self._limits.max_body_nbytes, *most), share=request.share
+        )
         heap = HeapAllowance()
         with trace.at("fetch"):
-            media = await gather([self._read(request_id, part, fetches, heap) for part in parts])
+            media = await gather(
+                [self._read(request.request_id, part, fetches, heap) for part in parts]
+            )
         fetched = [item.nbytes for item in media if item.origin == "fetch"]
         if fetched:
             note = count(len(fetched), "item")
