@@ -103,7 +103,8 @@ class Frontend:
         self._items.check(request.media)
         trace = Trace(request_id, "bench")
         sources = await self._items.read(request, trace)
-        ready = await self._items.prepare(request_id, sources, trace)
+        with sources.awaited():
+            ready = await self._items.prepare(request_id, sources, trace)
         handles = [item.handle for item in ready]
         return Made(request_id, handles, arrival.last_byte_s, arrival.cut_ms)
 

@@ -180,8 +180,8 @@ _INGEST: Final = (
     ),
     Mutant(
         what="hosts are remembered for ever",
-        file="ingest/fetch.py",
-        old="            if not host.num_users:\n                del self._hosts[name]\n",
+        file="ingest/places.py",
+        old="            if not named.num_users:\n                del self._names[name]\n",
         new="",
         tests=_FETCH_TESTS,
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl, MediaTooLarge
-from afferent.ingest.fetch import Fetcher
+from afferent.ingest.fetch import Fetched, Fetcher
 
 MAX_NBYTES = 200_000
 IMAGE = bytes(range(256)) * 500
@@ -153,10 +153,10 @@ def test_files_count_towards_the_requests_budget(root: Path) -> None:
         session = fetcher.session(max_nbytes=len(IMAGE) + 3)
         url = f"file://{root}/a%20b.png"
         pieces: list[bytes] = []
-        delivered = await session.fetch_into(
+        fetched = await session.fetch_into(
             url, pieces.append, modality="image", max_nbytes=MAX_NBYTES
         )
-        assert delivered == len(IMAGE)
+        assert fetched == Fetched(len(IMAGE), fresh_s=0.0)
         assert b"".join(pieces) == IMAGE
         assert max(map(len, pieces)) <= 64 << 10
         with pytest.raises(MediaTooLarge):

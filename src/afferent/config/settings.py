@@ -74,6 +74,12 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fetch_max_per_host: int = setting(
         8, "most fetches from one media host at a time, by each frontend", Group.FETCHING, gt=0
     )
+    fetch_fresh_s: float = setting(
+        10.0,
+        "for so long what a URL led to is not fetched again, where its host says nothing of it",
+        Group.FETCHING,
+        ge=0,
+    )
     fetch_allow: tuple[str, ...] = setting(
         (),
         "your own media hosts that may be fetched from though they are private",

@@ -58,6 +58,8 @@ class Delivery:
         self._make_room = make_room
         self._taken_nbytes = 0
         self.nbytes = 0
+        self.fresh_s = 0.0
+        """For how long these may be taken for what the URL leads to."""
 
     async def prepare(self, nbytes: int) -> None:
         """So many are to come, and there is room for them. Raises: MediaTooLarge: Too many."""

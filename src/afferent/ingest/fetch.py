@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import httpcore
 
@@ -24,6 +26,7 @@ from afferent.ingest.fetch_policy import Target, check_redirect, check_url
 from afferent.ingest.files import FileRoots
 from afferent.ingest.pace import Pace
 from afferent.ingest.places import FairPlaces, PlacesByName, User
+from afferent.ingest.url_memory import fresh_s as freshness
 from afferent.quota.shares import NAMELESS, Share
 from afferent.types import Modality
 
@@ -88,6 +91,7 @@ class Fetcher:
         allow = self._limits.fetch_allow
         target = check_url(url, allow=allow)
         left_s = self._limits.of(modality).fetch_timeout_s
+        delivery.fresh_s = math.inf
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._places.at(target.host, user), self._connection(user):
                 started = time.monotonic()
@@ -129,6 +133,7 @@ class Fetcher:
         async with self._pool.stream(
             "GET", url, headers=headers, extensions={"timeout": timeouts}
         ) as response:
+            self._note_freshness(response, delivery)
             locations = _values(response, b"location")
             if response.status in _REDIRECTS and locations:
                 return locations[0].decode("latin-1")
@@ -140,6 +145,15 @@ class Fetcher:
                 await delivery.prepare(_parse_length(length))
             await self._deliver(response, delivery)
         return None
+
+    def _note_freshness(self, response: httpcore.Response, delivery: Delivery) -> None:
+        """Of all that led here, the least counts."""
+        fresh_s = freshness(
+            _values(response, b"cache-control"),
+            _values(response, b"age"),
+            default_s=self._limits.fetch_fresh_s,
+        )
+        delivery.fresh_s = min(delivery.fresh_s, fresh_s)
 
     async def _deliver(self, response: httpcore.Response, delivery: Delivery) -> None:
         """Raises: FetchFailed: The host delivers too slowly."""
@@ -162,6 +176,14 @@ class Fetcher:
         self._files.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How much came, and for how long it may be taken for what the URL leads to."""
+
+    nbytes: int
+    fresh_s: float
+
+
 class FetchSession:
     """The fetches of one request: a few at a time, and so many bytes in all."""
 
@@ -177,7 +199,7 @@ class FetchSession:
         modality: Modality,
         max_nbytes: int,
         make_room: MakeRoom | None = None,
-    ) -> int:
+    ) -> Fetched:
         """Hand the bytes behind a URL to ``sink``, and count them.
 
         The sink is called from a thread for files, otherwise from the event loop; never after this
@@ -194,7 +216,7 @@ class FetchSession:
                 sink, max_nbytes=max_nbytes, budget=self._budget, make_room=make_room
             ) as delivery:
                 await self._fetcher.fetch_into(url, delivery, modality=modality, user=self._user)
-            return delivery.nbytes
+            return Fetched(delivery.nbytes, delivery.fresh_s)
 
     async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
         """The bytes behind a URL. Raises as `fetch_into` does."""

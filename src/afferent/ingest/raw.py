@@ -45,6 +45,7 @@ class RawMedia:
 
     Attributes:
         origin: How they came: ``data`` or ``fetch``.
+        fresh_s: For how long they may be taken for what their URL leads to.
     """
 
     origin: str
@@ -53,6 +54,7 @@ class RawMedia:
     handle: Handle | None = None
     start: int = 0
     is_sealed: bool = False
+    fresh_s: float = 0.0
 
 
 class RawBuffer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+from dataclasses import replace
 
 import pybase64
 
@@ -26,10 +27,10 @@ async def read_media(
     """
     most = limits.of(modality).max_nbytes
     if url[:5].lower() != "data:":
-        await fetches.fetch_into(
+        fetched = await fetches.fetch_into(
             url, buffer.write, modality=modality, max_nbytes=most, make_room=buffer.make_room
         )
-        return await buffer.finish_sealed(origin="fetch")
+        return replace(await buffer.finish_sealed(origin="fetch"), fresh_s=fetched.fresh_s)
     header, comma, payload = url[5:].partition(",")
     if not comma or not header.lower().endswith(";base64"):
         raise ForbiddenUrl(f"a data: URL has the form data:{modality}/...;base64,...")

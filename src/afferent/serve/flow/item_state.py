@@ -16,11 +16,13 @@ puts them in the place of the part's item, and their parts in the place of its p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from afferent.ingest.probe import MediaHeader
 from afferent.ingest.raw import RawMedia
+from afferent.ingest.url_memory import Flights
 from afferent.preprocess.family import Family
 from afferent.preprocess.jobs import InputRange, Planned
 from afferent.preprocess.plan import FeaturePlan, Prompt
@@ -46,6 +48,7 @@ class ItemState:
         key: Of the features.
         max_pixels: The request's own limit for this image; 0 for none.
         name: What the client calls it; one of the names, if there are several.
+        is_recalled: It was sent as a URL, and is known from before.
         copies: The encoded bytes, as often as they were sent; not at all if the item has been here.
         header: Of an image; a video or audio clip has none yet.
         plan: Of an image, and exact.
@@ -61,6 +64,7 @@ class ItemState:
     key: ContentKey
     max_pixels: int = 0
     name: Name | None = None
+    is_recalled: bool = False
     copies: list[RawMedia] = field(default_factory=list)
     header: MediaHeader | None = None
     # planned
@@ -105,14 +109,25 @@ class RequestItems:
     Attributes:
         in_order: As the messages show them; what is shown twice is the same twice.
         new_names: Still to be bound.
+        flights: What others wait for: to be ended when the items are made, or nothing comes of it.
     """
 
     in_order: Sequence[ItemState] = ()
     new_names: Mapping[Name, Binding] = field(default_factory=dict)
+    flights: Flights | None = None
 
     @property
     def distinct(self) -> list[ItemState]:
         return list(dict.fromkeys(self.in_order))
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Within this, the items are made; at its end, those who wait for them look again."""
+        try:
+            yield
+        finally:
+            if self.flights is not None:
+                self.flights.end()
 
     @property
     def prompts(self) -> list[Prompt] | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
-from afferent.errors import InternalError, Param, TooManyItems, UnsupportedMedia
+from afferent.errors import InternalError, Param, StoreFull, TooManyItems, UnsupportedMedia
 from afferent.ingest.digest import Digester
 from afferent.preprocess.jobs import InputRange
 from afferent.preprocess.plan import Prompt
@@ -128,15 +128,24 @@ class ItemStage:
             InvalidMedia: An item can't be used, or its name is another's.
             Unavailable: Try again.
         """
-        items = await self.read_bytes(request, trace)
-        await self._planner.plan_images(request.request_id, items.distinct, trace)
+        items = await self._read(request, trace, may_recall=True)
+        try:
+            await self._planner.plan_images(request.request_id, items.distinct, trace)
+        except BaseException:
+            with items.awaited():
+                raise
         return items
 
     async def read_bytes(self, request: GenerateRequest, trace: Trace) -> RequestItems:
         """`read`, without plans: of items that somebody else decodes."""
+        return await self._read(request, trace, may_recall=False)
+
+    async def _read(
+        self, request: GenerateRequest, trace: Trace, *, may_recall: bool
+    ) -> RequestItems:
         if not request.media:
             return RequestItems()
-        items = await self._reader.read(request, trace)
+        items = await self._reader.read(request, trace, may_recall=may_recall)
         for item in items.distinct:
             for raw in item.copies:
                 MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
@@ -208,9 +217,11 @@ class ItemStage:
         """
         if pinned := [item.pinned for item in items if item.pinned is not None]:
             await self._store.release(request_id, pinned)
-        unsent = [item.name for item in items if item.raw is None and not _is_there(item)]
+        unsent = [item for item in items if item.raw is None and not _is_there(item)]
+        if any(item.is_recalled for item in unsent):
+            raise StoreFull("features were evicted while this request came; try again")
         if unsent:
-            raise not_cached(unsent)
+            raise not_cached([item.name for item in unsent])
         missing = [item for item in items if item.pinned is None]
         await self._write_raw(request_id, missing, trace)
         await self._planner.plan_files(request_id, missing, trace)

@@ -109,21 +109,22 @@ class Pipeline:
         self._items.check(request.media)
         try:
             found = await self._items.read(request, trace)
-            handles: list[Handle | None] = [None] * len(found.in_order)
-            prompts = found.prompts
-            if prompts is None or with_features:
-                ready = await self._items.prepare(request.request_id, found, trace)
-                prompts = [item.prompt for item in ready]
-                if with_features:
-                    handles = [item.handle for item in ready]
-            prompt, _ = await self._prompt(request, prompts, trace)
-            items = [
-                RenderedItem(item.modality, item.key.hex(), placeholder, handle)
-                for item, placeholder, handle in zip(
-                    found.in_order, prompt.placeholders, handles, strict=True
-                )
-            ]
-            return Rendered(prompt.token_ids, items)
+            with found.awaited():
+                handles: list[Handle | None] = [None] * len(found.in_order)
+                prompts = found.prompts
+                if prompts is None or with_features:
+                    ready = await self._items.prepare(request.request_id, found, trace)
+                    prompts = [item.prompt for item in ready]
+                    if with_features:
+                        handles = [item.handle for item in ready]
+                prompt, _ = await self._prompt(request, prompts, trace)
+                items = [
+                    RenderedItem(item.modality, item.key.hex(), placeholder, handle)
+                    for item, placeholder, handle in zip(
+                        found.in_order, prompt.placeholders, handles, strict=True
+                    )
+                ]
+                return Rendered(prompt.token_ids, items)
         finally:
             self.store.forget(request.request_id)
 
@@ -133,14 +134,15 @@ class Pipeline:
         """All that the engine has to know; the features are pinned under the request."""
         request_id = request.request_id
         found = await self._items.read(request, trace)
-        if (prompts := found.prompts) is not None:
-            # What is too long is refused before any work is done.
-            prompt, sampling = await self._prompt(request, prompts, trace)
-            ready = await self._items.prepare(request_id, found, trace)
-        else:
-            ready = await self._items.prepare(request_id, found, trace)
-            prompts = [item.prompt for item in ready]
-            prompt, sampling = await self._prompt(request, prompts, trace)
+        with found.awaited():
+            if (prompts := found.prompts) is not None:
+                # What is too long is refused before any work is done.
+                prompt, sampling = await self._prompt(request, prompts, trace)
+                ready = await self._items.prepare(request_id, found, trace)
+            else:
+                ready = await self._items.prepare(request_id, found, trace)
+                prompts = [item.prompt for item in ready]
+                prompt, sampling = await self._prompt(request, prompts, trace)
         items = [
             Item(part.modality, item.key, item.handle, placeholder)
             for part, item, placeholder in zip(

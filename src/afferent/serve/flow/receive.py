@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from afferent import keys
@@ -26,6 +26,7 @@ from afferent.ingest.source import read_media
 from afferent.serve.flow.acquire import count, handle_if_there
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
 from afferent.serve.flow.names import Binding, Name, Names, check
+from afferent.serve.flow.recall import Recall, is_fetched
 from afferent.serve.flow.request import GenerateRequest, MediaPart, SeenMedia
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
@@ -43,6 +44,7 @@ Result = TypeVar("Result")
 class _Part:
     media: MediaPart
     name: Name | None
+    is_recalled: bool = False
 
     @property
     def is_sent(self) -> bool:
@@ -83,32 +85,63 @@ class ItemReader:
         self._store, self._names = store, names
         self._fingerprint, self._limits, self._digester = processor.fingerprint, limits, digester
         self._fetcher = Fetcher(limits)
+        self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
         follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
         self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
 
-    async def read(self, request: GenerateRequest, trace: Trace) -> RequestItems:
+    async def read(
+        self, request: GenerateRequest, trace: Trace, *, may_recall: bool = True
+    ) -> RequestItems:
         """The items, without plans.
+
+        Args:
+            may_recall: Features are enough: of a URL that was fetched before, nothing is wanted.
 
         Raises:
             MediaNotCached: Some were not sent, and are not here.
             InvalidMedia: An item can't be used, or its name is another's.
             Unavailable: Try again.
         """
-        parts = [
-            _Part(part, Name.of(part.uuid, tenant=request.tenant) if part.uuid else None)
-            for part in request.media
-        ]
+        if not may_recall:
+            return await self._read(request, request.media, {}, trace)
+        recalled = await self._recall.find(
+            request, request.media, lambda part, digest: self._key(request, part, digest)
+        )
+        try:
+            items = await self._read(request, request.media, recalled.known, trace)
+        except BaseException:
+            recalled.flights.end()
+            raise
+        return replace(items, flights=recalled.flights)
+
+    async def _read(
+        self,
+        request: GenerateRequest,
+        media: Sequence[MediaPart],
+        recalled: Mapping[MediaPart, MediaPart],
+        trace: Trace,
+    ) -> RequestItems:
+        parts = []
+        for each in media:
+            known = recalled.get(each) if is_fetched(each) else None
+            name = Name.of(each.uuid, tenant=request.tenant) if each.uuid else None
+            parts.append(_Part(known or each, name, is_recalled=known is not None))
         names = [part.name for part in parts if part.name is not None]
         coming = {part.name for part in parts if part.is_sent}
         bindings = await self._names.find(request.request_id, names, sent=coming)
         bound = frozenset(bindings)
-        unsent = [p for p in parts if not p.is_sent and (p.name is None or p.name not in coming)]
+        unsent = [
+            p
+            for p in parts
+            if not (p.is_sent or p.is_recalled) and (p.name is None or p.name not in coming)
+        ]
         await self._check_here(request, unsent, bindings)
         sent = [part for part in parts if part.is_sent]
         received = await self._receive_all(request, sent, trace)
-        for part, each in zip(sent, received, strict=True):
+        for part, came in zip(sent, received, strict=True):
+            self._recall.remember(request, part.media, came.raw, came.digest)
             if part.name is not None:
-                given = Binding(each.digest, part.media.modality)
+                given = Binding(came.digest, part.media.modality)
                 check(part.name, bindings.setdefault(part.name, given), given)
         new_names = {
             part.name: bindings[part.name]
@@ -217,7 +250,7 @@ class ItemReader:
         heap = HeapAllowance()
         with trace.at("fetch"):
             media = await gather(
-                [self._read(request.request_id, part, fetches, heap) for part in parts]
+                [self._read_url(request.request_id, part, fetches, heap) for part in parts]
             )
         fetched = [item.nbytes for item in media if item.origin == "fetch"]
         if fetched:
@@ -225,7 +258,7 @@ class ItemReader:
             trace.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
         return media
 
-    async def _read(
+    async def _read_url(
         self, request_id: str, part: MediaPart, fetches: FetchSession, heap: HeapAllowance
     ) -> RawMedia:
         if not isinstance(part.source, str):
@@ -257,6 +290,7 @@ class ItemReader:
             key=self._key(request, part.media, digest),
             max_pixels=self._max_pixels(part.media),
             name=part.name,
+            is_recalled=part.is_recalled,
         )
 
     def _key(self, request: GenerateRequest, part: MediaPart, digest: bytes) -> ContentKey:

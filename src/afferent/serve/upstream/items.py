@@ -128,7 +128,8 @@ class ReferenceStage:
         self._items.check_count(parts)
         if makes_all and max_pixels is not None:
             found = await self._items.read(request, trace)
-            ready = await self._items.prepare(request_id, found, trace)
+            with found.awaited():
+                ready = await self._items.prepare(request_id, found, trace)
             return self._features(parts, ready)
         self._tell(parts)
         found = await self._items.read_bytes(request, trace)
