@@ -57,6 +57,26 @@ async def _by_weight() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def test_who_leaves_as_a_place_is_given_takes_it_to_nobodys_cost() -> None:
+    asyncio.run(_leave_as_it_is_given())
+
+
+async def _leave_as_it_is_given() -> None:
+    places, user = FairPlaces(1), User(NAMELESS, 1)
+
+    async def use() -> None:
+        async with places.at(user):
+            pytest.fail("it was cancelled")
+
+    async with places.at(user):
+        waiting = asyncio.create_task(use())
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    async with asyncio.timeout(5), places.at(user):
+        pass
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_whoever_leaves_however_no_place_is_lost(seed: int) -> None:
     asyncio.run(_leave_at_random(random.Random(seed)))
