@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from afferent.engine.reference.model.embeddings import Embeddings, Features
 from afferent.engine.reference.model.runner import Runner
 from afferent.engine.reference.worker.encoding import ItemEncoder
 from afferent.engine.reference.worker.page_lock import PageLock
-from afferent.engine.weights import weights_digest, weights_files, weights_nbytes
+from afferent.engine.weights import check_weights, weights_digest, weights_files, weights_nbytes
 from afferent.errors import ConfigError
 from afferent.store.block import codec
 from afferent.store.client.item_cache import ItemCache
@@ -217,9 +218,12 @@ def test_the_digest_follows_the_weights(tmp_path: Path) -> None:
 
 def test_weights_that_a_folder_has_twice_are_loaded_once(tmp_path: Path) -> None:
     assert weights_nbytes(tmp_path) == 0
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        weights_files(tmp_path)
     for name in ("pytorch_model.bin", "consolidated.safetensors"):
         (tmp_path / name).write_bytes(bytes(9000))
-    assert weights_files(tmp_path) == [tmp_path / "pytorch_model.bin"]
+    with pytest.raises(ConfigError, match="is a pickle and may run code"):
+        weights_files(tmp_path)
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     for name in names:
         (tmp_path / name).write_bytes(bytes(1000))
@@ -229,6 +233,50 @@ def test_weights_that_a_folder_has_twice_are_loaded_once(tmp_path: Path) -> None
     assert weights_nbytes(tmp_path) == 2000
     (tmp_path / "model.safetensors").write_bytes(bytes(500))
     assert weights_nbytes(tmp_path) == 500
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"{}",
+        b"[1]",
+        b"{",
+        b'{"weight_map": {"a": "../a.safetensors"}}',
+        b'{"weight_map": {"a": "/etc/passwd"}}',
+        b'{"weight_map": {"a": ""}}',
+        b'{"weight_map": {"a": "gone.safetensors"}}',
+    ],
+)
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, index: bytes) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(ConfigError, match=r"index\.json|gone\.safetensors"):
+        check_weights(tmp_path)
+
+
+def _header(text: bytes, *, nbytes: int | None = None, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(text) if nbytes is None else nbytes) + text + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        _header(b"{}", nbytes=1 << 62),
+        _header(b"{}", nbytes=200 << 20),
+        _header(b"not json"),
+        _header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'),
+        _header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', data=bytes(4)),
+        _header(b'{"a": {"dtype": "X", "shape": [1], "data_offsets": [0, 4]}}', data=bytes(4)),
+        _header(b'{"a": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}', data=bytes(8)),
+    ],
+)
+def test_weights_that_are_broken_are_refused_by_their_headers(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match="can't be read"):
+        check_weights(tmp_path)
 
 
 def test_codec_round_trip(store: Store) -> None:

@@ -1,33 +1,68 @@
-"""The files of a model's weights, and their digest: embeddings of other weights are others."""
+"""The files of a model's weights, and their digest: embeddings of other weights are others.
+
+Only safetensors are read: to read weights of the older form is to unpickle them.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from blake3 import blake3
+from msgspec import Struct
 
 from afferent import keys
 from afferent.errors import ConfigError
-from afferent.preprocess.family import read_json
 
 _TAG = b"afferent/weights/v1"
-_FORMS = ("model.safetensors", "pytorch_model.bin")
-"""In the order in which `transformers` looks for them, each in one file or by an index of many."""
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER_FORMS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+class _Index(Struct):
+    """Which file each tensor is in."""
+
+    weight_map: dict[str, str]
 
 
 def weights_files(folder: Path) -> list[Path]:
     """Those that are loaded; a folder may have the same weights in other forms besides.
 
     Raises:
-        ConfigError: The folder has no weights.
+        ConfigError: The folder has no weights that are read.
     """
-    for form in _FORMS:
-        if (whole := folder / form).is_file():
-            return [whole]
-        if (index := folder / f"{form}.index.json").is_file():
-            names = set(read_json(index)["weight_map"].values())
-            return [folder / name for name in sorted(names)]
-    raise ConfigError(f"{folder} has no weights")
+    if (whole := folder / _WHOLE).is_file():
+        return [whole]
+    if (index := folder / _INDEX).is_file():
+        try:
+            names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{index}: {error}") from error
+        if foreign := sorted(name for name in names if not name or Path(name).name != name):
+            raise ConfigError(f"{index} names {foreign[0]!r}, which is no file of its folder")
+        return [folder / name for name in sorted(names)]
+    if any((folder / other).is_file() for other in _OTHER_FORMS):
+        raise ConfigError(
+            f"{folder} has its weights in pytorch_model.bin, which is a pickle and may run code; "
+            "save them as safetensors: model.save_pretrained(folder)"
+        )
+    raise ConfigError(f"{folder} has no weights: neither {_WHOLE} nor {_INDEX}")
+
+
+def check_weights(folder: Path) -> None:
+    """Read the files' headers, and nothing else of them.
+
+    Raises:
+        ConfigError: The folder has no weights that are read, or one of the files is broken.
+    """
+    from safetensors import SafetensorError, safe_open  # readers of digests lack it
+
+    for file in weights_files(folder):
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file} can't be read: {error}") from error
 
 
 def weights_nbytes(folder: Path) -> int:

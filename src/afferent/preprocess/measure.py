@@ -27,7 +27,7 @@ def measure(folder: Path) -> AdapterFamily:
     Raises:
         UnsupportedModel: It can't be loaded or used here.
     """
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     embed = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
     if embed is None:
         raise UnsupportedModel(f"the configuration ({config.model_type}) names no image token")

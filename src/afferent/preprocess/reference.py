@@ -155,7 +155,7 @@ def load_processor(folder: str) -> Any:
 
 def _load(auto: Any, folder: str) -> Any:
     try:
-        return auto.from_pretrained(folder)
+        return auto.from_pretrained(folder, trust_remote_code=False)
     except (ImportError, OSError, ValueError) as error:
         hint = "" if find_spec("torchvision") else "; many need torchvision, which is not installed"
         raise UnsupportedModel(f"transformers can't load the model's processor{hint}") from error

@@ -13,7 +13,7 @@ from afferent.engine.reference import launch
 from afferent.engine.reference.kv_budget import KvBudget, kv_budget
 from afferent.engine.reference.settings import ReferenceSettings
 from afferent.engine.remote.kind import Listening, RemoteKind, RemoteLink, listening
-from afferent.engine.weights import weights_nbytes
+from afferent.engine.weights import check_weights, weights_nbytes
 from afferent.telemetry.trace import declare_stages
 from afferent.types import GiB, ObjectKind
 
@@ -35,6 +35,7 @@ class ReferenceEngine(RemoteKind[ReferenceSettings]):
 
     def check(self, model_folder: Path, settings: ReferenceSettings) -> None:
         """See `Backend.check`."""
+        check_weights(model_folder)
         launch.check_workers(model_folder, settings.tensor_parallel_size)
         launch.check_length(model_folder, settings.max_model_len)
 

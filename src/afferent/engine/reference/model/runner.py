@@ -201,9 +201,11 @@ class Runner:
 
 def load_model(folder: Path) -> Any:
     """A model with its weights, of `transformers` alone; in this machine's memory."""
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     auto = AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
-    return auto.from_pretrained(folder, config=config, dtype="auto").eval()
+    # Without code of the folder's own, and without pickles.
+    safe: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+    return auto.from_pretrained(folder, config=config, dtype="auto", **safe).eval()
 
 
 def _place(model: Any, group: Group | None) -> Any:
