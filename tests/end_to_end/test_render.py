@@ -8,8 +8,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from afferent.store.client.item_cache import ItemCache
 from afferent.testing.images import draw_image
-from afferent.types import Handle
+from afferent.types import ContentKey
 from tests.end_to_end.test_media import media_part
 from tests.media_files import make_video
 from tests.server import Server, ask, data_url, wait_until
@@ -33,7 +34,7 @@ def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
     assert [item["modality"] for item in items] == ["image"] * 4
     assert len({item["key"] for item in items}) == 3
     assert items[0]["key"] == items[3]["key"]
-    assert all(len(item["key"]) == 64 and "features" not in item for item in items)
+    assert all(len(item["key"]) == 64 and "features_nbytes" not in item for item in items)
     for item in items:
         filled = answer["token_ids"][item["offset"] : item["offset"] + item["length"]]
         assert set(filled) == {5}
@@ -42,7 +43,7 @@ def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
     assert completion["usage"]["prompt_tokens"] == len(answer["token_ids"])
 
 
-def test_with_handles_of_features(server: Server, rng: np.random.Generator) -> None:
+def test_with_features_found_by_their_keys(server: Server, rng: np.random.Generator) -> None:
     video = media_part("video", make_video(num_frames=60, rate=30))
     body = ask([data_url(draw_image(rng))], QUESTION)
     body["messages"][0]["content"].insert(0, video)
@@ -51,13 +52,18 @@ def test_with_handles_of_features(server: Server, rng: np.random.Generator) -> N
     assert [item["modality"] for item in answer["items"]] == ["video", "image"]
     names = ("pixel_values_videos", "pixel_values")
     with server.store() as store:
-        for item, name in zip(answer["items"], names, strict=True):
-            with store.view(Handle(**item["features"])) as tree:
-                assert len(tree[name]) == 4 * item["length"]
-                assert sum(tree["prompt"]) == item["length"]
+        cache, keys = ItemCache(store), [bytes.fromhex(item["key"]) for item in answer["items"]]
+        trees = cache.get_data("r", map(ContentKey, keys))
+        for item, key, name in zip(answer["items"], keys, names, strict=True):
+            tree = trees.pop(ContentKey(key))
+            assert item["features_nbytes"] > tree[name].nbytes
+            assert len(tree[name]) == 4 * item["length"]
+            assert sum(tree["prompt"]) == item["length"]
+            del tree
+        cache.release("r")
     without = render(server, body).json()
     assert without["token_ids"] == answer["token_ids"]
-    assert all("features" not in item for item in without["items"])
+    assert all("features_nbytes" not in item for item in without["items"])
 
 
 @pytest.mark.parametrize("query", ["", "?features=1"])

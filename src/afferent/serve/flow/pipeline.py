@@ -34,7 +34,7 @@ from afferent.serve.flow.request import (
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
-from afferent.types import Handle, Item, Sampling
+from afferent.types import Item, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
 _PART_CHARACTERS = 8  # a message or a part takes at least the time of so many
@@ -110,18 +110,18 @@ class Pipeline:
         try:
             found = await self._items.read(request, trace)
             with found.awaited():
-                handles: list[Handle | None] = [None] * len(found.in_order)
+                sizes: list[int | None] = [None] * len(found.in_order)
                 prompts = found.prompts
                 if prompts is None or with_features:
                     ready = await self._items.prepare(request.request_id, found, trace)
                     prompts = [item.prompt for item in ready]
                     if with_features:
-                        handles = [item.handle for item in ready]
+                        sizes = [item.handle.nbytes for item in ready]
                 prompt, _ = await self._prompt(request, prompts, trace)
                 items = [
-                    RenderedItem(item.modality, item.key.hex(), placeholder, handle)
-                    for item, placeholder, handle in zip(
-                        found.in_order, prompt.placeholders, handles, strict=True
+                    RenderedItem(item.modality, item.key.hex(), placeholder, nbytes)
+                    for item, placeholder, nbytes in zip(
+                        found.in_order, prompt.placeholders, sizes, strict=True
                     )
                 ]
                 return Rendered(prompt.token_ids, items)

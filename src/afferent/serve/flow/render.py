@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from afferent.serve.flow.request import Rendered
-from afferent.types import Handle
 
 
 def rendered_body(model: str, rendered: Rendered) -> dict[str, Any]:
@@ -13,10 +12,8 @@ def rendered_body(model: str, rendered: Rendered) -> dict[str, Any]:
     for item in rendered.items:
         place = {"offset": item.placeholder.offset, "length": item.placeholder.length}
         entry: dict[str, Any] = {"modality": item.modality, "key": item.key, **place}
-        if item.features is not None:
-            entry["features"] = {
-                name: getattr(item.features, name) for name in Handle.__struct_fields__
-            }
+        if item.features_nbytes is not None:
+            entry["features_nbytes"] = item.features_nbytes
         items.append(entry)
     return {
         "object": "prompt",

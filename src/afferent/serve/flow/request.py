@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from afferent.ingest.raw import RawMedia
 from afferent.quota.shares import NAMELESS, Share
-from afferent.types import Handle, Modality, Placeholder, Sampling
+from afferent.types import Modality, Placeholder, Sampling
 
 Role = Literal["system", "user", "assistant", "tool"]
 Detail = Literal["auto", "low", "high"]
@@ -127,14 +127,14 @@ class Usage:
 class RenderedItem(Struct, frozen=True):
     """Where an item stands in a prompt, and what it is.
 
-    ``key`` is the features' content key in hexadecimal. ``features`` is where they are, if they
-    were asked for; nobody holds them, so that they may be evicted.
+    ``key`` is the features' content key in hexadecimal: who may look into the store finds them by
+    it. ``features_nbytes`` is how large they are, if they were to be made.
     """
 
     modality: Modality
     key: str
     placeholder: Placeholder
-    features: Handle | None = None
+    features_nbytes: int | None = None
 
 
 class Rendered(Struct, frozen=True):
