@@ -2,7 +2,7 @@
 
 A server with the built-in model on two cores. One client sends an image that nobody has seen, and
 the next when it is answered; its times are measured alone, beside twenty that do the same, and
-beside twenty attackers of one kind (`benchmarks.attackers`).
+beside twenty attackers of each kind (`benchmarks.attackers`): one kind at a time, and all together.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from contextlib import contextmanager
 
 import httpx2 as httpx
 
-from benchmarks.attackers import DRIPPING, KINDS, NUM, body_of, small_image
+from benchmarks.attackers import ALL, DRIPPING, HONEST, KINDS, NUM, body_of, small_image
 from benchmarks.children import command, free_port, wait_until_it_answers
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "How long does an honest client wait while others mean no good?"
 COLUMNS = ("beside", "requests_per_s", "p50_ms", "p99_ms", "failed")
 
-_ALONE, _SHARED = "nobody", "honest"
+_ALONE = "nobody"
 _START_TIMEOUT_S, _TIMEOUT_S = 120.0, 60.0
 _SETTLE_S = 5.0
 _ARENA = "512MiB"
@@ -37,12 +37,14 @@ _seeds = itertools.count(50_000_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", choices=(*KINDS, DRIPPING), help="attackers of this kind only")
+    parser.add_argument(
+        "--kind", choices=(*KINDS, DRIPPING, ALL), help="attackers of this kind only"
+    )
 
 
 def _cases(kind: str | None) -> list[str]:
-    kinds = [each for each in (*KINDS, DRIPPING) if each != _SHARED]
-    return [_ALONE, _SHARED, *([kind] if kind and kind != _SHARED else kinds)]
+    kinds = [each for each in (*KINDS, DRIPPING, ALL) if each != HONEST]
+    return [_ALONE, HONEST, *([kind] if kind and kind != HONEST else kinds)]
 
 
 def num_steps(*, quick: bool, kind: str | None) -> int:
@@ -88,10 +90,10 @@ def _measure(url: str, case: str, for_s: float) -> Row:
 
 
 def _goals(rows: list[Row]) -> Iterator[Goal]:
-    shared = next(row for row in rows if row.keys["beside"] == _SHARED)
+    shared = next(row for row in rows if row.keys["beside"] == HONEST)
     for row in rows:
         case = row.keys["beside"]
-        if case in (_ALONE, _SHARED):
+        if case in (_ALONE, HONEST):
             continue
         ratio = row.median("p99_ms") / shared.median("p99_ms")
         yield Goal(f"{case}: p99_ms / beside honest ones <= 3", ratio <= 3, ratio)

@@ -174,8 +174,11 @@ async def _honest(url: str) -> None:
     await _repeat(url, lambda: body_of([("png", small_image(next(_numbers) + 10_000_000))]))
 
 
+HONEST: Final = "honest"
+DRIPPING: Final = "dripping URLs"
+ALL: Final = "all of these"
 KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
-    "honest": _honest,
+    HONEST: _honest,
     "announced bodies": _announce,
     "large PNGs": _with(_large_png, "png", 4),
     "scanned JPEGs": _with(_scanned_jpeg, "jpeg", 4),
@@ -183,15 +186,15 @@ KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
     "unread streams": _stream_unread,
     "leavers": _leave,
 }
-DRIPPING: Final = "dripping URLs"
 
 
 async def main(kind: str, url: str) -> None:
     print("ready", flush=True)
-    if kind == DRIPPING:
-        await _drip(url)
-    else:
-        await asyncio.gather(*(KINDS[kind](url) for _ in range(NUM)))
+    kinds = [each for each in KINDS if each == kind or (kind == ALL and each != HONEST)]
+    attacks = [KINDS[each](url) for each in kinds for _ in range(NUM)]
+    if kind in (DRIPPING, ALL):
+        attacks.append(_drip(url))
+    await asyncio.gather(*attacks)
 
 
 if __name__ == "__main__":
