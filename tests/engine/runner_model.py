@@ -183,7 +183,9 @@ class Model:
         if isinstance(self.family, AdapterFamily) and self.family.native is not None:
             processor = AutoImageProcessor.from_pretrained(self.folder)
             images = [Image.fromarray(item.pixels) for item in media]
-            made = dict(processor(images=images, return_tensors="pt"))
+            layout = self.family.native.processor_layout
+            arguments = {} if layout is None else layout.arguments
+            made = dict(processor(images=images, return_tensors="pt", **arguments))
             made.pop("num_crops", None)  # Gemma 3's, for its whole processor
             return made
         if self.kind is Modality.AUDIO:
@@ -261,6 +263,11 @@ MODELS: dict[str, Recipe] = {
     "gemma3": Recipe(families.make_gemma3),
     "internvl": Recipe(families.make_internvl),
     "idefics3": Recipe(families.make_idefics3),
+    "smolvlm": Recipe(families.make_smolvlm),
+    "llava_next": Recipe(families.make_llava_next),
+    "llava_onevision": Recipe(families.make_llava_onevision),
+    "pixtral": Recipe(families.make_pixtral),
+    "mistral3": Recipe(families.make_mistral3),
     "voxtral": Recipe(make_voxtral, Modality.AUDIO),
     "whisper": Recipe(families.make_whisper, Modality.AUDIO),
 }

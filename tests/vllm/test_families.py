@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests import models
 from tests.engine import families
 from tests.images import encoded, photo
 from tests.server import Server
-from tests.vllm.servers import Stock
+from tests.vllm.servers import Stock, python
 
 pytestmark = pytest.mark.vllm
 
@@ -75,12 +76,36 @@ def _internvl(folder: Path) -> None:
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
 
 
+def _smolvlm(folder: Path) -> None:
+    """With the package that its processor counts frames in words with."""
+    done = subprocess.run([python(), "-c", "import num2words"], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip("vLLM's environment has no num2words, which SmolVLM's processor needs")
+    families.make_smolvlm(folder)
+    video = {"video_processor_type": "SmolVLMVideoProcessor"}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+
+
+def _renamed(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def renamed(folder: Path) -> None:
+        make(folder)
+        _rename_tower(folder)
+
+    return renamed
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "qwen2_5_vl": lambda folder: families.make_qwen_vl(folder, "qwen2_5"),
     "qwen3_vl": lambda folder: families.make_qwen_vl(folder, "qwen3"),
     "llava": _llava,
+    "llava_next": _renamed(families.make_llava_next),
+    "llava_onevision": _renamed(families.make_llava_onevision),
     "gemma3": _gemma3,
     "internvl": _internvl,
+    "idefics3": families.make_idefics3,
+    "smolvlm": _smolvlm,
+    "pixtral": families.make_pixtral,
+    "mistral3": families.make_mistral3,
 }
 
 

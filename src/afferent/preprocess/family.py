@@ -127,13 +127,21 @@ def processor_settings(folder: Path, part: str = "image_processor") -> dict[str,
     Raises:
         ConfigError: The folder does not say.
     """
-    whole = folder / "processor_config.json"
-    if whole.exists():
-        settings = read_json(whole).get(part)
-        if isinstance(settings, dict):
-            return settings
+    settings = whole_processor_settings(folder).get(part)
+    if isinstance(settings, dict):
+        return settings
     name = "video_preprocessor_config" if part == "video_processor" else "preprocessor_config"
     own = folder / f"{name}.json"
     if own.exists():
         return read_json(own)
     raise ConfigError(f"{folder} does not say how its media are processed ({part})")
+
+
+def whole_processor_settings(folder: Path) -> dict[str, Any]:
+    """The whole processor's own, beside those of its parts; none where the folder does not say.
+
+    Raises:
+        ConfigError: Its file is malformed.
+    """
+    path = folder / "processor_config.json"
+    return read_json(path) if path.exists() else {}

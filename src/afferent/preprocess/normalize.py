@@ -15,8 +15,7 @@ class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     std: tuple[float, float, float]
 
     def apply(self, values: Any) -> Any:
-        """A float32 tensor from one of bytes, ``(num_items, 3, ...)``, on the same device."""
+        """A float32 tensor from one of bytes, ``(..., 3, rows, columns)``, on the same device."""
         scaled = values.float() * self.rescale_factor
-        per_channel = (3, *[1] * (values.dim() - 2))
-        mean, std = (scaled.new_tensor(each).view(per_channel) for each in (self.mean, self.std))
+        mean, std = (scaled.new_tensor(each).view(3, 1, 1) for each in (self.mean, self.std))
         return scaled.sub_(mean).div_(std)

@@ -21,6 +21,7 @@ from afferent.config import Loaded
 from afferent.engine.contract import UpstreamKind
 from afferent.errors import ConfigError
 from afferent.preprocess.discover import family_of
+from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.registry import AnyFamily
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
@@ -122,7 +123,9 @@ class Supervisor:
         """
         folder, engine, known = checked.folder, checked.engine, checked.family
         if isinstance(engine, UpstreamKind):
-            if known is not None and engine.takes_features(folder):
+            # What the model's own processor makes, the one beside it makes as well.
+            is_ours = known is not None and not isinstance(known, AdapterFamily)
+            if is_ours and engine.takes_features(folder):
                 return known
             self._say("model", f"{folder.name}: {engine.name} processes its media itself")
             return None

@@ -36,7 +36,10 @@ _UNSAFE = (
 )
 """Ways around the limits that this server keeps, for whoever sends a request."""
 FEATURES_FOR: Final = frozenset(
-    {"gemma3", "internvl", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+    {
+        *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
+        *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"),
+    }
 )
 """Types of models whose answers from our features are compared with a stock vLLM's."""
 _LOOK = """

@@ -12,7 +12,11 @@ from msgspec import Struct
 from afferent.errors import ConfigError
 from afferent.preprocess.entry import EngineFacts, Entry
 from afferent.preprocess.families.fixed import FixedFamily, framing
-from afferent.preprocess.family import MediaTokens, processor_settings, read_json
+from afferent.preprocess.family import (
+    MediaTokens,
+    processor_settings,
+    whole_processor_settings,
+)
 from afferent.preprocess.settings import BILINEAR, PLAIN_COLOURS, SQUARE, Defaults, pixel_settings
 
 # Where the configuration does not say:
@@ -43,8 +47,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     frame = settings and framing(settings)
     if not frame:
         return None
-    path = folder / "processor_config.json"
-    processor = read_json(path) if path.exists() else {}
+    processor = whole_processor_settings(folder)
     begin_id = config.get("boi_token_index", _BEGIN_ID)
     texts = _added_tokens(folder / "tokenizer.json")
     try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from afferent.errors import UnsupportedMedia
 from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.families.plain import PlainFamily
 from afferent.preprocess.family import MediaTokens
 from afferent.preprocess.media import DecodedImage, Media
+from afferent.preprocess.normalize import Normalization
+from afferent.preprocess.resize import Resampling
 from afferent.types import Modality
 
 _IMAGES_ONLY = "the model takes images only"
@@ -22,6 +25,17 @@ class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:
         return {Modality.IMAGE: self.image}
+
+
+class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose ``pixel_values``, ``(..., 3, height, width)``, are bytes until the engine's worker."""
+
+    resampling: Resampling
+    normalization: Normalization
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        pixels = self.normalization.apply(features["pixel_values"])
+        return {**features, "pixel_values": pixels}
 
 
 def image_header(header: MediaHeader) -> ImageHeader:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
-import numpy as np
 
 from afferent.ingest.probe import MediaHeader
 from afferent.preprocess.entry import Entry
-from afferent.preprocess.families.images import ImageFamily, decoded_image, image_header
-from afferent.preprocess.family import MediaTokens, processor_settings, read_json
+from afferent.preprocess.families.images import PixelsFamily, decoded_image, image_header
+from afferent.preprocess.family import MediaTokens, processor_settings
 from afferent.preprocess.media import Array, Media
-from afferent.preprocess.normalize import Normalization
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings, sides
+from afferent.preprocess.tiles import write_tiles
+from afferent.preprocess.tokens import named_tokens
 from afferent.types import TensorSpec
 
 # Where the configuration does not say:
@@ -29,7 +29,7 @@ _PROCESSORS: Final[Defaults] = {
 }
 
 
-class TiledFamily(ImageFamily, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each."""
 
     width: int
@@ -39,8 +39,6 @@ class TiledFamily(ImageFamily, tag="tiled", frozen=True, kw_only=True, forbid_un
     num_embeds: int
     begin: str
     end: str
-    resampling: Resampling
-    normalization: Normalization
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         header = image_header(header)
@@ -64,16 +62,10 @@ class TiledFamily(ImageFamily, tag="tiled", frozen=True, kw_only=True, forbid_un
         tiles = out["pixel_values"]
         size = columns * self.width, rows * self.height
         stretched = self.resampling.resize(image.pixels, *size)
-        blocks = stretched.reshape(rows, self.height, columns, self.width, 3)
-        grid = tiles[: columns * rows].reshape(rows, columns, 3, self.height, self.width)
-        np.copyto(grid, blocks.transpose(0, 2, 4, 1, 3))
+        write_tiles(stretched, tiles[: columns * rows])
         if len(tiles) > 1:
             whole = self.resampling.resize(image.pixels, self.width, self.height)
             tiles[-1] = whole.transpose(2, 0, 1)
-
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        pixels = self.normalization.apply(features["pixel_values"])
-        return {**features, "pixel_values": pixels}
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Columns and rows for an image of this size: nearest in aspect ratio, and of those that
@@ -108,7 +100,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
     size = sides(settings.size)
     if size is None or settings.do_center_crop or settings.do_pad:
         return None
-    tokens, names = config.get("image_token_id", _IMAGE_TOKEN_ID), _token_names(folder)
+    tokens, names = config.get("image_token_id", _IMAGE_TOKEN_ID), named_tokens(folder)
     return TiledFamily(
         image=MediaTokens(tokens, tokens),
         width=size[0],
@@ -122,14 +114,6 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
         resampling=Resampling(settings.resample),
         normalization=settings.normalization,
     )
-
-
-def _token_names(folder: Path) -> Mapping[str, str]:
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else {}
-    extra = settings.get("extra_special_tokens")
-    named = {**(extra if isinstance(extra, dict) else {}), **settings}
-    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 ENTRY = Entry(model_types=("internvl",), describe=describe)

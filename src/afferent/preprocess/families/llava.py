@@ -1,25 +1,33 @@
-"""LLaVA, with the image processors of CLIP and SigLIP."""
+"""LLaVA, with the image processors of CLIP and SigLIP; with a tower of Pixtral it is Pixtral."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from afferent.preprocess.entry import Entry
+from afferent.preprocess.families import pixtral
 from afferent.preprocess.families.fixed import FixedFamily, framing
-from afferent.preprocess.family import MediaTokens, processor_settings, read_json
+from afferent.preprocess.families.pixtral import PixtralFamily
+from afferent.preprocess.family import (
+    MediaTokens,
+    processor_settings,
+    whole_processor_settings,
+)
 from afferent.preprocess.settings import pixel_settings
 
 _IMAGE_TOKEN_ID = 32_000  # where the configuration does not say
 
 
-def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
+def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | PixtralFamily | None:
     """The family of a model; ``None`` if its settings ask for what is not done here.
 
     Raises:
         ConfigError: The folder does not say how images are processed.
     """
+    if (config.get("vision_config") or {}).get("model_type") == "pixtral":
+        return pixtral.describe(folder, config)
     settings = pixel_settings(processor_settings(folder))
     frame = settings and framing(settings)
     num_embeds = frame and _num_embeds(folder, frame.width, frame.height)
@@ -35,8 +43,7 @@ def _num_embeds(folder: Path, width: int, height: int) -> int | None:
 
     ``None`` if the processor's file does not say: `transformers` can't tell either.
     """
-    path = folder / "processor_config.json"
-    processor = read_json(path) if path.exists() else {}
+    processor = whole_processor_settings(folder)
     if not (patch_size := processor.get("patch_size")):
         return None
     num_embeds: int = (width // patch_size) * (height // patch_size)
@@ -44,4 +51,4 @@ def _num_embeds(folder: Path, width: int, height: int) -> int | None:
     return num_embeds - (processor.get("vision_feature_select_strategy") == "default")
 
 
-ENTRY = Entry(model_types=("llava",), describe=describe)
+ENTRY: Final[Entry[FixedFamily | PixtralFamily]] = Entry(model_types=("llava",), describe=describe)

@@ -5,18 +5,42 @@ from __future__ import annotations
 from typing import Final
 
 from afferent.preprocess.entry import Entry
-from afferent.preprocess.families import gemma3, internvl, llava, qwen_vl, whisper
+from afferent.preprocess.families import (
+    anyres,
+    gemma3,
+    idefics3,
+    internvl,
+    llava,
+    pixtral,
+    qwen_vl,
+    whisper,
+)
+from afferent.preprocess.families.anyres import AnyResolutionFamily
 from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.idefics3 import Idefics3Family
 from afferent.preprocess.families.internvl import TiledFamily
+from afferent.preprocess.families.pixtral import PixtralFamily
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily
 
-NativeFamily = FixedFamily | TiledFamily | QwenVlFamily | VoxtralFamily | WhisperFamily
+NativeFamily = (
+    AnyResolutionFamily
+    | FixedFamily
+    | Idefics3Family
+    | PixtralFamily
+    | QwenVlFamily
+    | TiledFamily
+    | VoxtralFamily
+    | WhisperFamily
+)
 
 ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
+    anyres.ENTRY,
     gemma3.ENTRY,
+    idefics3.ENTRY,
     internvl.ENTRY,
     llava.ENTRY,
+    pixtral.ENTRY,
     qwen_vl.ENTRY,
     whisper.ENTRY,
 )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.feature_extraction_utils import BatchFeature
+from vllm.multimodal.inputs import MultiModalFlatField
 
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.registry import AnyFamily, describe
 from afferent.types import Modality
 
+_NESTED_NDIM = 5  # prompt, tile, channel, row, column
 _PATCHES = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
@@ -47,19 +50,19 @@ class FeatureReader:
     @functools.cached_property
     def _normalizes(self) -> bool:
         """Whether the model normalizes pixels itself, and wants bytes."""
-        norm = getattr(getattr(self._model, "visual", None), "input_norm", None)
-        return getattr(norm, "input_dtype", None) == torch.uint8
+        norms = (getattr(module, "input_norm", None) for module in self._model.modules())
+        return any(getattr(norm, "input_dtype", None) == torch.uint8 for norm in norms)
 
     def inputs(self, modality: Modality, tree: dict[str, Any]) -> BatchFeature:
         """Private tensors, on the device, by the names that the model's own processor uses."""
         views = {name: each for name, each in tree.items() if isinstance(each, torch.Tensor)}
         on_device = {name: view.to(self.device) for name, view in views.items()}
-        family = self._family
-        if self._normalizes and isinstance(family, QwenVlFamily):
+        family, made = self._family, on_device
+        if not self._normalizes:
+            made = family.model_inputs(on_device)
+        elif isinstance(family, QwenVlFamily):
             name = _PATCHES[modality]
             made = {**on_device, name: family.repeated(on_device[name])}
-        else:
-            made = family.model_inputs(on_device)
         shared = {_storage(view) for view in views.values()}
         # What still is a view would be another's as soon as the pin is gone.
         own = {
@@ -73,9 +76,26 @@ class FeatureReader:
         """
         if modality is not Modality.IMAGE or "pixel_values" not in made:
             return {}
-        num_tiles = torch.tensor([len(made["pixel_values"])])
+        num_tiles = torch.tensor([made["pixel_values"].shape[:-3].numel()])
         token = torch.tensor(self._family.tokens[modality].embed)
         return {"num_patches": num_tiles, "image_num_patches": num_tiles, "image_token_id": token}
+
+
+def in_rows(inputs: BatchFeature, fields: Mapping[str, Any]) -> BatchFeature:
+    """The same with all tiles one behind the other where vLLM has them so; `transformers` has those
+    of each prompt together.
+
+    Args:
+        inputs: As `FeatureReader.inputs` gives them.
+        fields: Of the model's processor, by name.
+    """
+    tiles = inputs.get("pixel_values")
+    if tiles is None or tiles.ndim < _NESTED_NDIM:
+        return inputs
+    flat = {name for name, each in fields.items() if isinstance(each.field, MultiModalFlatField)}
+    return BatchFeature(
+        {name: each.flatten(0, 1) if name in flat else each for name, each in inputs.items()}
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from vllm.multimodal.utils import group_and_batch_mm_items
 from afferent.engine.vllm.plugin.arena import Arena, Gone, arena
 from afferent.engine.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
-from afferent.engine.vllm.plugin.features import FeatureReader
+from afferent.engine.vllm.plugin.features import FeatureReader, in_rows
 from afferent.engine.vllm.plugin.processing import FIELD, factories, unpack
 from afferent.types import ContentKey, Handle, Modality
 
@@ -146,7 +146,7 @@ class _Encoder:
         try:
             inputs = self._reader.inputs(modality, source.view(handle))
             fields = self._processor._get_mm_fields_config(inputs, {})
-            found: Any = MultiModalKwargsItems.from_hf_inputs(inputs, fields)
+            found: Any = MultiModalKwargsItems.from_hf_inputs(in_rows(inputs, fields), fields)
             (item,) = found[modality]
         except Gone:
             return None

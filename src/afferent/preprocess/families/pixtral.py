@@ -1,0 +1,130 @@
+"""Pixtral and Mistral 3: patches of an image at nearly its own size, written row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from afferent.errors import InvalidMedia
+from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.preprocess.entry import Entry
+from afferent.preprocess.families.images import PixelsFamily, decoded_image, image_header
+from afferent.preprocess.family import (
+    MediaTokens,
+    ProcessorLayout,
+    processor_settings,
+    whole_processor_settings,
+)
+from afferent.preprocess.media import Array, Media
+from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.resize import Resampling
+from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings
+from afferent.types import TensorSpec
+
+_PROCESSORS: Final[Defaults] = {
+    "PixtralImageProcessor": {**CLIP_COLOURS, "size": {"longest_edge": 1024}},
+}
+# Where the folder does not say:
+_PATCH, _LONGEST_EDGE = 16, 1024
+_MERGE: Final = {"llava": 1, "mistral3": 2}
+_IMAGE_TOKEN_ID: Final = {"llava": 32_000, "mistral3": 10}
+_BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
+
+
+class PixtralFamily(
+    PixelsFamily, tag="pixtral", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """``unit`` times ``unit`` pixels become an embedding; no side is above ``longest_edge``, but
+    for what makes the last unit whole. ``row_end`` and ``end`` stand behind each row, and the last.
+    """
+
+    unit: int
+    longest_edge: int
+    row_end: str
+    end: str
+
+    @property
+    def processor_layout(self) -> ProcessorLayout:
+        return ProcessorLayout(
+            plan=lambda header: self._plan(header, "float32"),
+            arguments={"patch_size": self.unit},
+        )
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        return self._plan(image_header(header), "uint8")
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        image = decoded_image(media)
+        rows, columns = self.grid(image.header)
+        height, width = rows * self.unit, columns * self.unit
+        pixels = self.resampling.resize(image.pixels, width, height)
+        out["pixel_values"][0] = pixels.transpose(2, 0, 1)
+        out["image_sizes"][0] = height, width
+
+    def grid(self, header: ImageHeader) -> tuple[int, int]:
+        """Rows and columns of embeddings.
+
+        Raises:
+            InvalidMedia: The image is too narrow.
+        """
+        height, width = header.height, header.width
+        ratio = max(height / self.longest_edge, width / self.longest_edge)
+        if ratio > 1:
+            height, width = math.floor(height / ratio), math.floor(width / ratio)
+        if not (height and width):
+            raise InvalidMedia("the image is too narrow for the model")
+        return math.ceil(height / self.unit), math.ceil(width / self.unit)
+
+    def _plan(self, header: ImageHeader, dtype: str) -> FeaturePlan:
+        rows, columns = self.grid(header)
+        shape = (1, 3, rows * self.unit, columns * self.unit)
+        specs = {
+            "pixel_values": TensorSpec(dtype, shape),
+            "image_sizes": TensorSpec("int64", (1, 2)),
+        }
+        return FeaturePlan(specs, (columns, self.row_end) * (rows - 1) + (columns, self.end))
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> PixtralFamily | None:
+    """The family of a model; ``None`` if its settings ask for what is not done here.
+
+    Raises:
+        ConfigError: The folder does not say how images are processed.
+    """
+    given = dict(processor_settings(folder))
+    given.pop("patch_size", None)  # the whole processor's counts
+    settings = pixel_settings(given, _PROCESSORS)
+    if settings is None or settings.normalization is None or not settings.do_resize:
+        return None
+    size = settings.size if isinstance(settings.size, dict) else {}
+    edge = size.get("longest_edge")
+    whole, model_type = whole_processor_settings(folder), str(config["model_type"])
+    unit = whole.get("patch_size", _PATCH) * whole.get("spatial_merge_size", 1)
+    if not edge or settings.do_center_crop or (unit, edge) != _expected(config, edge):
+        return None
+    token_id = config.get("image_token_id", config.get("image_token_index"))
+    token_id = _IMAGE_TOKEN_ID[model_type] if token_id is None else token_id
+    return PixtralFamily(
+        image=MediaTokens(token_id, token_id),
+        unit=unit,
+        longest_edge=edge,
+        row_end=whole.get("image_break_token", _BREAK),
+        end=whole.get("image_end_token", _END),
+        resampling=Resampling(settings.resample),
+        normalization=settings.normalization,
+    )
+
+
+def _expected(config: Mapping[str, Any], edge: int) -> tuple[int, int]:
+    """Pixels along an embedding's side, and the longest edge, as the model has them; LLaVA's counts
+    with the tower's own.
+    """
+    tower, model_type = config.get("vision_config") or {}, str(config["model_type"])
+    unit = tower.get("patch_size", _PATCH) * config.get("spatial_merge_size", _MERGE[model_type])
+    is_llava = model_type == "llava"
+    return unit, tower.get("image_size", _LONGEST_EDGE) if is_llava else edge
+
+
+ENTRY = Entry(model_types=("mistral3",), describe=describe)
