@@ -39,7 +39,7 @@ LANGUAGES = {"", "bash", "console", "json", "python", "sh", "text", "toml"}
 OTHERS_FLAGS = {
     *("--shm-size", "--start"),
     *("--enable-mm-embeds", "--enable-prompt-embeds", "--trust-request-chat-template"),
-    *("--mm-processor-cache-gb", "--trust-request-mm-kwargs", "--uds"),
+    *("--media-io-kwargs", "--mm-processor-cache-gb", "--trust-request-mm-kwargs", "--uds"),
 }
 """Of container engines, of `training/train.py`, and of vLLM."""
 MAX_WIDTH = 120

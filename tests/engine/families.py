@@ -35,6 +35,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
@@ -381,6 +383,32 @@ def _tower(image_size: int, patch_size: int) -> dict[str, Any]:
 def write(folder: Path, **processor: Any) -> None:
     """The file of a whole processor, which can't be made here where it needs torchvision."""
     (folder / "processor_config.json").write_text(json.dumps(processor))
+
+
+def make_qwen2_audio(folder: Path) -> None:
+    """Clips of up to 30 s."""
+    tokenizer = make_tokenizer(
+        audio_token="<|AUDIO|>", audio_bos_token="<|audio_bos|>", audio_eos_token="<|audio_eos|>"
+    )
+    torch.manual_seed(0)
+    model = Qwen2AudioForConditionalGeneration(
+        Qwen2AudioConfig(
+            text_config={"model_type": "qwen2", **TEXT},
+            audio_config={
+                "num_mel_bins": 16,
+                "d_model": 32,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 64,
+                "init_std": 0.3,
+                "initializer_range": 0.3,
+            },
+            audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+        )
+    )
+    save(folder, model, tokenizer, "<|audio_bos|><|AUDIO|><|audio_eos|>")
+    WhisperFeatureExtractor(feature_size=16).save_pretrained(folder)
+    write(folder, processor_class="Qwen2AudioProcessor")
 
 
 def make_whisper(folder: Path) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from afferent.engine.reference.model.attention import Packing, Segment, SequenceKvCache
 from afferent.engine.reference.model.packed import PackedDecoder
-from afferent.engine.reference.model.runner import load_model
+from afferent.engine.reference.model.runner import Runner, load_model
 from afferent.errors import UnsupportedModel
 from afferent.preprocess.registry import describe
+from tests.engine.families import make_qwen2_audio
 from tests.examples import examples
 from tests.models import make_llava
 
@@ -121,3 +122,11 @@ def test_models_that_would_be_wrong(tmp_path: Path, name: str, value: Any) -> No
     setattr(model.config.text_config, name, value)
     with pytest.raises(UnsupportedModel, match="llava"):
         PackedDecoder(model, family)
+
+
+def test_a_model_that_does_not_encode_by_itself(tmp_path: Path) -> None:
+    make_qwen2_audio(tmp_path)
+    family = describe(tmp_path)
+    assert family is not None
+    with pytest.raises(UnsupportedModel, match="audio"):
+        Runner(tmp_path, family)

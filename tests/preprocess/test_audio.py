@@ -14,6 +14,7 @@ import torch
 from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
 
 from afferent.config import Limits
+from afferent.engine.reference.model.runner import load_model
 from afferent.errors import (
     ConfigError,
     InternalError,
@@ -23,11 +24,14 @@ from afferent.errors import (
     UnsupportedModel,
 )
 from afferent.ingest.probe import AudioHeader, ImageHeader
+from afferent.preprocess import registry
 from afferent.preprocess.decode.audio import decode_audio, probe_audio
 from afferent.preprocess.families.mel import LogMel
+from afferent.preprocess.families.qwen2_audio import Qwen2AudioFamily
 from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily, describe
 from afferent.preprocess.media import DecodedAudio
 from afferent.types import Modality
+from tests.engine import families
 from tests.media_files import make_audio, make_av_audio, make_video, tone
 
 LIMITS = Limits()
@@ -232,6 +236,42 @@ def test_chunks(header: AudioHeader, num_chunks: int) -> None:
     planned = family.plan(header)
     assert planned.num_embeds == num_chunks * 375
     assert planned.specs["input_features"].shape == (num_chunks, 128, 3000)
+
+
+@pytest.mark.parametrize("duration_s", [0.031, 0.5, 7.77, 29.99, 30.0, 31.0])
+def test_qwen2_audio(duration_s: float, tmp_path: Path) -> None:
+    """Its spectra and its mask are the extractor's, its rows as many as the encoder counts."""
+    families.make_qwen2_audio(tmp_path)
+    family = registry.describe(tmp_path)
+    assert isinstance(family, Qwen2AudioFamily)
+    assert family.sample_rate_hz == 16_000
+    audio = DecodedAudio(tone(duration_s)[:, 0], 16_000)
+    planned = family.plan(audio.header)
+    out = {n: np.full(s.shape, 7, np.dtype(s.dtype)) for n, s in planned.specs.items()}
+    family.process(audio, out)
+    extractor = WhisperFeatureExtractor.from_pretrained(tmp_path)
+    expected = extractor(
+        audio.samples, sampling_rate=16_000, return_attention_mask=True, return_tensors="np"
+    )
+    np.testing.assert_allclose(out["input_features"], expected["input_features"], atol=1e-4)
+    assert (out["feature_attention_mask"] == expected["attention_mask"]).all()
+    model = load_model(tmp_path)
+    mask = torch.from_numpy(out["feature_attention_mask"])
+    _, rows = model.model.audio_tower._get_feat_extract_output_lengths(mask.sum(-1))
+    assert planned.prompt == (int(rows),)
+    assert family.model_inputs(out).keys() == out.keys()
+
+
+def test_qwen2_audio_that_is_not_done(tmp_path: Path) -> None:
+    families.make_qwen2_audio(tmp_path)
+    family = registry.describe(tmp_path)
+    assert family is not None
+    with pytest.raises(InvalidMedia, match="short"):
+        family.plan(AudioHeader(16_000, 1, 320))
+    with pytest.raises(InvalidMedia):
+        family.plan(ImageHeader(10, 10))
+    WhisperFeatureExtractor(feature_size=16, chunk_length=20).save_pretrained(tmp_path)
+    assert registry.describe(tmp_path) is None
 
 
 def test_models_that_are_none_of_these(tmp_path: Path) -> None:

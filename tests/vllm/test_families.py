@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from tests import models
 from tests.engine import families
 from tests.images import encoded, photo
+from tests.media_files import make_audio, make_video, tone
 from tests.server import Server
 from tests.vllm.servers import Stock, python
 
@@ -32,6 +33,7 @@ def _heads(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_size = families.TEXT["num_attention_heads"] * _HEAD_DIM
     monkeypatch.setitem(families.TEXT, "head_dim", _HEAD_DIM)
     monkeypatch.setitem(families.TEXT, "hidden_size", hidden_size)
+    monkeypatch.setitem(families.QWEN["qwen2"][2], "hidden_size", hidden_size)
     for generation in ("qwen2_5", "qwen3"):
         monkeypatch.setitem(families.QWEN[generation][2], "out_hidden_size", hidden_size)
 
@@ -76,11 +78,14 @@ def _internvl(folder: Path) -> None:
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
 
 
+def _need(*packages: str) -> None:
+    command = [python(), "-c", f"import {', '.join(packages)}"]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip(f"vLLM's environment has not all of {packages}: make setup-vllm")
+
+
 def _smolvlm(folder: Path) -> None:
-    """With the package that its processor counts frames in words with."""
-    done = subprocess.run([python(), "-c", "import num2words"], check=False, capture_output=True)
-    if done.returncode:
-        pytest.skip("vLLM's environment has no num2words, which SmolVLM's processor needs")
+    _need("num2words")
     families.make_smolvlm(folder)
     video = {"video_processor_type": "SmolVLMVideoProcessor"}
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
@@ -126,31 +131,91 @@ def ask(number: int, seed: int) -> list[dict[str, Any]]:
             {"type": "image_url", "image_url": {"url": _url(encoded(each, "PNG"))}}
             for each in shown
         ]
-        body = {
-            "model": "tiny",
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        each for part in parts for each in (part, {"type": "text", "text": "this"})
-                    ],
-                }
-            ],
-            "max_tokens": 12,
-            "temperature": 0,
-            "logprobs": True,
-        }
-        asked.append(body)
+        asked.append(_body(parts))
     return asked
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_as_stock_answers(name: str, tmp_path: Path) -> None:
+def ask_clips(number: int, seed: int) -> list[dict[str, Any]]:
+    """Clips of several lengths, one of them longer than the model hears, as they are recorded."""
+    rng = np.random.default_rng(seed)
+    asked = []
+    for index in range(number):
+        clips = []
+        for _ in range(rng.integers(1, 3)):
+            long_s = 31.0 if index == 0 else float(rng.uniform(0.2, 4.0))
+            sound = tone(long_s, channels=int(rng.integers(1, 3)), seed=int(rng.integers(99)))
+            sound += rng.normal(0, 0.05, sound.shape).astype(np.float32)
+            form, subtype = [("WAV", None), ("WAV", "FLOAT"), ("FLAC", None)][index % 3]
+            data = base64.b64encode(make_audio(sound, 16_000, form, subtype)).decode()
+            clips.append({"data": data, "format": form.lower()})
+        parts: list[Any] = [{"type": "input_audio", "input_audio": each} for each in clips]
+        asked.append(_body(parts))
+    return asked
+
+
+def _qwen2_audio(folder: Path) -> None:
+    _need("soundfile", "av")
+    families.make_qwen2_audio(folder)
+
+
+def ask_videos(number: int, seed: int) -> list[dict[str, Any]]:
+    """Videos of several lengths, rates and sizes, some of them beside an image."""
+    rng = np.random.default_rng(seed)
+    asked = []
+    for index in range(number):
+        video = make_video(
+            ("h264", "hevc")[index % 2],
+            num_frames=int(rng.integers(4, 90)),
+            rate=(30, 25, 12)[index % 3],
+            width=2 * int(rng.integers(20, 100)),
+            height=2 * int(rng.integers(20, 100)),
+        )
+        url = "data:video/mp4;base64," + base64.b64encode(video).decode()
+        parts: list[Any] = [{"type": "video_url", "video_url": {"url": url}}]
+        if index % 3 == 2:
+            image = _url(encoded(photo(90, 70, seed=index), "PNG"))
+            parts.insert(index % 2, {"type": "image_url", "image_url": {"url": image}})
+        asked.append(_body(parts))
+    return asked
+
+
+def _qwen3_vl_video(folder: Path) -> None:
+    """With the size of frames, which depends on the version where a folder does not say it."""
+    families.make_qwen_vl(folder, "qwen3")
+    own = {"size": {"shortest_edge": 4096, "longest_edge": 200_000}, "patch_size": 16}
+    half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    settings = {"video_processor_type": "Qwen3VLVideoProcessor", **own, **half}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
+
+
+FILMS: dict[str, Callable[[Path], None]] = {
+    "qwen2_vl_video": lambda folder: families.make_qwen_vl(folder, "qwen2"),
+    "qwen2_5_vl_video": lambda folder: families.make_qwen_vl(folder, "qwen2_5"),
+    "qwen3_vl_video": _qwen3_vl_video,
+}
+CLIPS = {"qwen2_audio": _qwen2_audio}
+
+
+CASES = [
+    *((make, ask, {"image"}, '{"image":4,"video":0}') for make in MAKERS.values()),
+    *((make, ask_clips, {"audio"}, '{"audio":4}') for make in CLIPS.values()),
+    *((make, ask_videos, {"image", "video"}, '{"image":4,"video":2}') for make in FILMS.values()),
+]
+
+
+@pytest.mark.parametrize(("make", "asks", "kinds", "most"), CASES, ids=[*MAKERS, *CLIPS, *FILMS])
+def test_as_stock_answers(
+    make: Callable[[Path], None],
+    asks: Callable[[int, int], list[dict[str, Any]]],
+    kinds: set[str],
+    most: str,
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    MAKERS[name](folder)
-    asked = ask(8, 3)
-    common = ("--served-model-name", "tiny", "--limit-mm-per-prompt", '{"image":4,"video":0}')
+    make(folder)
+    asked = asks(8, 3)
+    common = ("--served-model-name", "tiny", "--limit-mm-per-prompt", most)
     with Stock(folder, *common, "--enable-scale-out") as stock:
         expected = [_answer(stock.url, each) for each in asked]
         rendered = [_rendered(stock.url, each) for each in asked]
@@ -164,12 +229,24 @@ def test_as_stock_answers(name: str, tmp_path: Path) -> None:
         found = [_answer(server.url, each) for each in asked]
         assert [_rendered(server.url, each) for each in asked] == rendered
         ways = {k: v for k, v in server.metrics().items() if "upstream_items" in k}
-    assert list(ways) == ['afferent_upstream_items_total{modality="image",way="features"}']
+    way = 'afferent_upstream_items_total{{modality="{}",way="features"}}'
+    assert set(ways) == {way.format(kind) for kind in kinds}
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
     first = [each.logprobs[0] for each in expected]
     assert np.std(first) > 1e-3, "whatever the image is, the answer is the same"
+
+
+def _body(parts: list[Any]) -> dict[str, Any]:
+    shown = [each for part in parts for each in (part, {"type": "text", "text": "this"})]
+    return {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": shown}],
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+    }
 
 
 def _url(png: bytes) -> str:

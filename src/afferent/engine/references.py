@@ -48,7 +48,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     marker: NonNegative
     embed: NonNegative
     prompt: tuple[Run, ...]
-    small: dict[str, list[int | float]]
+    small: dict[str, list[int | float] | int | float]
     expires_s: float
 
     @property

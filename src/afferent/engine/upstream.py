@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afferent.engine.references import Reference
+from afferent.types import Modality
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -46,6 +47,17 @@ class Upstream(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether it takes requests now."""
+
+    def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
+        """Whether it would make the same features of a file as are made here; if not, it is given
+        the file.
+
+        Args:
+            modality: What the file stands for.
+            file: All of it; ``None`` for an item that is known by its name alone, and may have
+                been taken before.
+        """
+        ...
 
     def sign(self, reference: Reference) -> str:
         """The URL that stands for an item in a request's body."""

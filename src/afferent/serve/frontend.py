@@ -178,7 +178,7 @@ def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
         processor = Processor(family, fingerprint(folder, family))
         tokens = PromptTokens(folder, family)
     stage = ReferenceStage(
-        base.store, base.items(processor), tokens, valid_s=settings.request_timeout_s
+        base.store, base.items(processor), upstream, tokens, valid_s=settings.request_timeout_s
     )
     passage = Passage(base.store, base.gate, upstream, stage, settings, base.access, by_path(APIS))
     app = UpstreamFrontend(passage, base.store, upstream, makes_features=family is not None)

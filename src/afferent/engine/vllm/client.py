@@ -17,7 +17,9 @@ from yarl import URL
 
 from afferent.engine.references import Reference, sign
 from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest
+from afferent.engine.vllm.media import TakenMedia
 from afferent.errors import EngineUnavailable
+from afferent.types import Modality
 
 log = logging.getLogger(__name__)
 
@@ -77,23 +79,37 @@ class _Server:
 class VllmClient:
     """See `afferent.engine.upstream.Upstream`."""
 
-    def __init__(self, servers: Sequence[_Server], *, api_key: str, secret: bytes) -> None:
+    def __init__(
+        self,
+        servers: Sequence[_Server],
+        *,
+        api_key: str,
+        secret: bytes,
+        taken: TakenMedia | None = None,
+    ) -> None:
         self._servers, self._secret = servers, secret
+        self._taken = taken or TakenMedia()
         self._key_header = (b"authorization", f"Bearer {api_key}".encode()) if api_key else None
 
     @classmethod
     @asynccontextmanager
-    async def over(cls, urls: Sequence[str], *, api_key: str, secret: bytes) -> AsyncIterator[Self]:
+    async def over(
+        cls, urls: Sequence[str], *, api_key: str, secret: bytes, taken: TakenMedia
+    ) -> AsyncIterator[Self]:
         """A client of the servers at these addresses."""
         async with contextlib.AsyncExitStack() as stack:
             servers = [_Server.at(url) for url in urls]
             for server in servers:
                 await stack.enter_async_context(server.session)
-            yield cls(servers, api_key=api_key, secret=secret)
+            yield cls(servers, api_key=api_key, secret=secret, taken=taken)
 
     @property
     def is_ready(self) -> bool:
         return any(server.is_ready for server in self._servers)
+
+    def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
+        """See `Upstream.takes`."""
+        return self._taken.takes(modality, file)
 
     def sign(self, reference: Reference) -> str:
         return sign(reference, self._secret)

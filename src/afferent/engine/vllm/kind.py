@@ -13,12 +13,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from afferent.engine.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
 from afferent.engine.upstream import Upstream
 from afferent.engine.vllm import place
 from afferent.engine.vllm.launch import VllmProcess
+from afferent.engine.vllm.media import TakenMedia
 from afferent.engine.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
 from afferent.preprocess.family import read_json
@@ -38,10 +40,12 @@ _UNSAFE = (
 FEATURES_FOR: Final = frozenset(
     {
         *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
-        *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"),
+        *("mistral3", "qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"),
     }
 )
 """Types of models whose answers from our features are compared with a stock vLLM's."""
+_FRAMES: Final = "--media-io-kwargs"
+"""By which it may be told to take other frames of a video than are taken here."""
 _LOOK = """
 import sys
 from importlib.metadata import entry_points, version
@@ -57,6 +61,7 @@ class VllmLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     urls: tuple[str, ...]
     api_key: str
     secret: bytes
+    taken: TakenMedia
 
 
 class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
@@ -90,11 +95,16 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
 
     def plan(self, site: EngineSite, settings: VllmSettings) -> EnginePlan[VllmLink]:
         """See `Backend.plan`."""
-        secret = secrets.token_bytes(32)
+        secret, taken = secrets.token_bytes(32), TakenMedia.of(site.family, site.model_folder)
+        if settings.engine_video_bytes or _FRAMES in settings.engine_args:
+            taken = msgspec.structs.replace(taken, videos=False)
         if settings.engine_url:
             _share_secret(site.store_address, secret)
             link = VllmLink(
-                urls=settings.engine_url, api_key=settings.engine_api_key, secret=secret
+                urls=settings.engine_url,
+                api_key=settings.engine_api_key,
+                secret=secret,
+                taken=taken,
             )
             where = ", ".join(settings.engine_url)
             return EnginePlan(processes=(), link=link, notes=(f"vLLM at {where}",))
@@ -118,7 +128,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
             },
             needs_arena=False,
         )
-        link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret)
+        link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret, taken=taken)
         return EnginePlan(processes=(process,), link=link)
 
     @asynccontextmanager
@@ -126,7 +136,9 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
         """See `UpstreamKind.connect`."""
         from afferent.engine.vllm.client import VllmClient  # the supervisor needs none
 
-        async with VllmClient.over(link.urls, api_key=link.api_key, secret=link.secret) as client:
+        async with VllmClient.over(
+            link.urls, api_key=link.api_key, secret=link.secret, taken=link.taken
+        ) as client:
             watching = asyncio.create_task(client.watch())
             try:
                 yield client

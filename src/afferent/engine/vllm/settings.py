@@ -30,6 +30,11 @@ class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         unit="KEY",
         is_secret=True,
     )
+    engine_video_bytes: bool = setting(
+        False,
+        "give vLLM videos as they came; for one that --media-io-kwargs tells which frames to take",
+        Group.ENGINE,
+    )
     engine_memory_nbytes: int = setting(
         4 * GiB, "main memory that a vLLM started here takes", Group.MEMORY, ge=0
     )

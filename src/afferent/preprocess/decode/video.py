@@ -77,11 +77,15 @@ class _Walked:
         return int(self.key_packets[at]) if at >= 0 else 0
 
     def frames_per_s(self, claimed: float | None) -> float:
-        """The container's rate where the frames' times confirm it, for these are rounded."""
-        if len(self.shown) < 2:
+        """The container's rate where the frames' times confirm it, for these are rounded, and how
+        long the last frame is shown only the container knows.
+        """
+        num_frames = len(self.shown)
+        if num_frames < 2:
             return claimed or _DEFAULT_RATE
-        counted = (len(self.shown) - 1) / (float(self.shown[-1] - self.shown[0]) * self.tick_s)
-        return claimed if claimed and abs(claimed / counted - 1) < 0.01 else counted
+        counted = (num_frames - 1) / (float(self.shown[-1] - self.shown[0]) * self.tick_s)
+        apart = max(0.01, 2 / num_frames)
+        return claimed if claimed and abs(claimed / counted - 1) < apart else counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from afferent.preprocess.families import (
     internvl,
     llava,
     pixtral,
+    qwen2_audio,
     qwen_vl,
     whisper,
 )
@@ -20,6 +21,7 @@ from afferent.preprocess.families.fixed import FixedFamily
 from afferent.preprocess.families.idefics3 import Idefics3Family
 from afferent.preprocess.families.internvl import TiledFamily
 from afferent.preprocess.families.pixtral import PixtralFamily
+from afferent.preprocess.families.qwen2_audio import Qwen2AudioFamily
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily
 
@@ -28,6 +30,7 @@ NativeFamily = (
     | FixedFamily
     | Idefics3Family
     | PixtralFamily
+    | Qwen2AudioFamily
     | QwenVlFamily
     | TiledFamily
     | VoxtralFamily
@@ -41,6 +44,7 @@ ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
     internvl.ENTRY,
     llava.ENTRY,
     pixtral.ENTRY,
+    qwen2_audio.ENTRY,
     qwen_vl.ENTRY,
     whisper.ENTRY,
 )

@@ -116,7 +116,7 @@ def _first_generations(settings: VideoSettings, total: int, frames_per_s: float)
     step = total / count
     # In float32, as torch counts; it may differ from this in the last bit, by the machine.
     places = (np.arange(math.ceil(total / step)) * step).astype(np.float32)
-    return [int(place) for place in places]
+    return [min(int(place), total - 1) for place in places]
 
 
 def _third_generation(settings: VideoSettings, total: int, frames_per_s: float) -> list[int]:

@@ -40,11 +40,11 @@ class WhisperFamily(
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """One chunk, whatever the clip's length: more is cut off, as the model's own processor
         does."""
-        _audio_header(header)
+        audio_header(header)
         return FeaturePlan({FEATURES: self.mel.spec(1)}, ())
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.mel.write(_audio(media, self.sample_rate_hz).samples, out[FEATURES])
+        self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)
@@ -71,14 +71,14 @@ class VoxtralFamily(
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """So many chunks as the clip, at the model's rate, begins."""
-        header = _audio_header(header)
+        header = audio_header(header)
         num_samples = -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
         return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.mel.write(_audio(media, self.sample_rate_hz).samples, out[FEATURES])
+        self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)
@@ -109,13 +109,15 @@ def describe(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | Voxtral
     return VoxtralFamily(mel=mel, audio_token_id=token, embeds_per_chunk=embeds)
 
 
-def _audio_header(header: MediaHeader) -> AudioHeader:
+def audio_header(header: MediaHeader) -> AudioHeader:
+    """Raises: InvalidMedia: It is another medium's."""
     if not isinstance(header, AudioHeader):
         raise InvalidMedia("the model takes audio only")
     return header
 
 
-def _audio(media: Media, rate_hz: int) -> DecodedAudio:
+def decoded_audio(media: Media, rate_hz: int) -> DecodedAudio:
+    """Raises: InternalError: It is none, or at another rate."""
     if not isinstance(media, DecodedAudio) or media.sample_rate_hz != rate_hz:
         raise InternalError(f"an audio clip at {rate_hz} Hz was expected")
     return media

@@ -130,7 +130,7 @@ class ItemStage:
         """
         items = await self._read(request, trace, may_recall=True)
         try:
-            await self._planner.plan_images(request.request_id, items.distinct, trace)
+            await self.plan(request.request_id, items, trace)
         except BaseException:
             with items.awaited():
                 raise
@@ -150,6 +150,22 @@ class ItemStage:
             for raw in item.copies:
                 MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
         return items
+
+    async def plan(self, request_id: str, items: RequestItems, trace: Trace) -> None:
+        """What comes after `read_bytes`, if features are to be made.
+
+        Raises:
+            InvalidMedia: An item can't be used.
+            Unavailable: Try again.
+        """
+        await self._planner.plan_images(request_id, items.distinct, trace)
+
+    def sent(self, item: ItemState) -> bytes | memoryview | None:
+        """An item as it came, where it lies; ``None`` if it was not sent."""
+        raw = item.raw
+        if raw is None or raw.handle is None:
+            return item.data
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
     async def keep_bytes(
         self, request_id: str, items: RequestItems, trace: Trace

@@ -13,12 +13,13 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from afferent.engine.references import FeaturesReference, RawReference, Reference
+from afferent.engine.upstream import Upstream
 from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
 from afferent.ingest.raw import RawMedia
 from afferent.preprocess.jobs import InputRange
 from afferent.preprocess.registry import POSITION_FEATURES
 from afferent.quota.shares import Share
-from afferent.serve.flow.item_state import RequestItems
+from afferent.serve.flow.item_state import ItemState, RequestItems
 from afferent.serve.flow.items import ItemStage, ReadyItem
 from afferent.serve.flow.request import GenerateRequest, MediaPart, Message
 from afferent.serve.upstream.places import Document
@@ -32,10 +33,6 @@ from afferent.types import ContentKey, Handle, Modality
 
 log = logging.getLogger(__name__)
 
-_BY_FEATURES = frozenset({Modality.IMAGE})
-"""Of these, answers are compared with those of an engine that processes them itself. How many
-frames are taken of a video is for the engine to say.
-"""
 _AGAIN = "the media were lost with a former life of the store; try again"
 
 WAYS = counter(
@@ -79,16 +76,19 @@ class ReferenceStage:
         self,
         store: AsyncDaemonStore,
         items: ItemStage,
+        upstream: Upstream,
         tokens: PromptTokens | None,
         *,
         valid_s: float,
     ) -> None:
         """
         Args:
+            upstream: Says which files it would make the same features of.
             tokens: Of the model; ``None`` if no features are made for it.
             valid_s: How long a reference leads somewhere.
         """
         self._store, self._items, self._tokens = store, items, tokens
+        self._upstream = upstream
         self._valid_s = valid_s
         self._told: set[Modality] = set()
 
@@ -124,15 +124,19 @@ class ReferenceStage:
         request = GenerateRequest(
             request_id=request_id, messages=(Message("user", parts),), share=share
         )
-        makes_all = all(self._makes(part.modality) for part in parts)
         self._items.check_count(parts)
-        if makes_all and max_pixels is not None:
+        if max_pixels is not None and all(self._makes_any(part.modality) for part in parts):
             found = await self._items.read(request, trace)
             with found.awaited():
                 ready = await self._items.prepare(request_id, found, trace)
             return self._features(parts, ready)
-        self._tell(parts)
         found = await self._items.read_bytes(request, trace)
+        # A limit of pixels is done of images; what it means for others is for the engine to say.
+        if max_pixels == 0 and all(map(self._makes, found.distinct)):
+            await self._items.plan(request_id, found, trace)
+            ready = await self._items.prepare(request_id, found, trace)
+            return self._features(parts, ready)
+        self._tell(found.distinct)
         files = await self._items.keep_bytes(request_id, found, trace)
         return self._raw(parts, found, files)
 
@@ -166,9 +170,15 @@ class ReferenceStage:
         for reference in referenced.references[:1]:
             self._store.block(reference.handle)
 
-    def _makes(self, modality: Modality) -> bool:
-        takes = self._tokens is not None and self._items.takes(modality)
-        return takes and modality in _BY_FEATURES
+    def _makes_any(self, modality: Modality) -> bool:
+        """Whether features are made of an item, whatever the file."""
+        makes = self._tokens is not None and self._items.takes(modality)
+        return makes and modality is Modality.IMAGE
+
+    def _makes(self, item: ItemState) -> bool:
+        if self._tokens is None or not self._items.takes(item.modality):
+            return False
+        return self._upstream.takes(item.modality, self._items.sent(item))
 
     async def close(self) -> None:
         await self._items.close()
@@ -225,15 +235,15 @@ class ReferenceStage:
         keys = [item.key for item in found.in_order]
         return Referenced(references, keys, [key.hex() for key in keys])
 
-    def _tell(self, parts: Sequence[MediaPart]) -> None:
+    def _tell(self, items: Sequence[ItemState]) -> None:
         """Once for each modality: the operator may wonder why nothing is gained."""
-        for modality in {part.modality for part in parts} - self._told:
-            self._told.add(modality)
-            if not self._makes(modality):
-                log.warning("the engine processes this itself", extra={"modality": modality})
+        for item in items:
+            if item.modality not in self._told and not self._makes(item):
+                self._told.add(item.modality)
+                log.warning("the engine processes this itself", extra={"modality": item.modality})
 
 
-def _small(tree: Any) -> dict[str, list[int | float]]:
+def _small(tree: Any) -> dict[str, list[int | float] | int | float]:
     """Features that positions are made from, of one item."""
     return {
         name: np.asarray(tree[name])[0].tolist()

@@ -19,7 +19,7 @@ from afferent.engine.reference.model.group import Group
 from afferent.engine.reference.model.packed import PackedDecoder
 from afferent.engine.reference.model.sampling import choose, logprobs
 from afferent.engine.reference.model.shards import keep_shard
-from afferent.errors import InternalError
+from afferent.errors import InternalError, UnsupportedModel
 from afferent.preprocess.family import Family
 from afferent.schedule.step import Chunk
 from afferent.types import Modality, Sampling
@@ -46,12 +46,15 @@ class Runner:
             group: The other ranks of the model, who are told the same steps; waited for here.
 
         Raises:
-            UnsupportedModel: Its answers would be wrong here, or it can't be sharded for ranks.
+            UnsupportedModel: Its answers would be wrong here, it does not encode media by
+                themselves, or it can't be sharded for ranks.
             ConfigError: It can't be shared by so many ranks, or takes no requests of that length.
         """
         self._family, self._group = family, group
         self._model = _place(load_model(folder), group)
         is_pair = bool(self._model.config.is_encoder_decoder)
+        if not is_pair:
+            _check_encoders(self._model, family)
         self._decoder: Decoder = (
             CrossDecoder(self._model) if is_pair else PackedDecoder(self._model, family)
         )
@@ -206,6 +209,19 @@ def load_model(folder: Path) -> Any:
     # Without code of the folder's own, and without pickles.
     safe: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     return auto.from_pretrained(folder, config=config, dtype="auto", **safe).eval()
+
+
+def _check_encoders(model: Any, family: Family) -> None:
+    """
+    Raises:
+        UnsupportedModel: The model says nothing of media that the family prepares.
+    """
+    for modality in family.tokens:
+        if not hasattr(model, f"get_{modality}_features"):
+            kind = model.config.model_type
+            raise UnsupportedModel(
+                f"{kind} does not give the embeddings of {modality} by themselves"
+            )
 
 
 def _place(model: Any, group: Group | None) -> Any:

@@ -10,6 +10,7 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from afferent.engine.references import FeaturesReference, RawReference
 from afferent.engine.vllm.plugin.arena import Gone, arena
 from afferent.errors import AfferentError, FormatError
+from afferent.types import Modality
 
 NAME = "afferent"
 
@@ -32,6 +33,7 @@ class ArenaConnector(MediaConnector):
             reference = arena("api").verify(url)
             match reference:
                 case FeaturesReference():
+                    self._check_frames(reference)
                     return reference
                 case RawReference(_, handle, start, nbytes):
                     data = arena("api").raw(handle, start, nbytes)
@@ -40,6 +42,17 @@ class ArenaConnector(MediaConnector):
         except (Gone, AfferentError) as error:
             raise ValueError(f"the media are not there any more: {error}") from error
         return media_io.load_bytes(data)
+
+    def _check_frames(self, reference: FeaturesReference) -> None:
+        """
+        Raises:
+            ValueError: This vLLM would take other frames of the video.
+        """
+        if reference.modality is Modality.VIDEO and self.media_io_kwargs.get("video"):
+            raise ValueError(
+                "this vLLM was started with --media-io-kwargs for videos, so that Afferent needs "
+                "--engine-video-bytes"
+            )
 
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None

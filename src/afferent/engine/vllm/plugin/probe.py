@@ -21,6 +21,7 @@ class _Hook:
 _PROCESSOR = "vllm.multimodal.processing.processor"
 HOOKS: Sequence[_Hook] = (
     _Hook("vllm.multimodal.media", "MEDIA_CONNECTOR_REGISTRY"),
+    _Hook("vllm.multimodal.media", "MediaConnector", ("media_io_kwargs",)),
     _Hook("vllm.multimodal.media", "MediaConnector.load_from_url", ("url", "media_io")),
     _Hook("vllm.multimodal.media", "MediaConnector.load_from_url_async", ("url", "media_io")),
     _Hook("vllm.multimodal.parse", "ModalityDataItems.get_passthrough_data"),
@@ -43,6 +44,7 @@ HOOKS: Sequence[_Hook] = (
     _Hook(_PROCESSOR, "PromptUpdateDetails.select_token_id", ("seq", "embed_token_id")),
     _Hook("vllm.multimodal.inputs", "MultiModalBatchedField", ("keep_on_cpu",)),
     _Hook("vllm.multimodal.inputs", "MultiModalFieldElem", ("data", "field")),
+    _Hook("vllm.multimodal.inputs", "MultiModalFlatField"),
     _Hook("vllm.multimodal.inputs", "MultiModalKwargsItems.from_hf_inputs"),
     _Hook("vllm.multimodal.utils", "group_and_batch_mm_items", ("device",)),
     _Hook("vllm.multimodal", "MULTIMODAL_REGISTRY.create_processor", ("model_config",)),

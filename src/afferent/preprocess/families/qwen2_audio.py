@@ -1,0 +1,85 @@
+"""Qwen2-Audio: the first 30 s of a clip, which becomes as many embeddings as it is long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from afferent.errors import InvalidMedia
+from afferent.ingest.probe import MediaHeader
+from afferent.preprocess.entry import Entry
+from afferent.preprocess.families.mel import LogMel
+from afferent.preprocess.families.plain import PlainFamily
+from afferent.preprocess.families.whisper import FEATURES, audio_header, decoded_audio
+from afferent.preprocess.family import MediaTokens, processor_settings
+from afferent.preprocess.media import Array, Media
+from afferent.preprocess.plan import FeaturePlan
+from afferent.types import Modality, TensorSpec
+
+_MASK: Final = "feature_attention_mask"
+_AUDIO_TOKEN_ID: Final = 151_646  # where the configuration does not say
+_SPECTRA_A_ROW: Final = 2  # the encoder's second convolution has a step of two
+
+
+class Qwen2AudioFamily(
+    PlainFamily, tag="qwen2_audio", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """The encoder halves the spectra of a clip twice."""
+
+    mel: LogMel
+    audio_token_id: int
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        tokens = MediaTokens(marker=self.audio_token_id, embed=self.audio_token_id)
+        return {Modality.AUDIO: tokens}
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.mel.sampling_rate
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        header = audio_header(header)
+        num_samples = -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
+        rows = (self._num_spectra(num_samples) - 1) // _SPECTRA_A_ROW + 1
+        num_embeds = (rows - 2) // 2 + 1
+        if num_embeds < 1:
+            raise InvalidMedia("the audio is too short for the model")
+        specs = {
+            FEATURES: self.mel.spec(1),
+            _MASK: TensorSpec("int32", (1, self.mel.chunk_frames)),
+        }
+        return FeaturePlan(specs, (num_embeds,))
+
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        samples = decoded_audio(media, self.sample_rate_hz).samples
+        self.mel.write(samples, out[FEATURES])
+        out[_MASK][:] = 0
+        out[_MASK][:, : self._num_spectra(len(samples))] = 1
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(features)
+
+    def _num_spectra(self, num_samples: int) -> int:
+        """Those that begin within the clip, or what is left of it."""
+        return -(-min(num_samples, self.mel.chunk_samples) // self.mel.hop_length)
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> Qwen2AudioFamily | None:
+    """The family of a model; ``None`` if its encoder takes other spectra than are made.
+
+    Raises:
+        ConfigError: The folder does not say how audio is processed.
+        UnsupportedModel: Its feature extractor does what is not done here.
+    """
+    mel = LogMel.from_settings(processor_settings(folder, "feature_extractor"))
+    encoder = config.get("audio_config") or {}
+    spectra = 2 * encoder.get("max_source_positions", 1500), encoder.get("num_mel_bins", 128)
+    if spectra != (mel.chunk_frames, mel.feature_size):
+        return None
+    token_id = config.get("audio_token_id", config.get("audio_token_index", _AUDIO_TOKEN_ID))
+    return Qwen2AudioFamily(mel=mel, audio_token_id=token_id)
+
+
+ENTRY: Final = Entry(model_types=("qwen2_audio",), describe=describe)
