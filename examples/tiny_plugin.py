@@ -79,7 +79,7 @@ async def _run(child: ChildProcess, told: TinyProcess) -> None:
     host = EngineHost(TinyEngine(store, max_model_len=told.max_model_len))
     child.report(f"up to {told.max_model_len:,} tokens a request", ready=True)
     listener = socket.socket(fileno=told.listener_fd)
-    await run_until_terminated(host.serve(listener))
+    await run_until_terminated(host.serve(listener), child.keep_beating())
 
 
 def main() -> None:

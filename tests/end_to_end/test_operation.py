@@ -34,7 +34,8 @@ def test_health_ready_models(server: Server) -> None:
     assert server.get("/health").json() == {"status": "ok"}
     ready = server.get("/ready")
     assert ready.status_code == 200
-    assert ready.json() == {"ready": True, "store": True, "preprocess": True, "engine": True}
+    parts = {"store": True, "preprocess": True, "engine": True}
+    assert ready.json() == {"ready": True, **parts, "frozen": []}
     assert [model.id for model in server.client().models.list()] == ["shapes"]
     assert server.client().models.retrieve("shapes").id == "shapes"
     for path in ("/nothing", "/v1/models/nobody", "/v1/chat/completions"):

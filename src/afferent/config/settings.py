@@ -12,6 +12,8 @@ from afferent.errors import ConfigError
 from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
+LEAST_FROZEN_TIMEOUT_S = 3.0
+"""Shorter, and a moment of overload would be taken for death."""
 
 _API_KEY = r"^[!-~]{16,256}\Z"
 _OPTIONAL_API_KEY = rf"{_API_KEY}|^\Z"
@@ -236,6 +238,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     request_timeout_s: float = setting(300.0, "for one request in all", Group.TIMEOUTS, gt=0)
     preprocess_timeout_s: float = setting(
         60.0, "for one item; a worker that takes longer is killed", Group.TIMEOUTS, gt=0
+    )
+    frozen_timeout_s: float = setting(
+        15.0,
+        "without a sign of life from a process, before it is killed and started again",
+        Group.TIMEOUTS,
+        ge=LEAST_FROZEN_TIMEOUT_S,
     )
     drain_timeout_s: float = setting(
         30.0, "for running requests after SIGTERM", Group.TIMEOUTS, gt=0

@@ -73,7 +73,8 @@ class EngineProcess:
     It reads its settings from `ChildProcess.start`, says `report(..., ready=True)` once it can be
     used, and ends on SIGTERM. What is no Python module is the child of one that watches it. A
     process that ends because one that it works with is gone does so with `LOST_PARTNERS`; any other
-    end before it was ready counts as a failed start, of which the server takes three.
+    end before it was ready counts as a failed start, of which the server takes three. One that
+    beats (`ChildProcess.keep_beating`) is killed and started again when it does so no more.
 
     Attributes:
         name: In log lines; no other process of the server has it.
@@ -84,6 +85,8 @@ class EngineProcess:
         env: Added to its environment, which has none of the server's own settings.
         needs_arena: It connects to the store at once. What does not is started while the arena is
             allocated, and connects when the store is there.
+        watches: Processes of its own that it beats for (`ChildProcess.beat`), as long as it sees
+            them go on: ``/ready`` names those that do not. To end them is its own business.
     """
 
     name: str
@@ -92,6 +95,7 @@ class EngineProcess:
     fds: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     needs_arena: bool = True
+    watches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

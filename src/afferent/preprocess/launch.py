@@ -26,6 +26,11 @@ ENV = {**THREAD_ENV, **_HEAP_ENV}
 """What the pool's environment has to say."""
 
 
+def worker_names(settings: PoolSettings) -> tuple[str, ...]:
+    """What the pool's workers are called."""
+    return tuple(f"preprocess-{index}" for index in range(settings.num_workers))
+
+
 class PoolSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """``item_timeout_s`` is the processor time of one item; the store's daemon watches the clock.
     ``memory_nbytes`` is what a worker may allocate, the arena apart.

@@ -4,6 +4,9 @@
 
 Loading a model's processor takes seconds, a fork milliseconds; so a worker that dies is replaced at
 once. The zygote never starts a thread: a fork of a process with threads may hang.
+
+Workers are confined, and don't beat themselves: the zygote does it for those that the kernel says
+are not stopped. How long a job may take is the store's business.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from afferent.errors import ConfigError, Unavailable
 from afferent.preprocess import sandbox
-from afferent.preprocess.launch import PoolSettings
+from afferent.preprocess.launch import PoolSettings, worker_names
 from afferent.preprocess.worker import Worker
+from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
+from afferent.runtime.proc_stat import ProcStat
 from afferent.runtime.process import ChildProcess, die_with_parent
 from afferent.store.client.daemon_store import DaemonStore
 
@@ -51,6 +57,7 @@ class Zygote:
         self._places: dict[int, _Place] = {}  # by the worker's pid
         self._due: list[tuple[float, _Place]] = []  # empty places, and when to fill them
         self._is_stopping = False
+        self._watch = None if child.board is None else _WorkerWatch(child.board)
 
     def run(self) -> None:
         """Keep the workers alive until SIGTERM."""
@@ -59,21 +66,22 @@ class Zygote:
         if num_threads != 1:
             log.warning("the zygote has threads", extra={"num_threads": num_threads})
         gc.freeze()  # or a worker's first collection would copy the pages of all that is loaded
-        for index in range(self._settings.num_workers):
-            self._fork(_Place(f"preprocess-{index}"))
+        for name in worker_names(self._settings):
+            self._fork(_Place(name))
         self._child.report(f"{self._settings.num_workers} workers", ready=True)
         while self._places or self._due:
+            self._child.beat()
+            if self._watch is not None:
+                self._watch.look({pid: place.name for pid, place in self._places.items()})
             self._wait()
             self._reap()
             self._fill()
 
     def _wait(self) -> None:
-        """Until a worker has died, a place is due, or the pool is to stop."""
-        if self._due:
-            left_s = max(min(due_s for due_s, _ in self._due) - time.monotonic(), 0.0)
-            received = signal.sigtimedwait(_SIGNALS, left_s)
-        else:
-            received = signal.sigwaitinfo(_SIGNALS)
+        """Until a worker has died, a place is due, the pool is to stop, or a beat is due."""
+        now_s = time.monotonic()
+        left_s = min((due_s - now_s for due_s, _ in self._due), default=PERIOD_S)
+        received = signal.sigtimedwait(_SIGNALS, min(max(left_s, 0.0), PERIOD_S))
         if received is not None and received.si_signo == signal.SIGTERM:
             self._is_stopping = True
             self._due.clear()
@@ -86,6 +94,8 @@ class Zygote:
             if pid == 0:
                 return
             place = self._places.pop(pid)
+            if self._watch is not None:
+                self._watch.forget(place.name)
             if self._is_stopping:
                 continue
             now_s = time.monotonic()
@@ -117,6 +127,8 @@ class Zygote:
         code = 1
         try:
             die_with_parent(parent)
+            if self._child.board is not None:
+                self._child.board.close()  # a decoder that went over has no say in who is alive
             self._work(place.name)
             code = 0
         except SystemExit:
@@ -148,6 +160,31 @@ class Zygote:
             limits=settings.limits,
             item_cpu_s=settings.item_timeout_s,
         ).run()
+
+
+class _WorkerWatch:
+    """Beats for workers that run, and kills those that have not run for too long."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._watch = Watch(timeout_s=board.place.frozen_timeout_s)
+
+    def look(self, workers: Mapping[int, str]) -> None:
+        """``workers`` are those that there are: names by pid."""
+        for pid, name in workers.items():
+            stat = ProcStat.read(pid)
+            if stat is not None and not stat.is_stopped:
+                self._board.beat(name)
+        self._watch.look(self._board.read(workers.values()), now_s=time.monotonic())
+        overdue = self._watch.overdue
+        for pid in [pid for pid, name in workers.items() if name in overdue]:
+            log.warning("a worker does not go on; it is killed", extra={"worker": workers[pid]})
+            self.forget(workers[pid])
+            os.kill(pid, signal.SIGKILL)
+
+    def forget(self, name: str) -> None:
+        """It has ended."""
+        self._board.rest(name)
 
 
 def _keep_libraries_quiet() -> None:

@@ -1,7 +1,8 @@
 """Starting processes: fresh interpreters, inherited descriptors, settings as msgpack.
 
 A child is started as ``python -m MODULE FD``, where ``FD`` holds a `Launch`. It dies with its
-parent (PDEATHSIG), leaves Ctrl-C to its parent, and reports on a pipe when it is ready.
+parent (PDEATHSIG), leaves Ctrl-C to its parent, reports on a pipe when it is ready, and beats
+(`afferent.runtime.heartbeat`) from then on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -23,6 +26,7 @@ from msgspec import Struct
 
 from afferent.errors import ConfigError
 from afferent.runtime import logs
+from afferent.runtime.heartbeat import PERIOD_S, Board, BoardPlace
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ class Launch(Struct, kw_only=True, forbid_unknown_fields=True):
     log_level: str
     log_format: logs.LogFormat
     settings: msgspec.Raw
+    board: BoardPlace | None = None
+    """``None``: nobody watches it."""
 
 
 class Status(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,8 +88,13 @@ def spawn(
     log: LogSettings,
     fds: Sequence[int] = (),
     env: dict[str, str] | None = None,
+    board: BoardPlace | None = None,
 ) -> Child:
-    """Start ``python -m module`` with ``fds`` open under the same numbers."""
+    """Start ``python -m module`` with ``fds`` open under the same numbers.
+
+    Args:
+        board: Where it beats under its ``name``, and whoever it watches; without it, nobody does.
+    """
     status_read, status_write = os.pipe()
     launch = Launch(
         name=name,
@@ -92,14 +103,16 @@ def spawn(
         log_level=log.level,
         log_format=log.format,
         settings=msgspec.Raw(msgspec.msgpack.encode(settings)),
+        board=board,
     )
+    watched = () if board is None else (board.fd,)
     launch_fd = os.memfd_create("afferent-launch")
     try:
         os.write(launch_fd, msgspec.msgpack.encode(launch))
         os.lseek(launch_fd, 0, os.SEEK_SET)
         popen = subprocess.Popen(
             [sys.executable, "-m", module, str(launch_fd)],
-            pass_fds=(launch_fd, status_write, *fds),
+            pass_fds=(launch_fd, status_write, *watched, *fds),
             env={**_inherited(), **(env or {})},
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches the supervisor alone, which then stops in order
@@ -120,10 +133,15 @@ def _inherited() -> dict[str, str]:
 
 
 class ChildProcess:
-    """A child's own side: its settings, and its reports to the supervisor."""
+    """A child's own side: its settings, its reports to the supervisor, and its signs of life.
+
+    Attributes:
+        board: Where all processes of the server beat; ``None`` where nobody watches.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self.name = launch.name
+        self.board = None if launch.board is None else Board(launch.board)
         self._status_fd = launch.status_fd
         self._settings = bytes(launch.settings)
 
@@ -143,6 +161,8 @@ class ChildProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         logs.configure(launch.name, level=launch.log_level, format=launch.log_format)
         os.set_inheritable(launch.status_fd, False)
+        if launch.board is not None:
+            os.set_inheritable(launch.board.fd, False)
         return cls(launch)
 
     def settings(self, cls: type[Settings]) -> Settings:
@@ -159,6 +179,37 @@ class ChildProcess:
             gc.enable()
         status = Status(ready=ready, text=text)
         os.write(self._status_fd, msgspec.json.encode(status) + b"\n")
+
+    def beat(self, name: str = "") -> None:
+        """Show that this process goes on. Who has once done so must go on doing it, twice a
+        second: who is silent for ``--frozen-timeout-s`` is killed, and started again.
+
+        Args:
+            name: Of one that this process watches, instead of its own.
+        """
+        if self.board is not None:
+            self.board.beat(name or self.name)
+
+    async def keep_beating(self) -> None:
+        """Beat from the event loop until cancelled: a loop that does not turn is silent."""
+        while self.board is not None:
+            self.beat()
+            await asyncio.sleep(PERIOD_S)
+
+    def beat_in_thread(self) -> None:
+        """Beat for the rest of this process's life, however long its main thread computes.
+
+        For who rightly works for longer than the silence that is allowed, within a time that is
+        limited elsewhere. A process that was stopped is silent all the same: its threads are, too.
+        """
+
+        def beat() -> None:
+            while True:
+                self.beat()
+                time.sleep(PERIOD_S)
+
+        if self.board is not None:
+            threading.Thread(target=beat, name="beat", daemon=True).start()
 
 
 async def run_until_terminated(

@@ -29,6 +29,7 @@ from afferent.engine.upstream import Upstream
 from afferent.errors import InternalError
 from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import fingerprint
+from afferent.runtime.heartbeat import Board
 from afferent.runtime.listening import BACKLOG
 from afferent.runtime.process import ChildProcess
 from afferent.serve.apis.registry import APIS, by_path
@@ -80,6 +81,7 @@ class _Base:
     store: AsyncDaemonStore
     gate: Gate
     access: Access
+    board: Board | None
 
     @property
     def folder(self) -> Path:
@@ -126,6 +128,7 @@ async def _serve(
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     background = [
         asyncio.create_task(push_counts(store)),
+        asyncio.create_task(child.keep_beating()),
         asyncio.create_task(count_lateness()),
     ]
     gate = Gate(
@@ -135,7 +138,9 @@ async def _serve(
         max_uploads_nbytes=int(store.capacity_nbytes * config.shares[ObjectKind.RAW] / 2),
     )
     access = Access(store, api_key=config.api_key, tenants=config.tenants)
-    app, close = make(_Base(settings=settings, store=store, gate=gate, access=access))
+    app, close = make(
+        _Base(settings=settings, store=store, gate=gate, access=access, board=child.board)
+    )
     hang_ups = HangUps()
     server = _server(app, config, hang_ups)
     listener = socket.socket(fileno=settings.listener_fd)
@@ -165,7 +170,9 @@ def _with_engine(engine: Engine, base: _Base) -> tuple[ASGIApp, _Close]:
         items=base.items(Processor(family, fingerprint(folder, family))),
         sampling=sampling_defaults(folder),
     )
-    app = Frontend(pipeline, base.gate, base.app_settings, access=base.access).app()
+    app = Frontend(
+        pipeline, base.gate, base.app_settings, access=base.access, board=base.board
+    ).app()
     return app, pipeline.close
 
 
@@ -181,7 +188,9 @@ def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
         base.store, base.items(processor), upstream, tokens, valid_s=settings.request_timeout_s
     )
     passage = Passage(base.store, base.gate, upstream, stage, settings, base.access, by_path(APIS))
-    app = UpstreamFrontend(passage, base.store, upstream, makes_features=family is not None)
+    app = UpstreamFrontend(
+        passage, base.store, upstream, base.board, makes_features=family is not None
+    )
     return app, stage.close
 
 

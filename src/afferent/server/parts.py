@@ -28,6 +28,8 @@ from afferent.store.daemon.launch import DAEMON
 from afferent.store.daemon.server import InheritedDescriptors
 from afferent.types import encode
 
+SUPERVISOR = "supervisor"
+"""What the process is called that starts all others."""
 _MIN_RECOVERY_S = 60.0
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
 """No progress bars between our lines, and nothing looked up on a hub."""
@@ -42,6 +44,8 @@ class Part:
     settings: Callable[[], Struct]
     """For each start anew."""
     fds: tuple[int, ...] = ()
+    watches: tuple[str, ...] = ()
+    """Processes of its own, which it replaces when they are silent."""
     port: Port | None = None
     """Its settings get ``listener_fd``, a socket for each start."""
     env: dict[str, str] = field(default_factory=dict)
@@ -76,8 +80,9 @@ class Plan:
         ours = [self._store(), *self._preprocess(), *self._frontends()]
         engine = self._engine()
         parts = {part.name: part for part in (ours[0], *engine, *ours[1:])}
-        if len(parts) < len(ours) + len(engine):
-            names = ", ".join(part.name for part in engine)
+        every = [name for part in (*ours, *engine) for name in (part.name, *part.watches)]
+        if len({SUPERVISOR, *every}) <= len(every):
+            names = ", ".join(name for part in engine for name in (part.name, *part.watches))
             raise ConfigError(f"the engine's processes have names that are taken: {names}")
         return parts
 
@@ -90,6 +95,7 @@ class Plan:
                 fds=process.fds,
                 env=dict(process.env),
                 needs_arena=process.needs_arena,
+                watches=process.watches,
             )
             for process in self.engine.processes
         ]
@@ -124,7 +130,8 @@ class Plan:
             memory_nbytes=config.preprocess_memory_nbytes,
         )
         env = {**preprocess.ENV, **_QUIET}
-        return [Part("preprocess", preprocess.POOL, lambda: settings, env=env)]
+        watches = preprocess.worker_names(settings)
+        return [Part("preprocess", preprocess.POOL, lambda: settings, env=env, watches=watches)]
 
     def _frontends(self) -> list[Part]:
         settings = serve.FrontendSettings(

@@ -28,6 +28,7 @@ from afferent.runtime.listening import Port
 from afferent.runtime.process import LOST_PARTNERS, Child, LogSettings, Status, spawn
 from afferent.server.checks import Checked, check, check_processes, exposure
 from afferent.server.parts import Part, Plan
+from afferent.server.watching import Watcher
 from afferent.store import arena
 from afferent.store.daemon.server import InheritedDescriptors
 
@@ -47,6 +48,7 @@ class Supervisor:
         self._started_s = time.monotonic()
         self._log_settings = LogSettings(level=config.log_level, format=config.log_format)
         self._parts: dict[str, Part] = {}
+        self._watcher: Watcher | None = None
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._announced = False
@@ -67,14 +69,19 @@ class Supervisor:
         self._say("afferent", __version__)
         plan = self._plan()
         self._parts = plan.parts()
+        watcher = self._watcher = Watcher(
+            self._parts.values(), frozen_timeout_s=self._config.frozen_timeout_s
+        )
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+        watching = asyncio.create_task(watcher.run(self._on_frozen))
         try:
             await self._start_all(plan.inherited)
             await self._stop.wait()
             await self._drain()
         finally:
+            watching.cancel()
             await self._kill_all()
         if self._failure is not None:
             _tell(f"error: {self._failure}")
@@ -161,7 +168,13 @@ class Supervisor:
                 settings = msgspec.structs.replace(settings, listener_fd=listener.fileno())
                 fds = (*fds, listener.fileno())
             part.child = spawn(
-                part.name, part.module, settings, log=self._log_settings, fds=fds, env=part.env
+                part.name,
+                part.module,
+                settings,
+                log=self._log_settings,
+                fds=fds,
+                env=part.env,
+                board=self._watcher.board.place if self._watcher else None,
             )
         part.pidfd = os.pidfd_open(part.child.pid)
         loop.add_reader(part.child.status_fd, self._on_status, part, part.child)
@@ -189,6 +202,12 @@ class Supervisor:
                 f'\nServing "{self._model_name}" on {self._url}/v1 '
                 f"({took_s:.1f} s). Ctrl-C stops it.\n"
             )
+
+    def _on_frozen(self, part: Part) -> None:
+        if part.child is not None:
+            silent_s = self._config.frozen_timeout_s
+            self._say(part.name, f"has not gone on for {silent_s:g} s; it is killed")
+            part.child.popen.kill()  # of its end we hear
 
     def _on_death(self, part: Part, child: Child) -> None:
         code = self._reap(part, child)
@@ -268,6 +287,8 @@ class Supervisor:
             os.close(part.pidfd)
             child.close()
             part.child = None
+            if self._watcher is not None:
+                self._watcher.forget(part)
         return code
 
     def _say(self, who: str, what: str) -> None:

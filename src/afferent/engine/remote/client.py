@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _RECONNECT_S = 0.2
 _MAX_RECONNECT_S = 5.0
 """After connections that ended before the engine said anything that could be understood."""
-_STATS_TIMEOUT_S = 1.0
+_STATS_TIMEOUT_S = 0.5
 _Event = EngineEvent | AfferentError
 
 

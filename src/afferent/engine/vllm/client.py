@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _LOOK_TIMEOUT_S = 5.0
+_MOST_UNANSWERED = 3
+"""Looks in a row. Who is busy may leave out one; who is frozen keeps what it is given."""
+_METRICS_TIMEOUT_S = 0.8
 _CONNECT_TIMEOUT_S = 5.0
 _KEEP_ALIVE_S = 3.0
 """Less than vLLM's own (5), which would close a connection while a request is on its way."""
@@ -52,6 +55,7 @@ class _Server:
     session: aiohttp.ClientSession
     is_ready: bool = False
     num_running: int = 0
+    num_unanswered: int = 0
 
     @classmethod
     def at(cls, url: str) -> Self:
@@ -148,14 +152,12 @@ class VllmClient:
 
     async def metrics(self) -> Sequence[tuple[str, bytes]]:
         """See `Upstream.metrics`."""
-        timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
-        pages = []
-        for server in self._servers:
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with server.session.get(server.base + "/metrics", timeout=timeout) as answer:
-                    if answer.status == 200:
-                        pages.append((server.url, await answer.read()))
-        return pages
+        pages = await asyncio.gather(*map(_page, self._servers))
+        return [
+            (server.url, page)
+            for server, page in zip(self._servers, pages, strict=True)
+            if page is not None
+        ]
 
     async def watch(self) -> None:
         """Look after all servers, again and again, until cancelled."""
@@ -168,8 +170,10 @@ class VllmClient:
             try:
                 async with server.session.get(server.base + "/health", timeout=timeout) as answer:
                     server.is_ready = answer.status == 200
-            except TimeoutError:  # it is busy; who does not listen refuses at once
-                pass
+                    server.num_unanswered = 0
+            except TimeoutError:  # it is busy, at first; who does not listen refuses at once
+                server.num_unanswered += 1
+                server.is_ready = server.is_ready and server.num_unanswered < _MOST_UNANSWERED
             except (aiohttp.ClientError, OSError):
                 server.is_ready = False
             if was_ready and not server.is_ready:
@@ -201,6 +205,16 @@ class VllmClient:
             name, value = self._key_header
             kept.append((name.decode(), value.decode()))
         return CIMultiDict(kept)
+
+
+async def _page(server: _Server) -> bytes | None:
+    """A server's metrics, if it answers."""
+    timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S)
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with server.session.get(server.base + "/metrics", timeout=timeout) as answer:
+            if answer.status == 200:
+                return await answer.read()
+    return None
 
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

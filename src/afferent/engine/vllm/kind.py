@@ -19,7 +19,7 @@ from msgspec import Struct
 from afferent.engine.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
 from afferent.engine.upstream import Upstream
 from afferent.engine.vllm import place
-from afferent.engine.vllm.launch import VllmProcess
+from afferent.engine.vllm.launch import SERVER, VllmProcess
 from afferent.engine.vllm.media import TakenMedia
 from afferent.engine.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
@@ -127,6 +127,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 place.SUPERVISED: "1",
             },
             needs_arena=False,
+            watches=(SERVER,),
         )
         link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret, taken=taken)
         return EnginePlan(processes=(process,), link=link)

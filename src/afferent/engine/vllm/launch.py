@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
+
+SERVER: Final = "vllm-server"
+"""What vLLM itself is called, whose keeper is another process."""
 
 
 class VllmProcess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

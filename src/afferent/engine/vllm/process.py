@@ -19,13 +19,16 @@ from pathlib import Path
 
 import aiohttp
 
+from afferent.engine.vllm.health import VllmWatch, answers
 from afferent.engine.vllm.launch import VllmProcess
 from afferent.runtime.process import ChildProcess, die_with_parent
 
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.2
-_LOOK_TIMEOUT_S = 5.0
+_WATCH_S = 1.0
+_LOOK_TIMEOUT_S = 1.0
+"""With `_WATCH_S` less than the silence that is taken for death."""
 _TERMINATE_TIMEOUT_S = 4.0
 
 
@@ -53,16 +56,21 @@ def _started(settings: VllmProcess) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Popen[bytes]) -> int:
-    """Until vLLM ends, which it should not do by itself, or SIGTERM comes."""
+    """Until vLLM ends, which it should not do by itself, or goes on no more, or SIGTERM comes."""
     loop = asyncio.get_running_loop()
     stopping, ended = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     pidfd = os.pidfd_open(vllm.pid)
     loop.add_reader(pidfd, ended.set)
     child.report("starting vLLM (a minute, or more)")
-    looking = asyncio.create_task(_report_when_ready(child, settings, stopping))
+    beating = asyncio.create_task(child.keep_beating())
+    looking = asyncio.create_task(_look_after(child, settings, vllm.pid))
     waiting = [asyncio.create_task(event.wait()) for event in (stopping, ended)]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((*waiting, looking), return_when=asyncio.FIRST_COMPLETED)
+    beating.cancel()
+    if looking.done() and not stopping.is_set():
+        log.error(looking.result())
+        return 1
     looking.cancel()
     if stopping.is_set():
         vllm.terminate()
@@ -74,23 +82,21 @@ async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Pope
     return 1
 
 
-async def _report_when_ready(
-    child: ChildProcess, settings: VllmProcess, stopping: asyncio.Event
-) -> None:
+async def _look_after(child: ChildProcess, settings: VllmProcess, pid: int) -> str:
+    """Say when vLLM answers, and see to it that it goes on; why it has to end, at the end."""
     start_s = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
     connector = aiohttp.UnixConnector(path=settings.socket_path)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        while time.monotonic() < start_s + settings.start_timeout_s:
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with session.get("http://vllm/health") as answer:
-                    if answer.status == 200:
-                        took_s = time.monotonic() - start_s
-                        child.report(f"vLLM answers, after {took_s:.0f} s", ready=True)
-                        return
+        while not await answers(session):
+            if time.monotonic() > start_s + settings.start_timeout_s:
+                return "vLLM does not answer in time"
             await asyncio.sleep(_LOOK_AGAIN_S)
-    log.error("vLLM does not answer in time")
-    stopping.set()
+        child.report(f"vLLM answers, after {time.monotonic() - start_s:.0f} s", ready=True)
+        watch = VllmWatch(child.board, pid)
+        while not watch.look(has_answered=await answers(session)):
+            await asyncio.sleep(_WATCH_S)
+    return "vLLM does not go on"
 
 
 def main() -> None:

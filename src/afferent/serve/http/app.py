@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from afferent.admit.gate import Gate
 from afferent.errors import InvalidRequest
+from afferent.runtime.heartbeat import Board
 from afferent.serve.apis.api import Api, Lookup, TokenCount
 from afferent.serve.apis.registry import APIS, by_path
 from afferent.serve.flow.conversations import History
@@ -37,14 +38,16 @@ class Frontend:
         *,
         apis: Sequence[Api] = APIS,
         access: Access | None = None,
+        board: Board | None = None,
     ) -> None:
         """
         Args:
             access: Says whose request it is; without it, nobody needs a key.
+            board: Where the server's processes beat, if they do.
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
-        status = Status(pipeline, access, settings.model_name)
+        status = Status(pipeline, access, settings.model_name, board)
         self._apis = by_path(apis)
 
         def endpoint(api: Api) -> Endpoint:

@@ -1,15 +1,27 @@
-"""What a frontend says of itself: its model, its health, its metrics."""
+"""What a frontend says of itself: its model, its health, its metrics.
+
+None of it waits for another process for longer than a moment: who asks wants to know of those that
+do not answer.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from afferent.engine.metrics import engine_readings
-from afferent.errors import AfferentError, ModelNotFound, NotAuthenticated
+from afferent.errors import (
+    AfferentError,
+    ModelNotFound,
+    NotAuthenticated,
+    StoreUnavailable,
+)
+from afferent.runtime.heartbeat import Board
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.http.auth import Access
 from afferent.serve.http.responses import json_answer, new_id, refusal
@@ -19,13 +31,20 @@ from afferent.telemetry import exposition
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import REGISTRY
 
+_STORE_TIMEOUT_S = 0.7
+
+Answer = TypeVar("Answer")
+
 
 class Status:
     """The endpoints that run nothing."""
 
-    def __init__(self, pipeline: Pipeline, access: Access, model_name: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, access: Access, model_name: str, board: Board | None
+    ) -> None:
+        """``board``: where the server's processes beat, if they do."""
         self._pipeline, self._access = pipeline, access
-        self._model_name = model_name
+        self._model_name, self._board = model_name, board
 
     def routes(self) -> list[Route]:
         return [
@@ -66,7 +85,7 @@ class Status:
     async def _ready(self, _: Request) -> Response:
         """Whether a request would be served now."""
         has_engine = self._pipeline.engine.info is not None
-        return await readiness(self._pipeline.store, has_engine=has_engine)
+        return await readiness(self._pipeline.store, self._board, has_engine=has_engine)
 
     async def _render_metrics(self, _: Request) -> Response:
         """Of all processes, the same whichever frontend is asked."""
@@ -81,16 +100,24 @@ class Status:
         Raises:
             Unavailable: The store, which has the sums, does not answer.
         """
-        readings = await gathered(self._pipeline.store)
-        if (stats := await self._pipeline.engine.stats()) is not None:
-            readings += engine_readings(stats)
+        asked = asyncio.create_task(self._pipeline.engine.stats())
+        try:
+            readings = await gathered(self._pipeline.store)
+            if (stats := await asked) is not None:
+                readings += engine_readings(stats)
+        finally:
+            asked.cancel()
         return readings
 
 
 async def readiness(
-    store: AsyncDaemonStore, *, has_engine: bool, makes_features: bool = True
+    store: AsyncDaemonStore,
+    board: Board | None,
+    *,
+    has_engine: bool,
+    makes_features: bool = True,
 ) -> Response:
-    """Whether a request would be served now.
+    """Whether a request would be served now, without one that may hang.
 
     Args:
         makes_features: Else nobody is needed to preprocess.
@@ -98,12 +125,13 @@ async def readiness(
     parts = {"store": store.is_open, "preprocess": not makes_features}
     if parts["store"] and makes_features:
         try:
-            parts["preprocess"] = (await store.stat()).num_workers > 0
+            parts["preprocess"] = (await _soon(store.stat())).num_workers > 0
         except AfferentError:
             parts["store"] = False
     parts["engine"] = has_engine
-    ready = all(parts.values())
-    return json_answer({"ready": ready, **parts}, status=200 if ready else 503)
+    frozen = board.silent() if board is not None else []
+    ready = all(parts.values()) and not frozen
+    return json_answer({"ready": ready, **parts, "frozen": frozen}, status=200 if ready else 503)
 
 
 async def gathered(store: AsyncDaemonStore) -> list[Reading]:
@@ -113,5 +141,21 @@ async def gathered(store: AsyncDaemonStore) -> list[Reading]:
     Raises:
         Unavailable: The store, which has the sums, does not answer.
     """
-    await store.push_metrics(REGISTRY.source, REGISTRY.readings())
-    return [*await store.read_metrics(), *store_readings(await store.stat())]
+
+    async def ask() -> list[Reading]:
+        await store.push_metrics(REGISTRY.source, REGISTRY.readings())
+        return [*await store.read_metrics(), *store_readings(await store.stat())]
+
+    return await _soon(ask())
+
+
+async def _soon(answer: Awaitable[Answer]) -> Answer:
+    """
+    Raises:
+        Unavailable: The store does not answer, or not soon.
+    """
+    try:
+        async with asyncio.timeout(_STORE_TIMEOUT_S):
+            return await answer
+    except TimeoutError as error:
+        raise StoreUnavailable("the store does not answer; try again") from error

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from afferent.engine.upstream import Upstream
-from afferent.errors import AfferentError
+from afferent.errors import AfferentError, EngineUnavailable
+from afferent.runtime.heartbeat import Board
 from afferent.serve.http.health import gathered, readiness
-from afferent.serve.http.responses import new_id, path_of, refusal
+from afferent.serve.http.responses import json_answer, new_id, path_of, refusal
 from afferent.serve.upstream.metrics import joined
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import exposition
 
 
 class UpstreamFrontend:
-    """All of the upstream's endpoints, and two of our own: ``/ready`` and ``/metrics``."""
+    """All of the upstream's endpoints, and three of our own: `/health`, `/ready`, `/metrics`."""
 
     def __init__(
         self,
         passage: ASGIApp,
         store: AsyncDaemonStore,
         upstream: Upstream,
+        board: Board | None,
         *,
         makes_features: bool,
     ) -> None:
         """
         Args:
             passage: What passes requests on: a `Passage`.
+            board: Where the server's processes beat, if they do.
             makes_features: Whether features are made for the model.
         """
         self._passage, self._store, self._upstream = passage, store, upstream
-        self._makes_features = makes_features
-        self._own = {"/ready": self._ready, "/metrics": self._metrics}
+        self._board, self._makes_features = board, makes_features
+        self._own = {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,17 +48,31 @@ class UpstreamFrontend:
         answer = self._passage if own is None else await own()
         await answer(scope, receive, send)
 
+    async def _health(self) -> Response:
+        """The upstream's, as it was seen last: it does not wait for one that hangs."""
+        if not self._upstream.is_ready:
+            return refusal(
+                EngineUnavailable("the engine is not ready; try again"), new_id("health-")
+            )
+        return json_answer({"status": "ok"})
+
     async def _ready(self) -> Response:
-        """Whether a request would be served now."""
+        """Whether a request would be served now, without one that may hang."""
         return await readiness(
-            self._store, has_engine=self._upstream.is_ready, makes_features=self._makes_features
+            self._store,
+            self._board,
+            has_engine=self._upstream.is_ready,
+            makes_features=self._makes_features,
         )
 
     async def _metrics(self) -> Response:
         """Ours, of all processes, and those of the upstream behind them."""
+        asked = asyncio.create_task(self._upstream.metrics())
         try:
             readings = await gathered(self._store)
+            page = exposition.render(readings) + joined(await asked)
         except AfferentError as error:  # counts of this process alone would look like a reset
             return refusal(error, new_id("metrics-"))
-        page = exposition.render(readings) + joined(await self._upstream.metrics())
+        finally:
+            asked.cancel()
         return Response(page, media_type=exposition.CONTENT_TYPE)

@@ -41,8 +41,6 @@ from afferent.telemetry.trace import Trace
 
 OTHER = "upstream"
 """What requests to endpoints are counted as that this server has no name for."""
-_OPEN = frozenset({"/health"})
-"""What anybody may ask: balancers have no keys."""
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that come before the first token is computed."""
 _EVENT = re.compile(rb"(?m)^event: ")
@@ -125,8 +123,7 @@ class Passage:
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
-        if path_of(request) not in _OPEN:
-            exchange.share = await self._access.enter(exchange.id, request.headers)
+        exchange.share = await self._access.enter(exchange.id, request.headers)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""

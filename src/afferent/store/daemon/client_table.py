@@ -12,9 +12,9 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from afferent.errors import StoreFull
+from afferent.runtime.proc_stat import ProcStat
 
 # The fields of an `Entry`. A power of two: no row lies on two pages.
 _ROW = struct.Struct("<QQQQ")
@@ -99,9 +99,5 @@ class ClientTable:
 
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 if there is none."""
-    try:
-        # The name, in brackets, may hold anything; what follows it is numbers.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[19])
+    stat = ProcStat.read(pid)
+    return 0 if stat is None else stat.start_ticks

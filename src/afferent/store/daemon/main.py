@@ -273,7 +273,10 @@ async def _run(child: ChildProcess, settings: DaemonSettings) -> None:
     gc.set_threshold(50_000)
     child.report(f"an arena of {capacity / 2**20:,.0f} MiB", ready=True)
     await run_until_terminated(
-        daemon.serve(listener), daemon.end_overdue_workers(), daemon.end_recovery()
+        daemon.serve(listener),
+        daemon.end_overdue_workers(),
+        daemon.end_recovery(),
+        child.keep_beating(),
     )
 
 

@@ -200,7 +200,7 @@ async def _run(child: ChildProcess, settings: CoreSettings) -> None:
     core = EngineCore(store, settings)
     listener = socket.socket(fileno=settings.listener_fd)
     child.report(f"up to {settings.max_num_seqs} requests at a time", ready=True)
-    await run_until_terminated(core.serve(listener))
+    await run_until_terminated(core.serve(listener), child.keep_beating())
 
 
 def main() -> None:

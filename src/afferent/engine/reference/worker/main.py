@@ -211,6 +211,8 @@ def main() -> None:
     ready = m.WorkerReady(store.client_number, info, weights)
     core.send(encode(ready), timeout_s=_CONNECT_TIMEOUT_S)
     child.report(_capacity(runner.info, settings.kv_budget), ready=True)
+    # A step may take minutes on a slow processor; the core limits it.
+    child.beat_in_thread()
     try:
         has_partners = settings.num_workers > 1
         EngineWorker(runner, encoder, store, core, has_partners=has_partners).run()

@@ -1,0 +1,61 @@
+"""Whether a vLLM goes on, as far as can be seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+
+from afferent.engine.vllm.launch import SERVER
+from afferent.runtime.heartbeat import Board, Watch
+from afferent.runtime.proc_stat import ProcStat
+
+
+async def answers(session: aiohttp.ClientSession) -> bool:
+    """Whether it answers that it is well, within the session's time-out."""
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with session.get("http://vllm/health") as answer:
+            return answer.status == 200
+    return False
+
+
+class VllmWatch:
+    """Beats for a vLLM that goes on.
+
+    That is one of which no process is stopped, and whose API server answers or at least computes:
+    while it reads a long prompt or makes features, it may answer nobody for many seconds.
+    """
+
+    def __init__(self, board: Board | None, pid: int) -> None:
+        """``pid`` is the API server's, who leads the session of all its processes."""
+        self._board, self._pid = board, pid
+        self._watch = Watch(timeout_s=board.place.frozen_timeout_s) if board is not None else None
+        self._cpu_ticks = 0
+
+    def look(self, *, has_answered: bool) -> bool:
+        """Take note of what is seen now; whether it is to be replaced."""
+        if self._board is None or self._watch is None:
+            return False
+        if self._goes_on(has_answered=has_answered):
+            self._board.beat(SERVER)
+        self._watch.look(self._board.read([SERVER]), now_s=time.monotonic())
+        return bool(self._watch.overdue)
+
+    def _goes_on(self, *, has_answered: bool) -> bool:
+        of_session = list(_of_session(self._pid))
+        own = ProcStat.read(self._pid)
+        before, self._cpu_ticks = self._cpu_ticks, own.cpu_ticks if own is not None else 0
+        if any(stat.is_stopped for stat in of_session):
+            return False
+        return has_answered or self._cpu_ticks > before
+
+
+def _of_session(session: int) -> Iterator[ProcStat]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            stat = ProcStat.read(int(entry.name))
+            if stat is not None and stat.session == session:
+                yield stat

@@ -1,0 +1,39 @@
+"""Watching the server's processes: who has been silent for too long is killed, and so replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
+from afferent.server.parts import SUPERVISOR, Part
+
+
+class Watcher:
+    """Has the board on which all processes beat, the supervisor among them."""
+
+    def __init__(self, parts: Iterable[Part], *, frozen_timeout_s: float) -> None:
+        self._parts = {part.name: part for part in parts}
+        watchers = {name: part.name for part in self._parts.values() for name in part.watches}
+        self.board = Board.create(
+            [SUPERVISOR, *self._parts, *watchers],
+            watchers=watchers,
+            frozen_timeout_s=frozen_timeout_s,
+        )
+        self._watch = Watch(timeout_s=frozen_timeout_s)
+
+    def forget(self, part: Part) -> None:
+        """It has ended, and with it all that it watches; nobody waits for what they say."""
+        self.board.rest(part.name, *part.watches)
+
+    async def run(self, on_frozen: Callable[[Part], None]) -> None:
+        """Until cancelled; ``on_frozen`` is called once for each that has to be replaced."""
+        while True:
+            self.board.beat(SUPERVISOR)
+            self._watch.look(self.board.read(self._parts), now_s=time.monotonic())
+            for name in self._watch.overdue:
+                part = self._parts[name]
+                self.forget(part)
+                on_frozen(part)
+            await asyncio.sleep(PERIOD_S)

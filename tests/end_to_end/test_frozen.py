@@ -1,0 +1,201 @@
+"""Processes are stopped, one after another: it is seen and said, and they are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import psutil
+import pytest
+
+from afferent.testing.images import draw_image
+from tests.end_to_end.test_kill_storm import (
+    FAILURES,
+    Load,
+    assert_nothing_is_held,
+    make_bodies,
+)
+from tests.server import Server, ask, data_url, suspended, wait_until
+
+QUESTION = "What is in the picture?"
+FROZEN_TIMEOUT_S = 4.0
+SEEN_WITHIN_S = 5.0
+ANSWERED_WITHIN_S = 1.0
+NO_HANG_S = 30.0
+NUM_TRIES = 3
+NUM_CLIENTS = 4
+FREEZE_EVERY_S = 5.0
+
+Victims = dict[str, Callable[[], list[psutil.Process]]]
+
+
+@pytest.fixture(scope="module")
+def short_server() -> Iterator[Server]:
+    with Server("--frozen-timeout-s", str(FROZEN_TIMEOUT_S), "--frontends", "2") as server:
+        yield server
+
+
+def find_victims(server: Server) -> Victims:
+    """Each kind of process, by the name that is said of it."""
+
+    def zygote() -> list[psutil.Process]:
+        pool = server.find("afferent.preprocess.pool")
+        return [process for process in pool if process.parent() not in pool]
+
+    return {
+        "core": lambda: server.find("afferent.engine.reference.core.main"),
+        "preprocess-": server.preprocess_workers,
+        "store": lambda: server.find("afferent.store.daemon.main"),
+        "frontend-": lambda: server.find("afferent.serve.frontend"),
+        "preprocess": zygote,
+        "worker": lambda: server.find("afferent.engine.reference.worker.main"),
+    }
+
+
+def get_soon(server: Server, path: str) -> httpx.Response:
+    """An answer within a second. The kernel gives one of two connections to the other frontend."""
+    for last in (*[False] * (NUM_TRIES - 1), True):
+        try:
+            return httpx.get(f"{server.url}{path}", timeout=ANSWERED_WITHIN_S)
+        except httpx.TransportError:
+            if last:
+                raise
+    raise AssertionError
+
+
+def readiness(server: Server) -> dict[str, Any]:
+    """What is said by a frontend that answers."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while True:
+        try:
+            return httpx.get(f"{server.url}/ready", timeout=ANSWERED_WITHIN_S).json()
+        except httpx.TransportError:
+            assert time.monotonic() < deadline, "no frontend answers"
+
+
+def is_well(server: Server) -> bool:
+    """Both frontends say so, and whoever was replaced is there."""
+    return all(readiness(server)["ready"] for _ in range(6)) and len(server.processes()) == 8
+
+
+def wait_until_seen(server: Server, kinds: Sequence[str]) -> list[str]:
+    """What is said to be frozen, as soon as all of these are."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    said: list[str] = []
+    while not all(any(name.startswith(kind) for name in said) for kind in kinds):
+        assert time.monotonic() < deadline, f"not seen: {said}"
+        said = readiness(server)["frozen"]
+    return said
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def outcome_of(server: Server, rng: np.random.Generator) -> Callable[[], str]:
+    """What becomes of a request about a new picture."""
+    body = ask([data_url(draw_image(rng))], QUESTION)
+
+    def post() -> str:
+        try:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=NO_HANG_S)
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            return "cut off"
+        retryable = answer.status_code == 503 and "retry-after" in answer.headers
+        return "refused" if retryable else str(answer.status_code)
+
+    return post
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [["core", "worker", "preprocess-"], ["store"], ["frontend-", "preprocess"]],
+    ids="+".join,
+)
+def test_what_freezes_is_named_and_replaced(
+    short_server: Server, rng: np.random.Generator, kinds: list[str]
+) -> None:
+    """Together those of which none hides another; in the long form each freezes alone."""
+    server, victims = short_server, find_victims(short_server)
+    wait_until(lambda: is_well(server), timeout_s=120)
+    frozen = {kind: victims[kind]()[0] for kind in kinds}
+    with ThreadPoolExecutor(1) as thread:
+        start_s = time.monotonic()
+        for victim in frozen.values():
+            victim.suspend()
+        outcome = thread.submit(outcome_of(server, rng))
+        said = wait_until_seen(server, kinds)
+        seen_s = time.monotonic() - start_s
+        for path in ("/health", "/metrics"):
+            assert get_soon(server, path).status_code in (200, 503)
+        wait_until(lambda: not any(map(is_alive, frozen.values())))
+        killed_s = time.monotonic() - start_s
+        wait_until(lambda: is_well(server), timeout_s=120)
+        print(
+            f"\n{', '.join(said)}: seen after {seen_s:.1f} s, killed after {killed_s:.1f} s, well "
+            f"after {time.monotonic() - start_s:.1f} s; the request: {outcome.result()}"
+        )
+        assert len(said) == len(kinds)
+        assert killed_s < FROZEN_TIMEOUT_S + SEEN_WITHIN_S
+        expected = {"200", "refused"} | ({"cut off"} if "frontend-" in kinds else set())
+        assert outcome.result() in expected
+    assert outcome_of(server, rng)() == "200"
+
+
+def test_a_frozen_supervisor_is_named_and_nobody_is_killed_for_it(short_server: Server) -> None:
+    """What it could not look after meanwhile is not what it finds."""
+    server = short_server
+    wait_until(lambda: is_well(server), timeout_s=120)
+    before = {process.pid for process in server.processes()}
+    (core,) = find_victims(server)["core"]()
+    with suspended([psutil.Process(server.popen.pid), core]):
+        wait_until(lambda: readiness(server)["frozen"] == ["supervisor", "core"])
+    wait_until(lambda: is_well(server))
+    assert {process.pid for process in server.processes()} == before
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(900)
+def test_every_process_freezes_under_load(rng: np.random.Generator) -> None:
+    """Twice each. No request hangs for long, or is told a lie."""
+    with Server("--frozen-timeout-s", "8", "--frontends", "2") as server:
+        load = Load(server, make_bodies(rng))
+        with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+            running = [threads.submit(load.run) for _ in range(NUM_CLIENTS)]
+            try:
+                for kind in itertools.chain(*[find_victims(server)] * 2):
+                    wait_until(lambda: is_well(server), timeout_s=120)
+                    assert not load.stop.wait(FREEZE_EVERY_S)
+                    victim = find_victims(server)[kind]()[0]
+                    start_s = time.monotonic()
+                    victim.suspend()
+                    (said,) = wait_until_seen(server, [kind])
+                    seen_s = time.monotonic() - start_s
+                    wait_until(lambda: not is_alive(victim))  # noqa: B023
+                    killed_s = time.monotonic() - start_s
+                    wait_until(lambda: is_well(server), timeout_s=120)
+                    print(
+                        f"{said}: seen after {seen_s:.1f} s, killed after {killed_s:.1f} s, "
+                        f"well after {time.monotonic() - start_s:.1f} s"
+                    )
+                wait_until(lambda: is_well(server), timeout_s=120)
+            finally:
+                load.stop.set()
+            for client in running:
+                client.result()
+        num_answers, num_wrong = load.count_lies()
+        print(json.dumps(load.outcomes), f"the longest took {load.longest_s:.1f} s")
+        assert load.longest_s < NO_HANG_S
+        assert load.outcomes["ok"] > 0
+        assert load.outcomes.keys() <= {"ok", "connection"} | FAILURES
+        assert num_wrong <= num_answers * 0.01
+        assert_nothing_is_held(server)
