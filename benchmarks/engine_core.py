@@ -24,6 +24,7 @@ from msgspec import Struct
 from afferent.errors import WorkerDied
 from afferent.preprocess.launch import THREAD_ENV
 from afferent.runtime import wire
+from afferent.runtime.sockets import new_address
 from afferent.types import Handle, decode, encode
 from benchmarks.controls import tensor_message
 from benchmarks.controls.sockets import load_zmq
@@ -107,7 +108,7 @@ async def engine_core(
     near, far = socket.socketpair()
     with zmq.asyncio.Context() as context, context.socket(zmq.PAIR) as sender:
         sender.linger = 0
-        sender.bind(f"ipc://{wire.new_address('core')}")
+        sender.bind(f"ipc://{new_address('core')}")
         settings = Settings(
             store_address=store_address,
             channel_fd=far.fileno(),

@@ -31,6 +31,7 @@ import msgspec
 from afferent.errors import WorkerDied
 from afferent.preprocess.launch import THREAD_ENV
 from afferent.runtime import wire
+from afferent.runtime.sockets import new_address
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Handle, decode, encode
 from benchmarks.controls import tensor_message
@@ -179,7 +180,7 @@ class EngineWorkers:
     def _bind_zmq(self, stack: ExitStack) -> str:
         sender = stack.enter_context(self._context.socket(load_zmq().PAIR))
         sender.linger = 0
-        sender.bind(f"ipc://{wire.new_address('bench')}")
+        sender.bind(f"ipc://{new_address('bench')}")
         self._zmq_sockets.append(sender)
         return str(sender.last_endpoint.decode())
 

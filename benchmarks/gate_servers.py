@@ -24,6 +24,7 @@ from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.registry import describe
 from afferent.runtime import wire
 from afferent.runtime.process import Child
+from afferent.runtime.sockets import new_address
 from afferent.serve.launch import FRONTEND, FrontendSettings
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
@@ -104,7 +105,7 @@ class DataPlane:
             is_held: The engine accepts a request when it has ended.
         """
         config = msgspec.structs.replace(self.config, max_mm_preprocess_concurrency=max_concurrency)
-        address, core_address = self._server.address, wire.new_address("core")
+        address, core_address = self._server.address, new_address("core")
         with contextlib.ExitStack() as stack:
             core_listener = stack.enter_context(wire.listen(core_address))
             engine_settings = gate_engine.Settings(

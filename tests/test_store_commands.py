@@ -454,8 +454,9 @@ def test_several_daemons(server: StoreServer) -> None:
         assert error.startswith("error: several stores run; choose one with --address:\n")
         for one in (server, other):
             assert f"{one.address}  pid {one.pid}, started by {os.getpid()}\n" in error
-            digits = one.address.rpartition("-")[2]
-            for name in (one.address, one.address[1:], digits, digits[:20]):
+            digits = daemons.short(one.address)
+            assert digits in one.address
+            for name in (one.address, digits, digits[:7]):
                 running = daemons.choose(daemons.find(), name)
                 assert (running.address, running.daemon_pid) == (one.address, one.pid)
         assert ask_json(other, "stat")["daemon_pid"] == other.pid
@@ -464,9 +465,30 @@ def test_several_daemons(server: StoreServer) -> None:
         assert server.address in error
 
 
+def address_of(digits: str) -> str:
+    return f"/run/user/1000/afferent-sockets-0abc_123/store-{digits}.sock"
+
+
+def test_a_store_at_a_path_that_was_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "store.sock"
+    command = [*AFFERENT, "serve", "--port", "0", "--arena-nbytes", "16MiB"]
+    with subprocess.Popen([*command, "--store-path", str(path)], stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: any(one.daemon_pid for one in at(path)))
+        (found,) = at(path)
+        assert found.owner_pid == run.pid
+        assert daemons.choose(daemons.find(), str(path)) == found
+        run.terminate()
+        assert run.wait(60) == 0
+    assert not list(tmp_path.iterdir()), "the socket is gone"
+
+
+def at(path: Path) -> list[Running]:
+    return [one for one in daemons.find() if one.address == str(path)]
+
+
 def test_which_of_those_that_run() -> None:
-    one, two = (Running(f"@afferent-store-{digit * 32}", 1, None) for digit in "ab")
-    three = Running(f"@afferent-store-{'a' * 31}f", None, 7)
+    one, two = (Running(address_of(digit * 8), 1, None) for digit in "ab")
+    three = Running(address_of(f"{'a' * 7}f"), None, 7)
     assert daemons.choose([one], None) == one
     assert daemons.choose([one, two], "b") == two
     with pytest.raises(ConfigError, match="several stores have an address that begins with 'aa'"):

@@ -59,6 +59,7 @@ def standing(folder: Path, *arguments: str) -> Iterator[Front]:
     where = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
     with engine, Server(*arguments, *where) as server:
         yield Front(server, engine, store_path)
+    assert not list(folder.glob("store.sock*")), "neither the socket nor the secret is left"
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from afferent.engine.reference.launch import CoreSettings
 from afferent.engine.remote.client import RemoteEngine
 from afferent.errors import ConnectionClosed
 from afferent.runtime import wire
+from afferent.runtime.sockets import new_address
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import CreateItem, Find, SealItem
@@ -217,7 +218,7 @@ async def bench_of(
     address: str, *, info: EngineInfo | None = None, **settings: Any
 ) -> AsyncIterator[Bench]:
     """``settings`` of the core; ``address`` of a store."""
-    core_address = wire.new_address("core")
+    core_address = new_address("core")
     listener = wire.listen(core_address)
     stores = [await AsyncDaemonStore.connect(address, name=name, writable=True)
               for name in ("core", "frontend")]  # fmt: skip

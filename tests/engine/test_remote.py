@@ -30,6 +30,7 @@ from afferent.engine.remote.host import EngineHost
 from afferent.engine.remote.kind import RemoteLink
 from afferent.errors import ConfigError, EngineUnavailable, InternalError, StaleHandle
 from afferent.runtime import wire
+from afferent.runtime.sockets import new_address
 from afferent.types import Sampling, TokenLogprobs, encode
 
 INFO = EngineInfo(100, [2], unsupported=("seed",))
@@ -75,7 +76,7 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def place() -> AsyncIterator[Place]:
-    link = RemoteLink(address=wire.new_address("pretend"))
+    link = RemoteLink(address=new_address("pretend"))
     pretend = Pretend()
     host = EngineHost(pretend)
     with wire.listen(link.address) as listener:
@@ -245,7 +246,7 @@ def test_what_can_not_be_understood_is_named_and_asked_for_ever_less_often(
         await asyncio.sleep(0)
 
     async def run() -> None:
-        address = wire.new_address("foreign")
+        address = new_address("foreign")
         with wire.listen(address) as listener:
             listener.setblocking(False)
             async with ReferenceEngine().connect(RemoteLink(address=address), CALLER):

@@ -21,6 +21,9 @@ from afferent.server.checks import BUILT_IN_MODELS
 SHAPES = BUILT_IN_MODELS / "shapes"
 
 
+OWN_ADDRESS = "/run/user/1000/afferent-sockets-0abc_123/store-00112233.sock"
+
+
 def site(store_address: str) -> EngineSite:
     return EngineSite(
         model_folder=SHAPES,
@@ -70,12 +73,12 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) 
 
 def test_one_that_is_started_is_told_where_the_store_is() -> None:
     settings = VllmSettings(engine_args="--max-model-len 2048", engine_python="/opt/python")
-    plan = VllmUpstream().plan(site("@afferent-store-1"), settings)
+    plan = VllmUpstream().plan(site(OWN_ADDRESS), settings)
     (process,) = plan.processes
     command = process.settings.command  # type: ignore[attr-defined]
     assert command[0] == "/opt/python"
     assert command[command.index("--max-model-len") :][:2] == ("--max-model-len", "2048")
-    assert process.env[place.STORE] == "@afferent-store-1"
+    assert process.env[place.STORE] == OWN_ADDRESS
     assert bytes.fromhex(process.env[place.SECRET]) == plan.link.secret
     assert plan.link.urls == (f"unix:{command[-1]}",)
     assert VllmUpstream().reserved_nbytes(SHAPES, settings) > 0
@@ -86,11 +89,12 @@ def test_one_that_somebody_else_runs_finds_the_secret_beside_the_store(
 ) -> None:
     settings = VllmSettings(engine_url=("unix:/run/vllm.sock",))
     with pytest.raises(ConfigError, match="needs --store-path"):
-        VllmUpstream().plan(site("@afferent-store-1"), settings)
+        VllmUpstream().plan(site(OWN_ADDRESS), settings)
     path = tmp_path / "store.sock"
     first = VllmUpstream().plan(site(str(path)), settings).link.secret
     plan = VllmUpstream().plan(site(str(path)), settings)
     assert plan.processes == ()
+    assert plan.files == (tmp_path / "store.sock.secret",), "it goes with the server"
     assert plan.link.secret != first, "new at each start"
     monkeypatch.setenv(place.STORE, str(path))
     monkeypatch.delenv(place.SECRET, raising=False)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import errno
 import os
 import select
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 
 from afferent.errors import ConfigError, ConnectionClosed, DeadlineExceeded, FormatError
 from afferent.runtime import wire
+from afferent.runtime.sockets import new_address
 
 
 @given(st.lists(st.binary(max_size=200), max_size=12), st.data())
@@ -52,7 +57,7 @@ def test_deadlines_and_closed_connections() -> None:
 
 def test_nobody_listens() -> None:
     with pytest.raises(ConnectionClosed):
-        wire.connect(wire.new_address("nobody"), timeout_s=1)
+        wire.connect(new_address("nobody"), timeout_s=1)
 
 
 def test_a_peer_of_another_uid_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,18 +70,56 @@ def test_a_peer_of_another_uid_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     theirs.close()
 
 
-def test_an_abstract_address_can_be_printed_and_handed_on() -> None:
-    address = wire.new_address("test")
-    assert address.startswith("@afferent-test-")
-    with wire.listen(address):
-        for spelling in (address, "\0" + address[1:]):
-            wire.connect(spelling, timeout_s=5).close()
-        with pytest.raises(ConfigError, match=f"no socket can be made at {address}"):
+def test_who_finds_no_room_waits_for_it() -> None:
+    """Those who came before are not accepted yet."""
+    address = new_address("test")
+    with wire.listen(address) as listener, contextlib.ExitStack() as stack:
+        listener.listen(0)
+        while True:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock.setblocking(False)
+            if sock.connect_ex(address) == errno.EAGAIN:
+                break
+        with pytest.raises(ConnectionClosed):
+            wire.connect(address, timeout_s=0.05)
+        with pytest.raises(ConfigError, match="somebody listens there"):
             wire.listen(address)
+        with ThreadPoolExecutor(1) as thread:
+            connected = thread.submit(wire.connect, address, timeout_s=30)
+            while not connected.done():
+                listener.accept()[0].close()
+                concurrent.futures.wait([connected], 0.02)
+            connected.result().close()
+
+
+async def _refuse(listener: socket.socket, num_refused: int) -> None:
+    """Accept until so many have been refused and one has been let in."""
+    own = os.getuid()
+    refused = 0
+
+    def getuid() -> int:
+        nonlocal refused
+        refused += 1
+        return own + (refused <= num_refused)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getuid", getuid)
+        async for sock, _ in wire.accept_peers(listener):
+            sock.close()
+            return
+
+
+def test_refusals_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    address = new_address("test")
+    with wire.listen(address) as listener, contextlib.ExitStack() as stack:
+        for _ in range(51):
+            stack.enter_context(contextlib.closing(wire.connect(address, timeout_s=5)))
+        asyncio.run(asyncio.wait_for(_refuse(listener, 50), 30))
+    assert [record.message for record in caplog.records] == ["a connection was refused"]
 
 
 def test_a_pidfd_tells_of_the_peers_death() -> None:
-    address = wire.new_address("test")
+    address = new_address("test")
     with wire.listen(address) as listener:
         code = (
             "import sys; from afferent.runtime import wire; "

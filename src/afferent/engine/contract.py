@@ -107,11 +107,13 @@ class EnginePlan(Generic[LinkT]):
             or in the frontends.
         link: All that a frontend has to know to reach it: addresses, and secrets of this start.
         notes: Lines for the operator.
+        files: What is removed when the server ends.
     """
 
     processes: tuple[EngineProcess, ...]
     link: LinkT
     notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from afferent.errors import ConfigError, StoreUnavailable
+from afferent.runtime.sockets import digits_of
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.client_table import start_time
 from afferent.store.daemon.launch import DAEMON
-from afferent.store.daemon.server import ADDRESS_PREFIX
+from afferent.store.daemon.server import SOCKET_NAME
 
 CLIENT_NAME = "afferent store"
 """What these commands call themselves to the daemon."""
 
-_PREFIX = f"afferent-{ADDRESS_PREFIX}-"
-_ADDRESS = re.compile(rf"@{_PREFIX}[0-9a-f]{{32}}")
 _LISTENING = 0x10000
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -66,7 +64,14 @@ def find() -> list[Running]:
         for inode in sockets.keys() & _sockets_of(pid):
             owners.setdefault(inode, []).append(pid)
     found = [_running(sockets[inode], pids) for inode, pids in owners.items()]
-    return sorted(found, key=lambda running: running.address)
+    # One at a path of the user's choice is known by its daemon alone.
+    stores = [one for one in found if short(one.address) != one.address or one.daemon_pid]
+    return sorted(stores, key=lambda running: running.address)
+
+
+def short(address: str) -> str:
+    """What is enough to name a store: the digits in its address, or a path that was chosen."""
+    return digits_of(address, SOCKET_NAME) or address
 
 
 def choose(running: Sequence[Running], name: str | None) -> Running:
@@ -80,8 +85,11 @@ def choose(running: Sequence[Running], name: str | None) -> Running:
         raise StoreUnavailable(
             "you run no store; 'afferent serve' and 'afferent store run' start one"
         )
-    digits = (name or "").removeprefix("@").removeprefix(_PREFIX)
-    matching = [one for one in running if one.address.startswith(f"@{_PREFIX}{digits}")]
+    matching = [
+        one
+        for one in running
+        if name is None or name == one.address or short(one.address).startswith(name)
+    ]
     if len(matching) == 1:
         return matching[0]
     if name is None:
@@ -94,10 +102,10 @@ def choose(running: Sequence[Running], name: str | None) -> Running:
 
 
 def _listening(table: str) -> Iterator[tuple[int, str]]:
-    """The inode and the address of each store's socket in the text of /proc/net/unix."""
+    """The inode and the path of each socket that listens, in the text of /proc/net/unix."""
     for line in table.splitlines()[1:]:
         fields = line.split(maxsplit=7)  # number, references, protocol, flags, type, state, inode
-        if len(fields) == 8 and _ADDRESS.fullmatch(fields[7]) and int(fields[3], 16) & _LISTENING:
+        if len(fields) == 8 and fields[7][0] == "/" and int(fields[3], 16) & _LISTENING:
             yield int(fields[6]), fields[7]
 
 

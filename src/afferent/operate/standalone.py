@@ -9,7 +9,7 @@ import threading
 from rich.console import Console
 
 from afferent.errors import StoreUnavailable
-from afferent.operate import tables
+from afferent.operate import daemons, tables
 from afferent.runtime import logs
 from afferent.store.daemon.server import StoreServer
 from afferent.types import ObjectKind
@@ -52,7 +52,7 @@ def _announce(
         f'    ADDRESS = "{server.address}"',
         '    store = DaemonStore(ADDRESS, name="mine", writable=True)',
         "",
-        f"To look into it: afferent store stat --address {server.address.rpartition('-')[2][:8]}",
+        f"To look into it: afferent store stat --address {daemons.short(server.address)}",
         "Ctrl-C ends it.",
     )
     console.out("\n".join(lines))

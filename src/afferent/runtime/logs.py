@@ -6,6 +6,7 @@ import contextvars
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,32 @@ def configure(process: str, *, level: str, format: LogFormat) -> None:
     handler.setFormatter(_JsonFormatter(process) if format == "json" else _TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+
+
+class Seldom:
+    """Warnings that others can cause as often as they like: each is logged once a while."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        period_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log, self._period_s, self._clock = log, period_s, clock
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def warning(self, message: str, **fields: object) -> None:
+        """Log it, with how many like it were left out since the last; or leave it out."""
+        now_s = self._clock()
+        next_s, num_left_out = self._said.get(message, (now_s, 0))
+        if now_s < next_s:
+            self._said[message] = (next_s, num_left_out + 1)
+            return
+        self._said[message] = (now_s + self._period_s, 0)
+        if num_left_out:
+            fields["left_out"] = num_left_out
+        self._log.warning(message, extra=fields)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -1,9 +1,8 @@
 """Messages between processes: msgpack in length-prefixed frames over unix sockets.
 
-An abstract socket, which is what all of ours are unless somebody asks for a path, has no file: so
-nothing is left when its owner dies. Whoever accepts a connection checks that the peer runs under
-its own uid. A frame is a little-endian ``u32`` length and that many bytes; a length over the limit
-ends the connection before a byte of the body is read.
+Sockets have paths that nobody else may reach (`afferent.runtime.sockets`), and whoever accepts a
+connection checks that the peer runs under its own uid. A frame is a little-endian ``u32`` length
+and that many bytes; a length over the limit ends the connection before a byte of the body is read.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import socket
 import struct
 import time
@@ -25,6 +23,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from afferent.errors import ConfigError, ConnectionClosed, DeadlineExceeded, FormatError
+from afferent.runtime.logs import Seldom
+from afferent.runtime.sockets import check_length
 from afferent.types import decode
 
 T = TypeVar("T")
@@ -37,6 +37,9 @@ _MAX_WHAT = 200
 # From 128 KiB on, memory for what may come is mapped anew for every message.
 _RECEIVE_NBYTES = 1 << 16
 _LOOK_S = 100e-6
+_BACKLOG = 1024
+_CONNECT_AGAIN_S = 0.01
+_ACCEPT_AGAIN_S = 0.1
 _MAX_MISSES = 6
 _LENGTH = struct.Struct("<I")
 _SO_PEERPIDFD = 77  # since Linux 6.5; not named by the socket module
@@ -48,41 +51,29 @@ class Peer:
     uid: int
 
 
-def new_address(name: str) -> str:
-    """An abstract address that nobody guesses, such as ``"@afferent-store-3f..."``."""
-    return f"@afferent-{name}-{secrets.token_hex(16)}"
-
-
-def _for_the_kernel(address: str) -> str:
-    """``@name`` is how people write, and programs pass on, what the kernel calls ``\\0name``."""
-    return "\0" + address[1:] if address.startswith("@") else address
-
-
-def listen(address: str) -> socket.socket:
-    """At an abstract address (``@name``), or at a path, which only this user may connect to.
+def listen(path: str) -> socket.socket:
+    """At a path, which only this user may connect to.
 
     Raises:
         ConfigError: Somebody listens there, or nobody can.
     """
+    check_length(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    bound = _for_the_kernel(address)
     try:
-        if bound.startswith("\0"):
-            sock.bind(bound)
-        else:
-            _bind_path(sock, Path(bound))
+        _bind(sock, Path(path))
     except OSError as error:
         sock.close()
-        raise ConfigError(f"no socket can be made at {address}: {error.strerror}") from error
-    sock.listen(1024)
+        raise ConfigError(f"no socket can be made at {path}: {error.strerror}") from error
+    sock.listen(_BACKLOG)
     return sock
 
 
-def _bind_path(sock: socket.socket, path: Path) -> None:
+def _bind(sock: socket.socket, path: Path) -> None:
     """What a process that has ended left there is in the way of nobody."""
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-            if other.connect_ex(str(path)) == 0:
+            other.setblocking(False)  # one whose backlog is full is there, too
+            if other.connect_ex(str(path)) != errno.ECONNREFUSED:
                 raise OSError(errno.EADDRINUSE, "somebody listens there")
         path.unlink()
     old = os.umask(0o177)
@@ -92,12 +83,24 @@ def _bind_path(sock: socket.socket, path: Path) -> None:
         os.umask(old)
 
 
-def connect(address: str, *, timeout_s: float) -> socket.socket:
-    """A blocking connection to a `listen`-ing process of our own uid."""
+def connect(path: str, *, timeout_s: float) -> socket.socket:
+    """A blocking connection to a `listen`-ing process of our own uid.
+
+    Raises:
+        ConnectionClosed: Nobody listens there, or those who came before us leave no room.
+    """
+    deadline = time.monotonic() + timeout_s
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:
-        sock.connect(_for_the_kernel(address))
+        while True:
+            try:
+                sock.connect(path)
+                break
+            except BlockingIOError:  # so many wait to be accepted that there is no room for us
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_CONNECT_AGAIN_S)
     except OSError as error:
         sock.close()
         raise ConnectionClosed("the process to connect to is not there") from error
@@ -123,13 +126,18 @@ def check_peer(sock: socket.socket) -> Peer:
 async def accept_peers(listener: socket.socket) -> AsyncIterator[tuple[socket.socket, Peer]]:
     """Who connects, one after another, until cancelled; strangers are refused."""
     listener.setblocking(False)
-    loop = asyncio.get_running_loop()
+    loop, seldom = asyncio.get_running_loop(), Seldom(log)
     while True:
-        sock, _ = await loop.sock_accept(listener)
+        try:
+            sock, _ = await loop.sock_accept(listener)
+        except OSError as error:  # too many descriptors, most likely: those who are here stay
+            seldom.warning("a connection can't be accepted", reason=error.strerror)
+            await asyncio.sleep(_ACCEPT_AGAIN_S)
+            continue
         try:
             peer = check_peer(sock)
-        except ConnectionClosed:
-            log.warning("a connection was refused")
+        except ConnectionClosed as error:
+            seldom.warning("a connection was refused", reason=error.message)
             continue
         yield sock, peer
 

@@ -16,8 +16,8 @@ from afferent.engine import registry
 from afferent.engine.contract import EngineKind, EnginePlan, EngineSite
 from afferent.errors import ConfigError
 from afferent.preprocess.registry import AnyFamily, describe
-from afferent.runtime import wire
 from afferent.runtime.listening import Port
+from afferent.runtime.sockets import new_address
 from afferent.server import sizing
 
 BUILT_IN_MODELS = Path(__file__).parent.parent / "models"
@@ -97,7 +97,7 @@ def rehearse(loaded: Loaded) -> Checked:
     Port(config.host, config.port, num_listeners=config.frontends).close()
     # An upstream's plan may write files for a server that somebody else runs.
     if isinstance(checked.engine, EngineKind) and checked.family is not None:
-        site = checked.site(checked.family, store_address=wire.new_address("store"))
+        site = checked.site(checked.family, store_address=new_address("store"))
         plan = checked.engine.plan(site, checked.engine_settings)
         for fd in {fd for process in plan.processes for fd in process.fds}:
             os.close(fd)

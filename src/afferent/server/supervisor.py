@@ -35,7 +35,9 @@ from afferent.store.daemon.server import InheritedDescriptors
 log = logging.getLogger(__name__)
 
 _MAX_FAILED_STARTS = 3
-_RESTART_DELAY_S = 0.5
+_RESTART_S = 0.05
+_RESTART_FAILED_S = 1.0
+"""After a failed start, and twice as long after each more."""
 _TERMINATE_TIMEOUT_S = 5.0
 
 
@@ -67,7 +69,10 @@ class Supervisor:
         """
         logs.configure("supervisor", level=self._config.log_level, format=self._config.log_format)
         self._say("afferent", __version__)
-        plan = self._plan()
+        with contextlib.ExitStack() as owned:
+            return await self._serve(self._plan(owned))
+
+    async def _serve(self, plan: Plan) -> int:
         self._parts = plan.parts()
         watcher = self._watcher = Watcher(
             self._parts.values(), frozen_timeout_s=self._config.frozen_timeout_s
@@ -91,8 +96,12 @@ class Supervisor:
 
     # Start
 
-    def _plan(self) -> Plan:
-        """What can be refused is refused before a process starts."""
+    def _plan(self, owned: contextlib.ExitStack) -> Plan:
+        """What can be refused is refused before a process starts.
+
+        Args:
+            owned: Gets what has to go at the end.
+        """
         config = self._config
         checked = check(self._loaded)
         folder = checked.folder
@@ -107,8 +116,11 @@ class Supervisor:
         inherited = InheritedDescriptors.over(
             arena.open_segment(checked.arena_nbytes), path=config.store_path
         )
+        owned.callback(inherited.close)
         site = checked.site(family, store_address=inherited.address)
         plan = checked.engine.plan(site, checked.engine_settings)
+        for path in plan.files:
+            owned.callback(path.unlink, missing_ok=True)
         check_processes(plan)
         for note in plan.notes:
             self._say("engine", note)
@@ -227,7 +239,8 @@ class Supervisor:
         task.add_done_callback(self._restarts.discard)
 
     async def _restart(self, part: Part) -> None:
-        await asyncio.sleep(_RESTART_DELAY_S * 2 ** min(part.num_failed_starts, 4))
+        failed = part.num_failed_starts
+        await asyncio.sleep(_RESTART_FAILED_S * 2 ** min(failed - 1, 3) if failed else _RESTART_S)
         if self._stop.is_set() or part.child is not None:
             return
         try:

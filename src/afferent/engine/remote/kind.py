@@ -12,13 +12,14 @@ from afferent.engine.contract import Caller, EngineKind, SettingsT
 from afferent.engine.protocol import Engine
 from afferent.engine.remote.client import RemoteEngine
 from afferent.runtime import wire
+from afferent.runtime.sockets import new_address
 
 
 class RemoteLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the engine listens for frontends.
 
     Attributes:
-        address: A unix socket's; one that begins with ``@`` has no file.
+        address: A unix socket's path.
     """
 
     address: str
@@ -32,8 +33,8 @@ class Listening(Struct, frozen=True, kw_only=True):
 
 
 def listening(name: str) -> Listening:
-    """A new socket, at an address that nobody guesses."""
-    address = wire.new_address(name)
+    """A new socket, where only this user may connect to it."""
+    address = new_address(name)
     return Listening(link=RemoteLink(address=address), fd=wire.listen(address).detach())
 
 

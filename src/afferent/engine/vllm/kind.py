@@ -7,7 +7,6 @@ import secrets
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from afferent.engine.vllm.media import TakenMedia
 from afferent.engine.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
 from afferent.preprocess.family import read_json
+from afferent.runtime.sockets import digits_of, new_address
 from afferent.telemetry.trace import declare_stages
 
 declare_stages("first_byte")
@@ -99,7 +99,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
         if settings.engine_video_bytes or _FRAMES in settings.engine_args:
             taken = msgspec.structs.replace(taken, videos=False)
         if settings.engine_url:
-            _share_secret(site.store_address, secret)
+            secret_path = _share_secret(site.store_address, secret)
             link = VllmLink(
                 urls=settings.engine_url,
                 api_key=settings.engine_api_key,
@@ -107,8 +107,10 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 taken=taken,
             )
             where = ", ".join(settings.engine_url)
-            return EnginePlan(processes=(), link=link, notes=(f"vLLM at {where}",))
-        socket_path = Path(tempfile.mkdtemp(prefix="afferent-")) / "vllm.sock"
+            return EnginePlan(
+                processes=(), link=link, notes=(f"vLLM at {where}",), files=(secret_path,)
+            )
+        socket_path = new_address("vllm")
         process = EngineProcess(
             name="vllm",
             module=_PROCESS,
@@ -116,9 +118,9 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 command=(
                     *(_python(settings), "-m", "vllm.entrypoints.cli.main", "serve"),
                     *(str(site.model_folder), "--served-model-name", site.model_name),
-                    *(*_arguments(settings), "--uds", str(socket_path)),
+                    *(*_arguments(settings), "--uds", socket_path),
                 ),
-                socket_path=str(socket_path),
+                socket_path=socket_path,
                 start_timeout_s=settings.engine_start_timeout_s,
             ),
             env={
@@ -182,11 +184,12 @@ def _look(python: str) -> None:
         )
 
 
-def _share_secret(address: str, secret: bytes) -> None:
+def _share_secret(address: str, secret: bytes) -> Path:
     """Write the secret beside the store's path, for a vLLM of the same user."""
-    if address.startswith("@"):
+    if digits_of(address, "store"):  # whoever starts a vLLM could not know it before
         raise ConfigError("--engine-url needs --store-path: vLLM's workers have to find the store")
     path = Path(address + place.SECRET_SUFFIX)
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(secret.hex(), encoding="ascii")
+    return path

@@ -10,7 +10,7 @@ from typing import Final
 from afferent.errors import ConfigError
 
 STORE: Final = "AFFERENT_STORE_PATH"
-"""The store's address: a path, or ``@name`` for an abstract one."""
+"""The store's address: a path."""
 SECRET: Final = "AFFERENT_STORE_SECRET"  # noqa: S105 - its name
 """The secret in hexadecimal; without it, it is in the file beside the store's path."""
 SUPERVISED: Final = "AFFERENT_SUPERVISED"

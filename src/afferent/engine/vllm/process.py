@@ -36,7 +36,6 @@ _TERMINATE_TIMEOUT_S = 4.0
 def _started(settings: VllmProcess) -> Iterator[subprocess.Popen[bytes]]:
     """vLLM, in a session of its own, all of which is gone at the end."""
     path, parent_pid = Path(settings.socket_path), os.getpid()
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     path.unlink(missing_ok=True)
     vllm = subprocess.Popen(
         settings.command,
@@ -51,8 +50,6 @@ def _started(settings: VllmProcess) -> Iterator[subprocess.Popen[bytes]]:
             os.killpg(vllm.pid, signal.SIGKILL)
         vllm.wait()
         path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()
 
 
 async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Popen[bytes]) -> int:

@@ -69,7 +69,7 @@ class DaemonStore(Store):
         """Connect.
 
         Args:
-            address: Of the daemon, as it is shown: ``@name``, or a path.
+            address: Of the daemon, as it is shown: the path of its socket.
             name: What it is called in `list_clients`, and by ``afferent store``.
             writable: Whether this process may write into the arena.
             timeout_s: How long an answer is waited for.

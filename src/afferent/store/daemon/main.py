@@ -23,7 +23,7 @@ from functools import partial
 import uvloop
 
 from afferent.errors import AfferentError, ConnectionClosed, FormatError, StoreFull
-from afferent.runtime import wire
+from afferent.runtime import logs, wire
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store import arena
 from afferent.store.daemon.client_table import ClientTable, Entry
@@ -36,7 +36,6 @@ from afferent.types import ClientId, decode, encode
 log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
-_ACCEPT_AGAIN_S = 0.1
 _AWAKE_S = 60e-6
 
 
@@ -63,22 +62,15 @@ class StoreDaemon:
         self._clients: dict[ClientId, _Client] = {}
         self._greetings: set[asyncio.Task[None]] = set()
         self._awake_until_s, self._is_spinning = 0.0, False
+        self._seldom = logs.Seldom(log)
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled."""
-        listener.setblocking(False)
-        loop = asyncio.get_running_loop()
         for entry in self._client_table:
             self._await_former(entry)
         self._check_recovered()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:  # too many descriptors, most likely: those who are here stay
-                log.warning("a connection can't be accepted", extra={"reason": error.strerror})
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
-                continue
-            task = asyncio.create_task(self._greet(sock))
+        async for sock, peer in wire.accept_peers(listener):
+            task = asyncio.create_task(self._greet(sock, peer))
             self._greetings.add(task)
             task.add_done_callback(self._greetings.discard)
 
@@ -121,10 +113,9 @@ class StoreDaemon:
 
     # Clients
 
-    async def _greet(self, sock: socket.socket) -> None:
-        """Check who connects, and let it in."""
+    async def _greet(self, sock: socket.socket, peer: wire.Peer) -> None:
+        """Hear who connects, and let it in."""
         try:
-            peer = wire.check_peer(sock)
             try:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):
                     hello = await wire.receive_frame(sock, hello_decoder)
@@ -143,7 +134,7 @@ class StoreDaemon:
             else:  # it comes again
                 sock.close()
         except (AfferentError, TimeoutError, OSError) as error:
-            log.warning("a connection was refused", extra={"reason": type(error).__name__})
+            self._seldom.warning("a connection was refused", reason=type(error).__name__)
             sock.close()
 
     def _turn_away(self, sock: socket.socket) -> None:

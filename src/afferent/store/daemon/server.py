@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from afferent.errors import StoreUnavailable
 from afferent.runtime import wire
 from afferent.runtime.process import Child, LogSettings, Status, spawn
+from afferent.runtime.sockets import new_address
 from afferent.store.arena import create_segment
 from afferent.store.daemon.client_table import create_client_table
 from afferent.store.daemon.launch import DAEMON, DaemonSettings
@@ -22,7 +24,7 @@ from afferent.types import ObjectKind
 
 log = logging.getLogger(__name__)
 
-ADDRESS_PREFIX = "store"
+SOCKET_NAME = "store"
 _START_TIMEOUT_S = 30.0
 _RESTART_S = 0.05
 _MAX_FAILED_STARTS = 3
@@ -51,12 +53,12 @@ class InheritedDescriptors:
         """With an arena that is there, or will be when the first daemon is started.
 
         Args:
-            path: Where the socket is; without it, at an address that nobody guesses.
+            path: Where the socket is; without it, in a folder of this process.
 
         Raises:
             ConfigError: It can't be there.
         """
-        address = path or wire.new_address(ADDRESS_PREFIX)
+        address = path or new_address(SOCKET_NAME)
         return cls(address, arena_fd, wire.listen(address).detach(), create_client_table())
 
     @property
@@ -84,6 +86,8 @@ class InheritedDescriptors:
         )
 
     def close(self) -> None:
+        """Nothing is left, the socket's file neither."""
+        Path(self.address).unlink(missing_ok=True)
         for fd in self.fds:
             os.close(fd)
 

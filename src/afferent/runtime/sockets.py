@@ -1,0 +1,148 @@
+"""Where a process's sockets are: in a folder that nobody but its user may enter.
+
+Another user can't connect there, nor fill what waits to be accepted; and a path, unlike an abstract
+name, is the same in every network namespace. The folder goes with the process that made it. What
+one that was killed has left is removed by the next that makes one: as long as its process lives, a
+folder is locked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from afferent.errors import ConfigError
+
+MAX_PATH_NBYTES: Final = 107
+"""What the kernel has room for."""
+_PREFIX = "afferent-sockets-"
+_ADDRESS = re.compile(rf".*/{_PREFIX}[^/]+/(\w+)-([0-9a-f]{{8}})\.sock")
+
+
+def new_address(name: str) -> str:
+    """A path in this process's own folder: ``/run/user/1000/afferent-.../store-3f....sock``, say.
+
+    Raises:
+        ConfigError: It would be too long, or the folder can't be made.
+    """
+    address = str(_own.folder() / f"{name}-{secrets.token_hex(4)}.sock")
+    check_length(address)
+    return address
+
+
+def check_length(path: str) -> None:
+    """
+    Raises:
+        ConfigError: No socket can be there.
+    """
+    nbytes = len(os.fsencode(path))
+    if nbytes > MAX_PATH_NBYTES:
+        raise ConfigError(
+            f"the path of a socket has {MAX_PATH_NBYTES} bytes at most, and {path} has {nbytes}: "
+            "choose a shorter one, or a shorter XDG_RUNTIME_DIR or TMPDIR"
+        )
+
+
+def digits_of(address: str, name: str) -> str | None:
+    """What tells an address that `new_address` has made for this name from others; ``None`` if it
+    has not made it.
+    """
+    match = _ADDRESS.fullmatch(address)
+    return match[2] if match is not None and match[1] == name else None
+
+
+class SocketFolder:
+    """A folder of mode 0700, locked for as long as its process lives."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path, self._lock_fd = path, lock_fd
+
+    @classmethod
+    def create(cls, parent: Path) -> SocketFolder:
+        """
+        Raises:
+            ConfigError: Nobody may write there.
+        """
+        while True:
+            try:
+                path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            except OSError as error:
+                raise ConfigError(f"no folder can be made in {parent}: {error.strerror}") from error
+            lock_fd = _lock(path)
+            if lock_fd is not None:  # else somebody has just taken it for one that was left
+                return cls(path, lock_fd)
+
+    def remove(self) -> None:
+        """With all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock_fd)
+
+
+def remove_left(parent: Path) -> None:
+    """Remove the folders of this user whose processes have ended."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        if _is_private(path) and (lock_fd := _lock(path)) is not None:
+            SocketFolder(path, lock_fd).remove()
+
+
+def _lock(path: Path) -> int | None:
+    """A descriptor that keeps the folder; ``None`` if it is another's, or gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists():  # who had the lock before may have removed it
+            return fd
+    os.close(fd)
+    return None
+
+
+def _is_private(path: Path) -> bool:
+    """Whether it is a folder of ours, and of nobody else."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    is_folder = stat.S_ISDIR(found.st_mode)
+    return is_folder and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _parent() -> Path:
+    """The user's own folder for such things, if there is one."""
+    given = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
+    if _is_private(given) and os.access(given, os.W_OK):
+        return given
+    return Path(tempfile.gettempdir())
+
+
+class _Own:
+    """The folder of this process, made when it is first asked for. A forked child gets another."""
+
+    def __init__(self) -> None:
+        self._made: tuple[int, SocketFolder] | None = None
+
+    def folder(self) -> Path:
+        if self._made is None or self._made[0] != os.getpid():
+            parent = _parent()
+            remove_left(parent)
+            self._made = (os.getpid(), SocketFolder.create(parent))
+            atexit.register(self._remove, *self._made)
+        return self._made[1].path
+
+    def _remove(self, pid: int, folder: SocketFolder) -> None:
+        if os.getpid() == pid:  # else this is a child that was forked later
+            folder.remove()
+
+
+_own = _Own()

@@ -1,0 +1,71 @@
+"""What another user of the machine can do to a server: use HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tests.others import another_user, needs_root
+from tests.server import Server, wait_until
+
+NUM_FLOODERS = 2
+BACK_WITHIN_S = 2.0
+SLOW_MACHINE = 3.0
+"""Its two cores are busy with the flooders, and with whatever else runs there."""
+CORE, DAEMON = "afferent.engine.reference.core.main", "afferent.store.daemon.main"
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@needs_root
+def test_who_floods_the_sockets_keeps_nobody_out(own_server: Server) -> None:
+    addresses = [own_server.address_of(module) for module in (CORE, DAEMON)]
+    # As they were when a name was enough to come there.
+    addresses += ["\0" + address for address in addresses]
+    folder = Path(addresses[0]).parent
+
+    def flood(pipe: Connection) -> None:
+        num_connected = num_tried = 0
+        while not pipe.poll():
+            for address in addresses:
+                with socket.socket(socket.AF_UNIX) as sock:
+                    num_connected += not sock.connect_ex(address)
+                    num_tried += 1
+        with contextlib.suppress(PermissionError):
+            num_connected += len(list(folder.iterdir()))
+        pipe.send((num_connected, num_tried))
+
+    num_lines = len(own_server.lines)
+    (victim,) = own_server.find("afferent.serve.frontend")
+    with another_user(flood) as one, another_user(flood) as other:
+        start_s = time.monotonic()
+        victim.kill()
+        victim.wait(60)
+        wait_until(lambda: own_server.get("/ready").status_code == 200)
+        took_s = time.monotonic() - start_s
+        for flooder in (one, other):
+            flooder.send("enough")
+            num_connected, num_tried = flooder.recv()
+            print(f"{num_tried:,} tries; back after {took_s:.2f} s")
+            assert num_connected == 0
+            assert num_tried > 100
+    assert took_s < BACK_WITHIN_S * SLOW_MACHINE
+    assert len(own_server.lines) - num_lines < 5, "what they do is in no log"
+
+
+def test_nothing_is_left_of_the_sockets() -> None:
+    with Server() as server:
+        path = Path(server.address_of(DAEMON))
+        assert path.parent == Path(server.address_of(CORE)).parent
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.parent.exists()

@@ -1,0 +1,135 @@
+"""Who can come to a process's sockets, and what is left of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from afferent.errors import ConfigError
+from afferent.runtime import sockets, wire
+from afferent.runtime.sockets import SocketFolder, digits_of, new_address, remove_left
+from tests.others import another_user, needs_root
+
+HOLDS = """
+import signal
+from afferent.runtime.sockets import new_address
+print(new_address("store"), flush=True)
+signal.pause()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """A process with a folder of its own in this one."""
+    env = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True, env=env
+    )
+
+
+def folder_of(running: subprocess.Popen[str]) -> Path:
+    assert running.stdout is not None
+    return Path(running.stdout.readline().strip()).parent
+
+
+def test_an_address_says_whose_it_is() -> None:
+    address = new_address("store")
+    digits = digits_of(address, "store")
+    assert digits
+    assert address.endswith(f"/store-{digits}.sock")
+    assert digits_of(address, "core") is None
+    assert digits_of("/run/afferent/store.sock", "store") is None
+    assert Path(address).parent.stat().st_mode & 0o777 == 0o700
+    assert new_address("store") != address
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * sockets.MAX_PATH_NBYTES)
+    with pytest.raises(ConfigError, match=f"107 bytes at most, and {path} has {len(str(path))}"):
+        wire.listen(str(path))
+
+
+def test_a_folder_is_removed_by_its_process(tmp_path: Path) -> None:
+    with holder(tmp_path) as running:
+        folder = folder_of(running)
+        assert folder.parent == tmp_path
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) != 0
+    assert not folder.exists()
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    with holder(tmp_path) as killed, holder(tmp_path) as living:
+        left, kept = folder_of(killed), folder_of(living)
+        with wire.listen(str(left / "store-00000000.sock")):
+            pass
+        killed.kill()
+        killed.wait(60)
+        assert left.exists()
+        others = tmp_path / "afferent-sockets-open"
+        others.mkdir(mode=0o755)
+        remove_left(tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted([kept, others])
+        living.kill()
+
+
+def test_who_begins_and_who_tidies_up_agree(tmp_path: Path) -> None:
+    """Whoever is first has it; who has lost its folder makes another."""
+    first = SocketFolder.create(tmp_path)
+    second = SocketFolder.create(tmp_path)
+    remove_left(tmp_path)
+    assert first.path.exists()
+    assert second.path.exists()
+    first.remove()
+    assert not first.path.exists()
+    second.remove()
+
+
+def test_a_forked_child_leaves_its_parents_folder_alone(tmp_path: Path) -> None:
+    code = (
+        "import os; from afferent.runtime.sockets import new_address; ours = new_address('store')\n"
+        "if os.fork() == 0:\n    assert os.path.dirname(new_address('store')) != "
+        "os.path.dirname(ours)\nelse:\n    os.wait(); assert os.path.isdir(os.path.dirname(ours))"
+    )
+    env = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_the_users_own_folder_is_taken_if_it_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    given = tmp_path / "runtime"
+    given.mkdir()
+    given.chmod(mode)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(given))
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert sockets._parent() == (given if mode == 0o700 else tmp_path)
+
+
+@needs_root
+def test_another_user_can_not_even_connect() -> None:
+    address = new_address("test")
+
+    def tries(pipe: Connection) -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            pipe.send((os.getuid(), sock.connect_ex(address)))
+
+    with wire.listen(address) as listener:
+        with another_user(tries) as told:
+            assert told.poll(60)
+            uid, code = told.recv()
+        assert (uid != os.getuid(), code) == (True, errno.EACCES)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        with socket.socket(socket.AF_UNIX) as ours:
+            ours.connect(address)
