@@ -22,6 +22,7 @@ import uvloop
 from afferent.serve.apis.chat.api import OpenAIChat
 from afferent.serve.flow.call import ReceivedBody
 from afferent.serve.flow.request import Output, TextDelta
+from afferent.serve.http.accepting import PromptServer
 from afferent.serve.http.connection import ConnectionLimits, connection_class, guard
 from afferent.serve.http.disconnects import HangUps
 from afferent.serve.http.sse import EventStream
@@ -155,9 +156,9 @@ def serving(
         guard(listener, timeout_s=takes_nothing_s)
         http = connection_class(limits, hang_ups)
         config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
-        servers.append(uvicorn.Server(config))
+        servers.append(PromptServer(config, listener))
         started.set()
-        await servers[0].serve(sockets=[listener])
+        await servers[0].serve()
         hang_ups.close()
 
     thread = threading.Thread(target=uvloop.run, args=(main(),))

@@ -38,6 +38,7 @@ from afferent.serve.flow.item_state import Processor
 from afferent.serve.flow.items import ItemSettings, ItemStage
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
+from afferent.serve.http.accepting import PromptServer
 from afferent.serve.http.app import Frontend
 from afferent.serve.http.auth import Access
 from afferent.serve.http.connection import ConnectionLimits, connection_class, guard
@@ -142,15 +143,15 @@ async def _serve(
         _Base(settings=settings, store=store, gate=gate, access=access, board=child.board)
     )
     hang_ups = HangUps()
-    server = _server(app, config, hang_ups)
     listener = socket.socket(fileno=settings.listener_fd)
+    server = _server(app, config, hang_ups, listener)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
     # Before anybody is notified that we serve; the first who come wait for the server a moment.
     listener.listen(BACKLOG)
     gc.collect()  # after this, what there is by now is never looked at again
     child.report("HTTP", ready=True)
     try:
-        await server.serve(sockets=[listener])
+        await server.serve()
     finally:
         hang_ups.close()
         for task in background:
@@ -194,13 +195,15 @@ def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
     return app, stage.close
 
 
-def _server(app: ASGIApp, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Server:
+def _server(
+    app: ASGIApp, config: ServeConfig, hang_ups: HangUps, listener: socket.socket
+) -> PromptServer:
     limits = ConnectionLimits(
         header_timeout_s=config.body_idle_timeout_s,
         discard_timeout_s=config.body_timeout_s,
         untaken_timeout_s=config.request_timeout_s,
     )
-    return uvicorn.Server(
+    return PromptServer(
         uvicorn.Config(
             app,
             log_config=None,
@@ -210,7 +213,8 @@ def _server(app: ASGIApp, config: ServeConfig, hang_ups: HangUps) -> uvicorn.Ser
             lifespan="off",
             proxy_headers=False,
             timeout_graceful_shutdown=round(config.drain_timeout_s),
-        )
+        ),
+        listener,
     )
 
 

@@ -25,6 +25,7 @@ from afferent.runtime.heartbeat import Board
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.http.auth import Access
 from afferent.serve.http.responses import json_answer, new_id, refusal
+from afferent.serve.http.sharing import Shared
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.metrics import store_readings
 from afferent.telemetry import exposition
@@ -45,6 +46,7 @@ class Status:
         """``board``: where the server's processes beat, if they do."""
         self._pipeline, self._access = pipeline, access
         self._model_name, self._board = model_name, board
+        self._readiness, self._page = Shared(self._is_ready), Shared(self._metrics)
 
     def routes(self) -> list[Route]:
         return [
@@ -84,11 +86,17 @@ class Status:
 
     async def _ready(self, _: Request) -> Response:
         """Whether a request would be served now."""
+        return await self._readiness.get()
+
+    async def _is_ready(self) -> Response:
         has_engine = self._pipeline.engine.info is not None
         return await readiness(self._pipeline.store, self._board, has_engine=has_engine)
 
     async def _render_metrics(self, _: Request) -> Response:
         """Of all processes, the same whichever frontend is asked."""
+        return await self._page.get()
+
+    async def _metrics(self) -> Response:
         try:
             readings = await self._readings()
         except AfferentError as error:  # counts of this process alone would look like a reset

@@ -13,6 +13,7 @@ from afferent.errors import AfferentError, EngineUnavailable
 from afferent.runtime.heartbeat import Board
 from afferent.serve.http.health import gathered, readiness
 from afferent.serve.http.responses import json_answer, new_id, path_of, refusal
+from afferent.serve.http.sharing import Shared
 from afferent.serve.upstream.metrics import joined
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import exposition
@@ -38,7 +39,11 @@ class UpstreamFrontend:
         """
         self._passage, self._store, self._upstream = passage, store, upstream
         self._board, self._makes_features = board, makes_features
-        self._own = {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}
+        self._own = {
+            "/health": self._health,
+            "/ready": Shared(self._ready).get,
+            "/metrics": Shared(self._metrics).get,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,0 +1,32 @@
+"""What many ask for at a time is made once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """Who asks while it is being made waits for the next, which is made for all who do: nobody
+    gets what is older than his question.
+    """
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """``make`` raises nothing that is expected: who has asked may be gone."""
+        self._make = make
+        self._now: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._now))
+        return await asyncio.shield(self._next)
+
+    async def _after(self, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        self._now, self._next = self._next, None
+        return await self._make()
