@@ -433,6 +433,8 @@ def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
     """Its socket is gone; then it is there again."""
     front.engine.__exit__(None, None, None)
     wait_until(lambda: front.server.get("/ready").status_code == 503)
+    health = front.server.get("/health")
+    assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_unavailable")
     answer = front.post("/v1/messages", chat())
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
@@ -440,6 +442,7 @@ def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
     front.engine._arena = None
     front.engine.__enter__()
     wait_until(lambda: front.server.get("/ready").status_code == 200)
+    assert front.server.get("/health").status_code == 200
     assert front.post("/v1/messages", chat()).status_code == 200
 
 

@@ -131,6 +131,21 @@ async def _kill(find: Callable[[], list[psutil.Process]]) -> int:
     return 0
 
 
+@pytest.mark.parametrize("victim", ["EngineCore", "api"])
+def test_a_vllm_that_freezes_is_named_and_replaced(ours: tuple[Server, Path], victim: str) -> None:
+    """Its engine's core, too, without which its API server still says that it is well."""
+    server, _ = ours
+    wait_until(lambda: _is_ready(server), timeout_s=300)
+    frozen = vllm_processes(server)[victim]
+    start_s = time.monotonic()
+    frozen.suspend()
+    wait_until(lambda: server.get("/ready").json()["frozen"] == ["vllm-server"], timeout_s=5)
+    seen_s = time.monotonic() - start_s
+    wait_until(lambda: not frozen.is_running())
+    print(f"{victim}: seen after {seen_s:.1f} s, gone after {time.monotonic() - start_s:.1f} s")
+    wait_until(lambda: _is_ready(server), timeout_s=300)
+
+
 def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
     """vLLM is started again: nothing is encoded a second time, and the answers are the same."""
     server, store_path = ours
