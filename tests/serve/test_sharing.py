@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from afferent.serve.http import sharing
 from afferent.serve.http.sharing import Shared
 
 
@@ -44,6 +45,24 @@ async def ask_many() -> None:
 
 def test_who_asks_meanwhile_shares_the_next() -> None:
     asyncio.run(asyncio.wait_for(ask_many(), 30))
+
+
+async def ask_two() -> list[int]:
+    maker = Maker()
+    shared = Shared(maker.make)
+    first = asyncio.create_task(shared.get())
+    await until_begun(maker, 1)
+    later = asyncio.create_task(shared.get())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    maker.may_end.set()
+    return [await first, await later, await shared.get()]
+
+
+def test_who_has_waited_for_long_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(asyncio.wait_for(ask_two(), 30)) == [1, 2, 3]
+    monkeypatch.setattr(sharing, "_LONG_S", 0.0)
+    assert asyncio.run(asyncio.wait_for(ask_two(), 30)) == [1, 1, 2]
 
 
 async def fail_once() -> None:

@@ -32,7 +32,7 @@ from afferent.telemetry import exposition
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import REGISTRY
 
-_STORE_TIMEOUT_S = 0.7
+_STORE_TIMEOUT_S = 0.6
 
 Answer = TypeVar("Answer")
 

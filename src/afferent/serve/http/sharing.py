@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
+
+_LONG_S = 0.2
 
 T = TypeVar("T")
 
 
 class Shared(Generic[T]):
     """Who asks while it is being made waits for the next, which is made for all who do: nobody
-    gets what is older than his question.
+    gets what is older than his question, unless he has waited for long. Then the second time might
+    take as long again.
     """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
@@ -26,7 +30,11 @@ class Shared(Generic[T]):
         return await asyncio.shield(self._next)
 
     async def _after(self, before: asyncio.Task[T] | None) -> T:
-        if before is not None:
+        if before is not None and not before.done():
+            start_s = time.monotonic()
             await asyncio.wait([before])
+            if time.monotonic() - start_s > _LONG_S:
+                self._next = None
+                return before.result()
         self._now, self._next = self._next, None
         return await self._make()
