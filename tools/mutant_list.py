@@ -9,6 +9,8 @@ from tools.serve_mutants import SERVE_MUTANTS
 from tools.share_mutants import SHARE_MUTANTS
 
 _GATE = "admit/gate.py"
+_HEARTBEAT = "runtime/heartbeat.py"
+_HEARTBEAT_TESTS = ("tests/runtime/test_heartbeat.py",)
 _GATE_TESTS = ("tests/admit/test_gate.py",)
 _FETCH_TESTS = ("tests/ingest/test_fetch.py",)
 _DELIVERY_TESTS = ("tests/ingest/test_delivery.py",)
@@ -358,4 +360,35 @@ _KEYS: Final = (
     ),
 )
 
-MUTANTS: Final = (*_ADMIT, *_INGEST, *_KEYS, *SERVE_MUTANTS, *SHARE_MUTANTS)
+_RUNTIME: Final = (
+    Mutant(
+        what="a watcher that slept blames others",
+        file=_HEARTBEAT,
+        old="self._awake_s += min(now_s - self._looked_s, _MOST_BETWEEN_LOOKS_S)",
+        new="self._awake_s += now_s - self._looked_s",
+        tests=_HEARTBEAT_TESTS,
+    ),
+    Mutant(
+        what="who was started again has the silence of the one before",
+        file=_HEARTBEAT,
+        old="before, self._heard = self._heard, {}",
+        new="before = self._heard",
+        tests=_HEARTBEAT_TESTS,
+    ),
+    Mutant(
+        what="those that a silent one watches are silent, too",
+        file=_HEARTBEAT,
+        old="if self.place.watchers.get(name) not in silent",
+        new="if name",
+        tests=_HEARTBEAT_TESTS,
+    ),
+    Mutant(
+        what="a folder of a living process is taken for one that was left",
+        file="runtime/sockets.py",
+        old="        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        new="",
+        tests=("tests/runtime/test_sockets.py",),
+    ),
+)
+
+MUTANTS: Final = (*_ADMIT, *_INGEST, *_KEYS, *_RUNTIME, *SERVE_MUTANTS, *SHARE_MUTANTS)
