@@ -17,6 +17,7 @@ from afferent.engine.vllm import client, health
 from afferent.engine.vllm.client import VllmClient
 from afferent.engine.vllm.health import VllmWatch
 from afferent.engine.vllm.launch import SERVER
+from afferent.engine.vllm.media import TakenMedia
 from afferent.runtime.heartbeat import Board
 from afferent.runtime.proc_stat import ProcStat
 from tests.server import wait_until
@@ -119,7 +120,9 @@ async def until_it_freezes(path: Path) -> None:
         writer.close()
 
     listening = await asyncio.start_unix_server(answer, path)
-    async with VllmClient.over([f"unix:{path}"], api_key="", secret=b"") as upstream:
+    async with VllmClient.over(
+        [f"unix:{path}"], api_key="", secret=b"", taken=TakenMedia()
+    ) as upstream:
         watching = asyncio.create_task(upstream.watch())
         while not upstream.is_ready:
             await asyncio.sleep(0.01)
