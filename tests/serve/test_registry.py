@@ -58,7 +58,9 @@ class PageCount:
     key_header = KeyHeader("x-page-key")
     besides: Sequence[TokenCount | Lookup] = ()
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
         question = msgspec.json.decode(body.json, type=Question)
         page = MediaPart(Modality.IMAGE, body.media[question.page])
         messages = (Message("user", (page, TextPart(question.text))),)

@@ -93,6 +93,7 @@ class _Base:
             limits=config.request_limits,
             request_timeout_s=config.request_timeout_s,
             explain=config.explain,
+            refuses_unknown=config.unknown_fields == "refuse",
         )
 
     def items(self, processor: Processor) -> ItemStage:

@@ -69,8 +69,13 @@ class Api(Protocol):
     def besides(self) -> Sequence[TokenCount | Lookup]:
         """What else it is asked."""
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
         """Understand a request for the model that is served under the name ``model``.
+
+        Args:
+            refuses_unknown: A parameter that nobody knows is not ignored.
 
         Raises:
             InvalidRequest: The body is not JSON, or not of the API's schema; it says where.

@@ -11,7 +11,7 @@ from msgspec import Meta
 from afferent.errors import AfferentError, MediaNotCached, Param
 from afferent.ingest.cutter import MediaKeys
 from afferent.serve.apis.api import KeyHeader
-from afferent.serve.apis.schema import AnyRequest, TopP
+from afferent.serve.apis.schema import AnyRequest, Stop
 from afferent.serve.apis.statuses import message_of, param_of, status_of
 from afferent.serve.flow.request import ScoredToken
 
@@ -24,19 +24,16 @@ the body is.
 KEY_HEADER = KeyHeader("authorization", "bearer ")
 
 
-class OpenAIRequest(AnyRequest, kw_only=True, forbid_unknown_fields=True):
+class OpenAIRequest(AnyRequest, kw_only=True):
     """Of chat completions and Responses."""
 
-    stream: bool | None = False
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: TopP | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    # Accepted; they do not change the answer.
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    user: str | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 def error_body(error: AfferentError, params: Mapping[Param, str] | None = None) -> dict[str, Any]:

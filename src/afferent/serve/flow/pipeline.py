@@ -28,9 +28,9 @@ from afferent.serve.flow.request import (
     Rendered,
     RenderedItem,
     SamplingDefaults,
-    StopMatcher,
     TextPart,
 )
+from afferent.serve.flow.stops import StopMatcher
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
@@ -179,10 +179,15 @@ class Pipeline:
     def _writer(
         self, request: GenerateRequest, engine_request: EngineRequest, index: int
     ) -> AnswerWriter:
-        num_prompt = len(engine_request.token_ids)
-        detokenizer = self._prompts.detokenizer()
-        write_scored = request.logprobs.write if request.logprobs is not None else None
-        return AnswerWriter(index, num_prompt, detokenizer, StopMatcher(request.stop), write_scored)
+        return AnswerWriter(
+            index,
+            len(engine_request.token_ids),
+            self._prompts.detokenizer(skips_special=request.skips_special),
+            StopMatcher(request.stop, request.includes_stop),
+            request.logprobs.write if request.logprobs is not None else None,
+            engine_request.sampling.min_tokens,
+            engine_request.sampling.stop_token_ids,
+        )
 
     async def _generate(
         self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
@@ -209,9 +214,9 @@ class Pipeline:
                             if writer.num_tokens == 0:
                                 trace.stage(start_ns, "first_token")
                             outputs = writer.feed(event)
-                        case Finished(reason, spans):
+                        case Finished(reason, spans, token_id):
                             trace.add(spans)
-                            outputs = writer.finish(reason)
+                            outputs = writer.finish(reason, token_id)
                     for output in outputs:
                         yield output
                     if outputs and isinstance(outputs[-1], End):
@@ -234,7 +239,7 @@ class Pipeline:
         limit = info.max_model_len
         start_ns = time.monotonic_ns()
         texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
-        num_characters = sum(len(part.text) for part in texts)
+        num_characters = sum(len(part.text) for part in texts) + request.template.num_characters
         # Tokenizing costs time and memory; what can't fit is refused by its length alone.
         if num_characters > limit * self._prompts.max_token_characters:
             raise PromptTooLong(
@@ -243,9 +248,11 @@ class Pipeline:
             )
         num_parts = len(request.messages) + len(texts)
         if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
-            prompt = self._prompts.build(request.messages, written)
+            prompt = self._prompts.build(request.messages, written, request.template)
         else:
-            prompt = await asyncio.to_thread(self._prompts.build, request.messages, written)
+            prompt = await asyncio.to_thread(
+                self._prompts.build, request.messages, written, request.template
+            )
         num_tokens = len(prompt.token_ids)
         trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
         room = limit - num_tokens

@@ -20,7 +20,7 @@ from afferent.config import RequestLimits
 from afferent.runtime import logs
 from afferent.serve.apis.api import Api
 from afferent.serve.flow import counting
-from afferent.serve.flow.call import Answer, Call, Reply
+from afferent.serve.flow.call import Answer, Call
 from afferent.serve.flow.collector import AnswerCollector
 from afferent.serve.flow.conversations import History
 from afferent.serve.flow.pipeline import Pipeline
@@ -29,7 +29,14 @@ from afferent.serve.flow.request import GenerateRequest, Output, PromptInfo, Ren
 from afferent.serve.http.auth import Access
 from afferent.serve.http.body import BodyReader
 from afferent.serve.http.failures import failure_of
-from afferent.serve.http.responses import id_headers, json_answer, new_id, path_of, refusal
+from afferent.serve.http.responses import (
+    id_headers,
+    ignored_header,
+    json_answer,
+    new_id,
+    path_of,
+    refusal,
+)
 from afferent.serve.http.sse import EventStream
 from afferent.telemetry import explain
 from afferent.telemetry.registry import gauge
@@ -47,6 +54,8 @@ class AppSettings:
     limits: RequestLimits
     request_timeout_s: float
     explain: bool
+    refuses_unknown: bool = False
+    """A parameter that nobody knows is not ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +152,12 @@ class Endpoint:
         copied = sum(item.nbytes for item in body.media.values())
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         start_ns = time.monotonic_ns()
-        call = self._api.parse(body, request_id=trace.request_id, model=self._settings.model_name)
+        call = self._api.parse(
+            body,
+            request_id=trace.request_id,
+            model=self._settings.model_name,
+            refuses_unknown=self._settings.refuses_unknown,
+        )
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         call = replace(call, generate=replace(call.generate, share=share))
         return await self._history.resume(call)
@@ -167,13 +181,15 @@ class Endpoint:
         if call.is_kept:
             outputs = self._history.follow(call, outputs)
         if call.is_stream:
-            return await self._stream(trace, call.reply, outputs)
+            return await self._stream(trace, call, outputs)
         answers = await _collect(outputs, call.generate.n)
         self._finish(trace, "ok")
-        return json_answer(call.reply.whole(answers), trace.request_id)
+        answer = json_answer(call.reply.whole(answers), trace.request_id)
+        answer.headers.update(ignored_header(call.ignored))
+        return answer
 
     async def _stream(
-        self, trace: Trace, reply: Reply, outputs: AsyncGenerator[Output, None]
+        self, trace: Trace, call: Call, outputs: AsyncGenerator[Output, None]
     ) -> Response:
         """Server-sent events; an error before the first token is still an ordinary answer."""
         try:
@@ -184,11 +200,11 @@ class Endpoint:
         spent_s = (time.monotonic_ns() - trace.start_ns) / 1e9
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s - spent_s
         return EventStream(
-            reply,
+            call.reply,
             head,
             outputs,
             deadline=deadline,
-            headers=id_headers(trace.request_id),
+            headers={**id_headers(trace.request_id), **ignored_header(call.ignored)},
             on_end=functools.partial(self._finish, trace),
         )
 

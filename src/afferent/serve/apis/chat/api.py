@@ -10,7 +10,8 @@ import msgspec
 
 from afferent.errors import AfferentError, InvalidRequest, Param
 from afferent.ingest.raw import RawMedia
-from afferent.serve.apis import openai, schema
+from afferent.serve.apis import openai, parameters, schema
+from afferent.serve.apis.asking import with_parameters
 from afferent.serve.apis.chat import schema as openai_schema
 from afferent.serve.apis.chat.schema import ChatRequest
 from afferent.serve.apis.tool_calls import ToolCalls
@@ -53,10 +54,13 @@ class OpenAIChat:
     key_header = openai.KEY_HEADER
     besides = ()
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        chat = schema.read(
-            openai_schema.decoder, body.json, served=model, no_ops=openai_schema.NO_OPS
-        )
+    def __init__(self) -> None:
+        self._reader = schema.Reader(ChatRequest, parameters.CHAT)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        chat, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
         media, calls = dict(body.media), ToolCalls()
         messages = [_message(i, each, media, calls) for i, each in enumerate(chat.messages)]
         generate = GenerateRequest(
@@ -64,14 +68,13 @@ class OpenAIChat:
             messages=tuple(messages),
             max_tokens=chat.max_completion_tokens or chat.max_tokens,
             temperature=chat.temperature,
-            top_p=chat.top_p,
-            seed=chat.seed,
-            stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
+            stop=chat.stops,
             n=chat.n or 1,
             logprobs=_wanted_logprobs(chat),
         )
+        generate = with_parameters(generate, chat, effort=chat.reasoning_effort)
         schema.check_all_taken(media, "messages")
-        return Call(generate, bool(chat.stream), _reply(chat, request_id))
+        return Call(generate, bool(chat.stream), _reply(chat, request_id), ignored=ignored)
 
     def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
         return openai.error_body(error, _PARAMS)
@@ -153,7 +156,7 @@ def _audio_source(
 
 
 def _reply(chat: ChatRequest, request_id: str) -> Reply:
-    with_usage = chat.stream_options is not None and chat.stream_options.include_usage
+    with_usage = chat.stream_options is not None and bool(chat.stream_options.include_usage)
     return _ChatReply(chat.model, request_id, chat.n or 1, with_usage=with_usage)
 
 
@@ -172,6 +175,7 @@ class _ChatReply:
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
                 "logprobs": _logprobs(answer.logprobs),
                 "finish_reason": answer.end.reason,
+                "stop_reason": answer.end.stop,
             }
             for index, answer in enumerate(answers)
         ]
@@ -186,9 +190,9 @@ class _ChatReply:
         match output:
             case TextDelta(text, index, logprobs):
                 return [self._chunk(index, {"content": text}, logprobs=_logprobs(logprobs))]
-            case End(reason, index=index):
+            case End():
                 self._ends.append(output)
-                return [self._chunk(index, {}, reason=reason)]
+                return [self._chunk(output.index, {}, end=output)]
         return []
 
     def finish(self) -> list[bytes]:
@@ -207,9 +211,16 @@ class _ChatReply:
         delta: dict[str, Any],
         *,
         logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
+        end: End | None = None,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        reason = {} if end is None else {"stop_reason": end.stop}
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": None if end is None else end.reason,
+            **reason,
+        }
         usage = {"usage": None} if self._with_usage else {}
         return self._event({"choices": [choice], **usage})
 

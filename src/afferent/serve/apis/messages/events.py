@@ -96,11 +96,12 @@ class AnthropicReply:
 
 
 def _stop(end: End) -> dict[str, Any]:
+    met = end.stop if isinstance(end.stop, str) else None  # a token is no sequence
     if end.reason == "length":
         reason = "max_tokens"
     else:
-        reason = "end_turn" if end.stop is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": end.stop}
+        reason = "end_turn" if met is None else "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": met}
 
 
 def _text_block(text: str) -> dict[str, Any]:
