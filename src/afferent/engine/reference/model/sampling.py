@@ -7,7 +7,7 @@ happened before: so a sequence that is preempted and computed again goes on as i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,34 +69,57 @@ def _choose_in(
 
 def _draw(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
     """A token from each row, at random."""
-
-    def column(value_of: Callable[[Sampling], float], dtype: torch.dtype) -> torch.Tensor:
-        values = [value_of(each.sampling) for each in wanted]
-        return torch.tensor(values, dtype=dtype, device=logits.device).unsqueeze(1)
-
-    temperatures = column(lambda sampling: sampling.temperature, torch.float64)
-    # Differences, divided as doubles: the smallest temperature leaves the likeliest where it is.
-    leads = logits - logits.amax(-1, keepdim=True)
-    scaled = (leads.double() / temperatures).float()
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    if any(each.sampling.min_p for each in wanted):
-        least = column(lambda s: math.log(s.min_p) if s.min_p else -math.inf, torch.float32)
-        ordered = ordered.masked_fill(ordered < least, -torch.inf)
-    if any(each.sampling.top_k for each in wanted):
-        size = logits.shape[-1]
-        ranks = column(lambda sampling: min(sampling.top_k or size, size) - 1, torch.int64)
-        ordered = ordered.masked_fill(ordered < ordered.gather(-1, ranks), -torch.inf)
-    likely = ordered.softmax(-1)
-    reached = likely.double().cumsum(-1)
-    # The smallest set of tokens that reaches top_p, the first in any case; all where it is 1.
-    top_p = column(lambda s: s.top_p if s.top_p < 1.0 else math.inf, torch.float64)
-    num = (reached - likely < top_p).sum(-1, keepdim=True).clamp(min=1)
-    draws = torch.tensor([_random(each) for each in wanted], dtype=torch.float64)
-    thresholds = draws.to(logits.device).unsqueeze(1) * reached.gather(-1, num - 1)
-    # The first token that reaches more than the draw: one of no probability never does.
-    places = (reached <= thresholds).sum(-1, keepdim=True).minimum(num - 1)
-    tokens: list[int] = order.gather(-1, places).squeeze(1).tolist()
+    samplings = [each.sampling for each in wanted]
+    weights = _weights(logits, samplings)
+    if rows := [row for row, each in enumerate(samplings) if each.top_p < 1.0]:
+        top_p = _column(logits, [samplings[row].top_p for row in rows])
+        weights[rows] = _likeliest(weights[rows], top_p)
+    reached = weights.cumsum(-1)
+    draws = _column(logits, [_random(each) for each in wanted])
+    # The first token that reaches more than the draw: one of no weight never does.
+    places = (reached <= draws * reached[:, -1:]).sum(-1)
+    tokens: list[int] = places.clamp(max=logits.shape[-1] - 1).tolist()
     return tokens
+
+
+def _weights(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """How likely each token is, beside the likeliest, whose weight is 1; as doubles. Those that
+    ``min_p`` and ``top_k`` rule out have none.
+    """
+    temperatures = _column(logits, [each.temperature for each in samplings])
+    # Differences, divided as doubles: the smallest temperature leaves the likeliest where it is.
+    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperatures
+    if any(each.min_p for each in samplings):
+        logs = [math.log(each.min_p) if each.min_p else -math.inf for each in samplings]
+        scaled.masked_fill_(scaled < _column(logits, logs), -torch.inf)
+    if rows := [row for row, each in enumerate(samplings) if each.top_k]:
+        ranks = [min(samplings[row].top_k, logits.shape[-1]) for row in rows]
+        best = scaled[rows].topk(max(ranks)).values
+        last = best.gather(-1, torch.tensor(ranks, device=logits.device).unsqueeze(1) - 1)
+        scaled[rows] = scaled[rows].masked_fill(scaled[rows] < last, -torch.inf)
+    return scaled.exp_()
+
+
+def _likeliest(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest set of tokens that has this part of all weight, the first in any case; others
+    have none. Of equal tokens the first ones are in it.
+    """
+    wanted = weights.sum(-1, keepdim=True) * top_p
+    # All that are so light weigh less than what is left over: only the others have to be ordered.
+    left_over = weights.sum(-1, keepdim=True) - wanted
+    weights = weights.masked_fill(weights < left_over / weights.shape[-1], 0.0)
+    num = int((weights > 0).sum(-1).max())
+    places = weights.topk(num).indices.sort(-1).values
+    ordered, order = weights.gather(-1, places).sort(dim=-1, descending=True, stable=True)
+    is_in = ordered.cumsum(-1) - ordered < wanted
+    is_in[:, 0] = True
+    kept = torch.zeros_like(weights)
+    return kept.scatter_(-1, places.gather(-1, order), torch.where(is_in, ordered, 0.0))
+
+
+def _column(logits: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """A number for each row, as doubles."""
+    return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
 
 
 def _random(wanted: Wanted) -> float:
