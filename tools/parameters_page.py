@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import get_args
 
 from afferent.engine.protocol import SamplingExtra, SamplingField
-from afferent.serve.apis.parameters import CHAT, GROUPS, MESSAGES, RESPONSES, Only, Parameter, Use
+from afferent.serve.apis.parameters import (
+    CHAT,
+    COMPLETIONS,
+    GROUPS,
+    MESSAGES,
+    RESPONSES,
+    Only,
+    Parameter,
+    Use,
+)
 
+_SHOWN = (CHAT, RESPONSES, MESSAGES, COMPLETIONS)
 PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
 
 _ABOUT = """\
@@ -24,8 +34,8 @@ Written by `python tools/parameters_page.py --write` from the table in
 [`serve/apis/parameters.py`](../src/afferent/serve/apis/parameters.py), by which requests are
 checked.
 
-What is done with each parameter by [chat completions](api.md), [Responses](responses.md) and
-[Messages](anthropic.md), whichever engine takes the request:
+What is done with each parameter by [chat completions](api.md), [Responses](responses.md),
+[Messages](anthropic.md) and completions, whichever engine takes the request:
 
 - **yes**: it does what it says.
 - **accepted**: any value is; none changes anything.
@@ -65,8 +75,8 @@ these. With a `seed` the answer is the same each time, whatever else is served a
 """
 
 _HEAD = (
-    "| parameter | what it says | chat | Responses | Messages | needs |",
-    "|---|---|---|---|---|---|",
+    "| parameter | what it says | chat | Responses | Messages | completions | needs |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -82,11 +92,12 @@ def page() -> str:
 
 def _tables() -> Iterable[str]:
     for title, group in GROUPS.items():
-        yield "\n".join([f"## {title}", "", *_HEAD, *map(_row, group), ""])
+        shown = [one for one in group if not one.uses.keys().isdisjoint(_SHOWN)]
+        yield "\n".join([f"## {title}", "", *_HEAD, *map(_row, shown), ""])
 
 
 def _row(one: Parameter) -> str:
-    uses = " | ".join(_use(one, api) for api in (CHAT, RESPONSES, MESSAGES))
+    uses = " | ".join(_use(one, api) for api in _SHOWN)
     needs = f"`{one.needs}`" if one.needs else ""
     return f"| `{one.name}` | {one.about} | {uses} | {needs} |"
 

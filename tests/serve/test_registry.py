@@ -54,6 +54,7 @@ class PageCount:
     path = "/pages/count"
     id_prefix = "page-"
     request_type = Question
+    example: Mapping[str, Any] = {"text": "What?", "page": "..."}
     media_keys = MediaKeys(urls=("link",), base64=("page",))
     key_header = KeyHeader("x-page-key")
     besides: Sequence[TokenCount | Lookup] = ()
@@ -83,7 +84,7 @@ class PageApi(PageCount):
     path = "/pages"
     besides = (
         Lookup(method="GET", path="/pages/{id}", answer=echo),
-        TokenCount(api=PageCount(), answer=lambda num: {"num": num}),
+        TokenCount(api=PageCount(), answer=lambda found: {"num": len(found.token_ids)}),
     )
 
 

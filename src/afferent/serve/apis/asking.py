@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from afferent.errors import InvalidRequest, Param
-from afferent.serve.apis.schema import AnyRequest
+from afferent.serve.apis.schema import AnyRequest, ConversationRequest
 from afferent.serve.flow.chat_template import RESERVED_NAMES
 from afferent.serve.flow.request import GenerateRequest, TemplateOptions, TextPart
 
@@ -19,22 +19,8 @@ _MAX_DEPTH = 8
 _WHERE = "chat_template_kwargs"
 
 
-def with_parameters(
-    generate: GenerateRequest,
-    request: AnyRequest,
-    *,
-    continues: bool | None = None,
-    effort: str | None = None,
-) -> GenerateRequest:
-    """
-    Args:
-        generate: The request's messages, and what only its API has.
-        continues: Whether the answer goes on with the last message, if the request does not say.
-        effort: How much the model should think: a variable for the chat template.
-
-    Raises:
-        InvalidRequest: They can't be had together, or not of these messages.
-    """
+def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateRequest:
+    """How tokens are chosen, and where the answer ends; as far as all APIs have the same for it."""
     bias = request.logit_bias
     stop_ids = request.stop_token_ids
     return replace(
@@ -52,18 +38,31 @@ def with_parameters(
         stop_token_ids=None if stop_ids is None else tuple(dict.fromkeys(stop_ids)),
         includes_stop=bool(request.include_stop_str_in_output),
         skips_special=request.skip_special_tokens is not False,
-        template=_template(generate, request, continues, effort),
     )
 
 
-def _template(
-    generate: GenerateRequest, request: AnyRequest, continues: bool | None, effort: str | None
-) -> TemplateOptions:
+def with_template(
+    generate: GenerateRequest,
+    request: ConversationRequest,
+    *,
+    continues: bool = False,
+    effort: str | None = None,
+) -> GenerateRequest:
+    """How the prompt is written.
+
+    Args:
+        generate: With the request's messages.
+        continues: Whether the answer goes on with the last message, if the request does not say.
+        effort: How much the model should think: a variable for the chat template.
+
+    Raises:
+        InvalidRequest: What is asked for can't be had together, or not of these messages.
+    """
     variables = request.chat_template_kwargs or {}
     if effort is not None:
         variables = {"reasoning_effort": effort, **variables}
     begins, wish = request.add_generation_prompt, request.continue_final_message
-    goes_on = bool(continues if wish is None else wish)
+    goes_on = continues if wish is None else wish
     if goes_on and begins:
         raise InvalidRequest(
             "an answer goes on with the last message, or begins one of its own: of "
@@ -72,12 +71,13 @@ def _template(
         )
     if goes_on:
         _check_end(generate)
-    return TemplateOptions(
+    template = TemplateOptions(
         variables=variables,
         num_characters=_check_variables(variables),
         begins_answer=not goes_on and begins is not False,
         continues_last=goes_on,
     )
+    return replace(generate, template=template)
 
 
 def _check_end(generate: GenerateRequest) -> None:

@@ -12,6 +12,10 @@ from typing import Any, Final
 CHAT: Final = "openai_chat"
 RESPONSES: Final = "openai_responses"
 MESSAGES: Final = "anthropic_messages"
+COMPLETIONS: Final = "openai_completions"
+TOKENIZE: Final = "tokenize"
+DETOKENIZE: Final = "detokenize"
+_CONVERSATIONS = (CHAT, RESPONSES, MESSAGES)
 
 
 class Use(Enum):
@@ -52,8 +56,12 @@ H, A = Use.HONOURED, Use.ACCEPTED
 def _everywhere(
     name: str, about: str, use: Use | Only = H, *, needs: str = "", **others: Any
 ) -> Parameter:
-    uses = dict.fromkeys((CHAT, RESPONSES, MESSAGES), use)
+    uses = dict.fromkeys((*_CONVERSATIONS, COMPLETIONS), use)
     return Parameter(name, about, uses, needs, **others)
+
+
+def _in_conversations(name: str, about: str, use: Use | Only = H, **others: Any) -> Parameter:
+    return Parameter(name, about, dict.fromkeys(_CONVERSATIONS, use), **others)
 
 
 def _in_chat(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
@@ -85,19 +93,29 @@ _OUTPUT_CONFIGS: Final = tuple(
 _NO_TOOLS: Final = ("none", {"type": "none"})
 
 _ASKED = (
-    _everywhere("model", "the name of the model that is served"),
-    Parameter("messages", "what was said", {CHAT: H, MESSAGES: H}),
+    Parameter(
+        "model",
+        "the name of the model that is served",
+        dict.fromkeys((*_CONVERSATIONS, COMPLETIONS, TOKENIZE, DETOKENIZE), H),
+    ),
+    Parameter("messages", "what was said", {CHAT: H, MESSAGES: H, TOKENIZE: H}),
+    Parameter("prompt", "a text, or its tokens", {COMPLETIONS: H, TOKENIZE: H}),
+    Parameter("tokens", "of a text", {DETOKENIZE: H}),
     _in_responses("input", "what was said"),
     _in_responses("instructions", "a system message before all others"),
     _in_messages("system", "a system message before all others"),
     _in_responses("previous_response_id", "the conversation goes on from this answer"),
     _everywhere("stream", "the answer comes as events"),
-    _in_chat("stream_options", "whether usage comes at the end of a stream"),
+    Parameter(
+        "stream_options",
+        "whether usage comes at the end of a stream",
+        {CHAT: H, COMPLETIONS: H},
+    ),
     _in_responses("stream_options", "of events that there are not", A),
 )
 
 _SAMPLING = (
-    Parameter("max_tokens", "most tokens of the answer", {CHAT: H, MESSAGES: H}),
+    Parameter("max_tokens", "most tokens of the answer", {CHAT: H, MESSAGES: H, COMPLETIONS: H}),
     _in_chat("max_completion_tokens", "the same, by its newer name"),
     _in_responses("max_output_tokens", "most tokens of the answer"),
     _everywhere(
@@ -125,14 +143,21 @@ _SAMPLING = (
         "logit_bias", "added to the logits of tokens, by their ids, -100 to 100", needs="logit_bias"
     ),
     _everywhere("seed", "the same draws each time", needs="seed"),
-    _in_chat("n", "so many answers, up to 16"),
-    Parameter("logprobs", "log-probabilities of tokens", {CHAT: H}, "num_logprobs"),
+    Parameter("n", "so many answers, up to 16", {CHAT: H, COMPLETIONS: H}),
+    Parameter(
+        "logprobs",
+        "log-probabilities of tokens",
+        {CHAT: H, COMPLETIONS: Only()},
+        "num_logprobs",
+    ),
     _in_openai("top_logprobs", "and of the likeliest instead", needs="num_logprobs"),
     _in_responses("include", "`message.output_text.logprobs` asks for them; others change nothing"),
 )
 
 _ENDS = (
-    Parameter("stop", "strings before which the answer ends", {CHAT: H, RESPONSES: H}),
+    Parameter(
+        "stop", "strings before which the answer ends", {CHAT: H, RESPONSES: H, COMPLETIONS: H}
+    ),
     _in_messages("stop_sequences", "strings before which the answer ends"),
     _everywhere("stop_token_ids", "tokens that end the answer", needs="stop_token_ids"),
     _everywhere("include_stop_str_in_output", "what ended the answer is a part of it"),
@@ -141,11 +166,17 @@ _ENDS = (
     _everywhere("skip_special_tokens", "whether special tokens are no text of the answer"),
 )
 
+_TEMPLATE: Final = {**dict.fromkeys(_CONVERSATIONS, H), TOKENIZE: H}
+
 _PROMPT = (
-    _everywhere("chat_template_kwargs", "variables for the model's chat template"),
-    _everywhere("add_generation_prompt", "whether the assistant's turn is begun in the prompt"),
-    _everywhere(
-        "continue_final_message", "the answer goes on with the last message, the assistant's"
+    Parameter("chat_template_kwargs", "variables for the model's chat template", _TEMPLATE),
+    Parameter(
+        "add_generation_prompt", "whether the assistant's turn is begun in the prompt", _TEMPLATE
+    ),
+    Parameter(
+        "continue_final_message",
+        "the answer goes on with the last message, the assistant's",
+        _TEMPLATE,
     ),
     _in_chat("reasoning_effort", "for the chat template, if it has a use for it"),
     _in_responses("reasoning", "its `effort` likewise"),
@@ -156,7 +187,7 @@ _ACCEPTED = (
     _in_responses("store", "whether the answer can be gone on with"),
     _in_chat("store", "OpenAI's list of answers, which there is not here", Only((False,))),
     Parameter("metadata", "the client's own notes", {CHAT: A, RESPONSES: H, MESSAGES: A}),
-    _in_openai("user", "who asks", A),
+    Parameter("user", "who asks", {CHAT: A, RESPONSES: A, COMPLETIONS: A}),
     _in_openai("safety_identifier", "who asks", A),
     _in_openai("prompt_cache_key", "what was seen before is known by its content", A),
     _in_openai("prompt_cache_retention", "likewise", A),
@@ -175,8 +206,8 @@ _ACCEPTED = (
     _in_messages("context_management", "what may be left out of a conversation; nothing is", A),
     _in_chat("verbosity", "how long answers of some models are", A),
     _in_chat("prediction", "makes answers of some servers faster", A),
-    _everywhere("include_reasoning", "of models that think", A),
-    _everywhere("thinking_token_budget", "of models that think", A),
+    _in_conversations("include_reasoning", "of models that think", A),
+    _in_conversations("thinking_token_budget", "of models that think", A),
     _in_openai("parallel_tool_calls", "no tools are called", A),
     _in_responses("max_tool_calls", "no tools are called", A),
 )
@@ -185,7 +216,7 @@ _REFUSED = (
     _everywhere(
         "tool_choice", "tools are not served", Only(("auto", {"type": "auto"}, *_NO_TOOLS))
     ),
-    _everywhere(
+    _in_conversations(
         "tools",
         "tools are not served; with the `tool_choice` `none` they mean nothing",
         Only(([],)),
@@ -198,7 +229,11 @@ _REFUSED = (
         {CHAT: Only(([],))},
         void_with=("function_call", ("none",)),
     ),
-    _in_chat("response_format", "answers of a given form", Only(({"type": "text"},))),
+    Parameter(
+        "response_format",
+        "answers of a given form",
+        dict.fromkeys((CHAT, COMPLETIONS), Only(({"type": "text"},))),
+    ),
     _in_responses("text", "answers of a given form", Only(_TEXT_FORMATS)),
     _in_messages("output_config", "answers of a given form", Only(_OUTPUT_CONFIGS)),
     _everywhere("structured_outputs", "answers of a given form", Only(({},))),
@@ -234,11 +269,20 @@ _REFUSED = (
     _everywhere("return_tokens_as_token_ids", "tokens are written as text", Only((False,))),
     _everywhere("spaces_between_special_tokens", "none are added", Only((True,))),
     _everywhere("echo", "the answer does not repeat what it goes on with", Only((False,))),
-    _everywhere("add_special_tokens", "the chat template writes them", Only((False,))),
-    _everywhere("chat_template", "the template is the model's own", Only()),
-    _everywhere("documents", "by `chat_template_kwargs`, if the template takes them", Only(([],))),
-    _everywhere("mm_processor_kwargs", "how media are made is a setting", Only(({},))),
-    _everywhere("media_io_kwargs", "how media are made is a setting", Only(({},))),
+    _in_conversations("add_special_tokens", "the chat template writes them", Only((False,))),
+    Parameter(
+        "add_special_tokens",
+        "the tokenizer's own are written around a text",
+        {COMPLETIONS: Only((True,)), TOKENIZE: H},
+    ),
+    Parameter("suffix", "a text that stands behind the answer", {COMPLETIONS: Only(("",))}),
+    Parameter("return_token_strs", "tokens one by one as text", {TOKENIZE: Only((False,))}),
+    _in_conversations("chat_template", "the template is the model's own", Only()),
+    _in_conversations(
+        "documents", "by `chat_template_kwargs`, if the template takes them", Only(([],))
+    ),
+    _in_conversations("mm_processor_kwargs", "how media are made is a setting", Only(({},))),
+    _in_conversations("media_io_kwargs", "how media are made is a setting", Only(({},))),
     _everywhere("kv_transfer_params", "of vLLM's", Only(({},))),
     _everywhere("ec_transfer_params", "of vLLM's", Only(({},))),
     _everywhere("vllm_xargs", "of vLLM's", Only(({},))),

@@ -42,6 +42,11 @@ class AnyRequest(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+
+
+class ConversationRequest(AnyRequest, kw_only=True):
+    """With messages, which the model's chat template writes."""
+
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

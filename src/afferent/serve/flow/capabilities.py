@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from afferent.engine.protocol import EngineInfo
@@ -28,7 +30,7 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
         if getattr(asked, name) != getattr(_NO_OP, name):
             param = "logprobs" if name == "num_logprobs" else name
             raise UnsupportedParameter(f"the engine does not do {param}", param=param)
-    _check_tokens(info, asked)
+    _check_tokens(info, request, asked)
     if request.max_tokens is not None and asked.min_tokens > request.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {asked.min_tokens}, and more than the {request.max_tokens} tokens that "
@@ -44,8 +46,9 @@ def within(info: EngineInfo, sampling: Sampling) -> Sampling:
     )
 
 
-def _check_tokens(info: EngineInfo, asked: Sampling) -> None:
-    named = {
+def _check_tokens(info: EngineInfo, request: GenerateRequest, asked: Sampling) -> None:
+    named: dict[str, Sequence[int]] = {
+        "prompt": request.prompt if isinstance(request.prompt, tuple) else (),
         "logit_bias": [token for token, _ in asked.logit_bias],
         "stop_token_ids": asked.stop_token_ids,
     }

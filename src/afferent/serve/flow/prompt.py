@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from afferent.errors import ConfigError, InternalError
+from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
 from afferent.preprocess.family import Family, MediaTokens, read_json
 from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.flow.chat_template import STAND_IN, ChatTemplate
@@ -106,6 +106,29 @@ class PromptBuilder:
         if len(placeholders) != len(media):
             raise InternalError("the chat template does not name each item once")
         return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
+
+    def plain(self, given: str | Sequence[int], *, adds_special: bool = True) -> list[int]:
+        """The tokens of a text that is the whole prompt; special tokens in it are what they are.
+
+        Raises:
+            InvalidRequest: A token in it stands for media.
+        """
+        token_ids = list(
+            self._tokenizer.encode(given, add_special_tokens=adds_special).ids
+            if isinstance(given, str)
+            else given
+        )
+        of_media = {token for tokens in self._tokens.values() for token in _ids(tokens)}
+        if not of_media.isdisjoint(token_ids):
+            raise InvalidRequest(
+                "media stand in messages: a prompt of text has no tokens of theirs",
+                param=Param.MESSAGES,
+            )
+        return token_ids
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """All of them, special ones too."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _open(self, kind: Modality, written: ItemPrompt, token_ids: list[int]) -> Placeholder:
         """Append what stands for an item; from its first row of embeddings to its last."""

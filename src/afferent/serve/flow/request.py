@@ -93,7 +93,11 @@ class GenerateRequest:
     """
 
     request_id: str
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """Instead of messages: a text or its tokens, as the model gets them."""
+    adds_special: bool = True
+    """The tokenizer writes its own special tokens around a text, such as one for its begin."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -177,6 +181,9 @@ class Rendered(Struct, frozen=True):
 
     token_ids: list[int]
     items: list[RenderedItem]
+    max_model_len: int = 0
+    text: str = ""
+    """What was given as tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class AppSettings:
     explain: bool
     refuses_unknown: bool = False
     """A parameter that nobody knows is not ignored."""
+    cors_origins: tuple[str, ...] = ()
+    """Whose pages may ask from a browser; ``*``: anybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +98,21 @@ class Endpoint:
         return await self._handle(request, self._render)
 
     def counting(
-        self, answer: Callable[[int], Mapping[str, Any]]
+        self, answer: Callable[[Rendered], Mapping[str, Any]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint that says how many tokens that prompt has.
+        """The endpoint that says which tokens that prompt has, or how many.
 
         Args:
-            answer: Says the number.
+            answer: Says it.
         """
 
-        async def answer_with_number(exchange: _Exchange) -> Response:
+        async def answer_with_tokens(exchange: _Exchange) -> Response:
             rendered = await self._rendered(exchange, with_features=False)
-            body = answer(len(rendered.token_ids))
-            return json_answer(body, exchange.trace.request_id)
+            return json_answer(answer(rendered), exchange.trace.request_id)
 
         async def count(request: Request) -> Response:
-            """How many tokens the prompt has."""
-            return await self._handle(request, answer_with_number)
+            """Which tokens the prompt has, or how many."""
+            return await self._handle(request, answer_with_tokens)
 
         return count
 

@@ -17,6 +17,7 @@ from afferent.serve.apis.api import Api
 from afferent.serve.apis.statuses import status_of
 from afferent.serve.http.failures import headers_of
 
+IGNORED: Final = "x-ignored-parameters"
 _MAX_SHOWN: Final = 16
 
 
@@ -34,7 +35,7 @@ def id_headers(request_id: str) -> dict[str, str]:
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """Which of a request's parameters nobody knows; such as could not stand there are left out."""
     shown = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
-    return {"x-ignored-parameters": ", ".join(shown[:_MAX_SHOWN])} if shown else {}
+    return {IGNORED: ", ".join(shown[:_MAX_SHOWN])} if shown else {}
 
 
 def refusal(

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from afferent.serve.apis.openai import OpenAIRequest
+from afferent.serve.apis.openai import OpenAIRequest, StreamOptions
 from afferent.serve.apis.schema import MAX_PARTS, MaxTokens, Name
 from afferent.serve.flow.request import Detail
 
@@ -97,10 +97,6 @@ class ChatMessage(Struct):
     # Looked into where the assistant calls; elsewhere they mean nothing.
     tool_calls: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
-
-
-class StreamOptions(Struct):
-    include_usage: bool | None = False
 
 
 class ChatRequest(OpenAIRequest, kw_only=True):

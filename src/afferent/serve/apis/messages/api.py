@@ -11,14 +11,14 @@ from afferent.errors import AfferentError
 from afferent.ingest.cutter import MediaKeys
 from afferent.serve.apis import parameters, schema
 from afferent.serve.apis.api import KeyHeader, TokenCount
-from afferent.serve.apis.asking import with_parameters
+from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.messages.events import AnthropicReply, count_body, error_body
 from afferent.serve.apis.messages.input import InputMessage, Text, read_messages
 from afferent.serve.flow.call import Call, ReceivedBody
-from afferent.serve.flow.request import GenerateRequest
+from afferent.serve.flow.request import GenerateRequest, Rendered
 
 
-class _Request(schema.AnyRequest, kw_only=True):
+class _Request(schema.ConversationRequest, kw_only=True):
     """What a request to count tokens has, too."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
@@ -42,7 +42,7 @@ class _Request(schema.AnyRequest, kw_only=True):
             stop=tuple(self.stop_sequences or ()),
         )
         is_begun = self.messages[-1].role == "assistant"
-        return with_parameters(generate, self, continues=is_begun)
+        return with_template(with_parameters(generate, self), self, continues=is_begun)
 
 
 class MessagesRequest(_Request, kw_only=True):
@@ -57,6 +57,11 @@ class CountRequest(_Request, kw_only=True):
 
 class _Anthropic:
     """What a request for an answer and one for a number have in common."""
+
+    example: Mapping[str, Any] = {
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "What is a star?"}],
+    }
 
     id_prefix = "msg_"
     media_keys = MediaKeys(urls=("url",), base64=("data",))
@@ -88,13 +93,17 @@ class AnthropicTokenCount(_Anthropic):
         return Call(generate, is_stream=False, reply=reply, ignored=ignored)
 
 
+def _count(rendered: Rendered) -> Mapping[str, Any]:
+    return count_body(len(rendered.token_ids))
+
+
 class AnthropicMessages(_Anthropic):
     """See `afferent.serve.apis.api.Api`."""
 
     name = "anthropic_messages"
     path = "/v1/messages"
     request_type = MessagesRequest
-    besides = (TokenCount(api=AnthropicTokenCount(), answer=count_body),)
+    besides = (TokenCount(api=AnthropicTokenCount(), answer=_count),)
 
     def __init__(self) -> None:
         self._reader = schema.Reader(MessagesRequest, parameters.MESSAGES)

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from afferent.errors import AfferentError
 from afferent.serve.apis import openai, parameters, schema
-from afferent.serve.apis.asking import with_parameters
+from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.openai import OpenAIRequest
 from afferent.serve.apis.responses.events import ResponsesReply, error_body
 from afferent.serve.apis.responses.input import InputItem, read_input
@@ -70,6 +70,7 @@ class OpenAIResponses:
     media_keys = openai.MEDIA_KEYS
     key_header = openai.KEY_HEADER
     besides = LOOKUPS
+    example: Mapping[str, Any] = {"input": "What is a star?"}
 
     def __init__(self) -> None:
         self._reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
@@ -85,13 +86,13 @@ class OpenAIResponses:
             messages=read_input(request.input, body),
             max_tokens=request.max_output_tokens,
             temperature=request.temperature,
-            stop=request.stops,
+            stop=openai.stops(request.stop),
             logprobs=_wanted_logprobs(request),
         )
         effort = request.reasoning.effort if request.reasoning is not None else None
         instructions = request.instructions
         return Call(
-            with_parameters(generate, request, effort=effort),
+            with_template(with_parameters(generate, request), request, effort=effort),
             is_stream=bool(request.stream),
             reply=ResponsesReply(request_id, _echo(request)),
             instructions=Message("system", (TextPart(instructions),)) if instructions else None,
