@@ -272,10 +272,10 @@ def test_parts_that_are_refused(part: dict[str, Any], error: type[InvalidRequest
 @pytest.mark.parametrize(
     ("given", "error", "param"),
     [
-        ([], InvalidRequest, None),
-        (3, InvalidRequest, None),
-        ([{"role": "tool", "content": "x"}], InvalidRequest, None),
-        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], InvalidRequest, None),
+        ([], InvalidRequest, "input"),
+        (3, InvalidRequest, "input"),
+        ([{"role": "tool", "content": "x"}], InvalidRequest, "input"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], InvalidRequest, "input"),
         ([{"role": "user"}], InvalidRequest, "input[0]"),
         ([{"content": "x"}], InvalidRequest, "input[0]"),
         (

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from afferent.errors import InvalidRequest, ModelNotFound
 from afferent.ingest.raw import RawMedia
 from afferent.serve.apis.names import ParameterNames
+from afferent.serve.apis.wording import Bounds, bounds_of, in_words
 from afferent.types import Bias, TokenId
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Reader(Generic[Request]):
             names: The API whose parameters they have.
         """
         self._decoder = msgspec.json.Decoder(request_type)
+        self._bounds = bounds_of(request_type)
         self._names = ParameterNames(names)
 
     def read(
@@ -77,7 +79,7 @@ class Reader(Generic[Request]):
             ModelNotFound: Another model is asked for.
             UnsupportedParameter: A parameter that is not served has a value that is no no-op.
         """
-        request = _decode(self._decoder, text, None)
+        request = _decode(self._decoder, text, None, self._bounds)
         if request.model != served:
             raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
         given = _decode(_names_decoder, text, None)
@@ -98,7 +100,12 @@ def read_part(
     return None if part is UNSET else _decode(decoder, part, param)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, param: str | None) -> T:
+def _decode(
+    decoder: msgspec.json.Decoder[T],
+    text: bytes | msgspec.Raw,
+    param: str | None,
+    bounds: Bounds | None = None,
+) -> T:
     """
     Raises:
         InvalidRequest: It is not JSON, or not of the schema; the message says where.
@@ -106,7 +113,8 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, param: 
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=param) from error
+        wrong = in_words(error, bounds or {})
+        raise InvalidRequest(wrong.message, param=param or wrong.param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON", param=param) from error
 
