@@ -99,3 +99,21 @@ def test_a_frequency_penalty_spreads_the_answer(model: Model, prepared: Prepared
     assert len(set(answer(model, prepared, frequency_penalty=2.0, presence_penalty=2.0))) > len(
         set(answer(model, prepared))
     )
+
+
+class OtherRank:
+    """What a rank other than the first hears: other choices than its own."""
+
+    def broadcast(self, tokens: list[int]) -> list[int]:
+        return [token ^ 1 for token in tokens]
+
+
+def test_ranks_remember_what_the_first_of_them_chose(
+    model: Model, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history of penalties, and the count of what was said, are those of rank 0's choices."""
+    parameters = {"frequency_penalty": 1.5, "repetition_penalty": 1.2, "min_tokens": 5}
+    monkeypatch.setattr(model.runner, "_group", OtherRank())
+    heard = answer(model, prepared, **parameters)
+    again = answer(model, prepared, again_every=3, **parameters)
+    assert heard == again
