@@ -193,7 +193,9 @@ class Runner:
         )
         limit = int(own or 4096)
         refuse_longer(max_model_len, limit)
-        eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
+        eos = (
+            self._model.generation_config.eos_token_id or getattr(text, "eos_token_id", None) or []
+        )
         row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
         head = self._model.get_output_embeddings()
         return EngineInfo(

@@ -25,7 +25,7 @@ _PARAMS = {Param.MESSAGES: "messages"}
 def error_body(error: AfferentError, request_id: str) -> dict[str, Any]:
     """The error as this API writes it. A defect of ours shows no detail."""
     status, message, param = status_of(error), message_of(error), param_of(error, _PARAMS)
-    is_missing = param is not None and param not in message
+    is_missing = param is not None and not message.startswith(param)
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {
         "type": "error",
