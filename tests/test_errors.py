@@ -54,7 +54,8 @@ def test_every_error_has_the_form_of_each_api(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_each_api_has_a_name_for_the_messages(api: Api) -> None:
-    field = "input" if api.name == "openai_responses" else "messages"
+    others = {"openai_responses": "input", "openai_completions": "prompt"}
+    field = others.get(api.name, "messages")
     assert field in api.request_type.__struct_fields__
     body = api.error_body(errors.InvalidRequest("why", param=errors.Param.MESSAGES), "request-1")
     assert field in str(body)

@@ -35,6 +35,9 @@ NonNegative = Annotated[int, Meta(ge=0, le=2**62)]
 KEY_NBYTES = 32
 KeyBytes = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+"""What is added to a logit."""
 
 
 class Modality(StrEnum):
@@ -107,26 +110,45 @@ class Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     placeholder: Placeholder
 
 
-class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How tokens are chosen.
+
+    Logits go through these in the order of vLLM: ``min_tokens``, ``logit_bias``,
+    ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty``; then, where a token is
+    drawn, ``temperature``, ``min_p``, ``top_k``, ``top_p``.
 
     Attributes:
         max_tokens: Most tokens of the answer.
         temperature: 0 is greedy.
         top_p: Tokens are drawn from the likeliest ones that have this probability together.
         top_k: Tokens are drawn from so many likeliest ones; 0 is off.
+        min_p: Tokens are drawn from those that are at least this part as likely as the likeliest.
+        repetition_penalty: Of each token that the prompt or the answer has, a positive logit is
+            divided by this, and another is multiplied.
+        frequency_penalty: Subtracted from a token's logit for each time that the answer has it.
+        presence_penalty: Subtracted from the logit of each token that the answer has.
+        logit_bias: Tokens, and what is added to their logits; no token twice.
         seed: Equal ones draw alike; ``None``: any will do.
         ignore_eos: Whether to go on behind a token that ends the sequence, which is said then.
-        num_logprobs: Log-probabilities of each chosen token, and of this many most likely ones;
-            ``None``: none.
+        min_tokens: Before so many tokens none is chosen that would end the answer.
+        stop_token_ids: Tokens that end the answer, too.
+        num_logprobs: Log-probabilities of each chosen token, and of this many most likely ones, as
+            the model gives them; ``None``: none.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**20)]
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: tuple[tuple[TokenId, Bias], ...] = ()
     seed: int | None = None
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    stop_token_ids: tuple[TokenId, ...] = ()
     num_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 

@@ -155,12 +155,17 @@ def test_tokens_are_counted_from_headers_alone(
     ("parameters", "kind", "error", "message"),
     [
         ({"model": "other"}, anthropic.NotFoundError, "not_found_error", "model: "),
-        ({"tools": [{"name": "f"}]}, anthropic.BadRequestError, "invalid_request_error", "tools: "),
+        (
+            {"tools": [{"name": "f"}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+            "tools is not supported",
+        ),
         (
             {"extra_body": {"temperature": 2.0}},
             anthropic.BadRequestError,
             "invalid_request_error",
-            "Expected",
+            "temperature must be between 0 and 1",
         ),
         (
             {"messages": [turn(image(b"no picture" * 9))]},

@@ -192,9 +192,9 @@ def test_wrong_parameter(
 
 
 def test_unsupported_parameter(server: Server, good: dict[str, Any]) -> None:
-    body = {**good, "logit_bias": {"5": -100}}
-    error = check(server.post(body), 400, "unsupported_parameter", "logit_bias is not")
-    assert error["param"] == "logit_bias"
+    body = {**good, "response_format": {"type": "json_object"}}
+    error = check(server.post(body), 400, "unsupported_parameter", "response_format is not")
+    assert error["param"] == "response_format"
 
 
 def test_picture_of_the_assistant(server: Server, good: dict[str, Any]) -> None:

@@ -204,7 +204,54 @@ def test_what_is_said_to_be_unsupported_is_not_asked_for(server: StoreServer) ->
     run("gives_logprobs_when_asked", server, DeclaresNoLogprobs)
 
 
+class DoesMore(tiny.TinyEngine):
+    """It ends at tokens that are named, not before it has to, and says 1 for what is biased."""
+
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        super().__init__(store)
+        supported = ("stop_token_ids", "min_tokens", "logit_bias")
+        self.info = EngineInfo(4096, [tiny.EOS], supported=supported)
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        sampling = request.sampling
+        goes_on = msgspec.structs.replace(sampling, ignore_eos=True)
+        num_said = 0
+        events = super().submit(msgspec.structs.replace(request, sampling=goes_on))
+        async with aclosing(events):
+            async for event in events:
+                if not isinstance(event, Tokens):
+                    yield event
+                    continue
+                (token,) = event.token_ids
+                is_end = token == tiny.EOS and not sampling.ignore_eos
+                if num_said >= sampling.min_tokens and (is_end or token in sampling.stop_token_ids):
+                    yield Finished("stop", [], token)
+                    return
+                num_said += 1
+                is_biased = token in dict(sampling.logit_bias)
+                yield Tokens([1], [], event.logprobs) if is_biased else event
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_one_that_does_more_conforms_too(name: str, server: StoreServer) -> None:
+    run(name, server, DoesMore)
+
+
+def says(field: Any) -> Any:
+    """An engine that says that it supports a field of the sampling, and does not look at it."""
+
+    class Says(tiny.TinyEngine):
+        def __init__(self, store: AsyncDaemonStore) -> None:
+            super().__init__(store)
+            self.info = EngineInfo(4096, [tiny.EOS], supported=(field,))
+
+    return Says
+
+
 BROKEN = [
+    (says("stop_token_ids"), "does_what_it_supports"),
+    (says("min_tokens"), "does_what_it_supports"),
+    (says("logit_bias"), "does_what_it_supports"),
     (TakesNoPins, "keeps_what_it_accepted"),
     (TakesNoPins, "keeps_what_others_share"),
     (LetsGoTooEarly, "keeps_what_it_accepted"),

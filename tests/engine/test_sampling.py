@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine.reference.model.sampling import choose, logprobs
+from afferent.engine.reference.model.sampling import Wanted, choose, logprobs
 from afferent.types import Sampling
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0])
@@ -17,7 +17,7 @@ LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0])
 
 def draws(num: int = 200, logits: torch.Tensor = LOGITS, **parameters: Any) -> list[int]:
     sampling = Sampling(**{"max_tokens": 1, "temperature": 2.0, "seed": 7, **parameters})
-    return choose(logits.expand(num, -1), [(sampling, index) for index in range(num)])
+    return choose(logits.expand(num, -1), [Wanted(sampling, index) for index in range(num)])
 
 
 def test_greedy() -> None:
@@ -32,7 +32,7 @@ def test_hardly_any_temperature(temperature: float) -> None:
 def test_each_row_as_its_sequence_wants() -> None:
     greedy, other = Sampling(max_tokens=1), Sampling(max_tokens=1, temperature=1.0, top_k=1)
     rows = torch.stack([LOGITS, LOGITS.flip(0), -LOGITS])
-    assert choose(rows, [(greedy, 3), (other, 4), (greedy, 5)]) == [1, 2, 0]
+    assert choose(rows, [Wanted(greedy, 3), Wanted(other, 4), Wanted(greedy, 5)]) == [1, 2, 0]
     assert choose(rows[:0], []) == []
 
 
@@ -42,6 +42,10 @@ def test_what_can_be_drawn() -> None:
     assert set(draws(top_k=100)) == {0, 1, 2, 3}
     assert set(draws(top_p=0.01)) == {1}
     assert set(draws(top_p=0.6)) == {1, 3}
+    assert set(draws(min_p=0.3)) == {1, 2, 3}  # of the likeliest: 1, 0.61, 0.37, 0.22
+    assert set(draws(min_p=0.5)) == {1, 3}
+    assert set(draws(min_p=1.0)) == {1}
+    assert set(draws(top_k=3, min_p=0.3, top_p=0.75)) == {1, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
@@ -52,6 +56,25 @@ def test_as_often_as_it_is_likely(temperature: float) -> None:
     for token, probability in enumerate(likely):
         spread = (num * probability * (1 - probability)) ** 0.5
         assert abs(counts[token] - num * probability) < 4 * spread
+
+
+def test_nobody_draws_otherwise_because_of_others() -> None:
+    """Each with parameters of its own: together as alone."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(64, 500, generator=generator).bfloat16()  # with ties
+    choices: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 7},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 2.0, "min_p": 0.01, "top_k": 50, "top_p": 0.9},
+    ]
+    samplings = [Sampling(max_tokens=1, seed=i, **choices[i % 6]) for i in range(len(logits))]
+    wanted = [Wanted(sampling, i) for i, sampling in enumerate(samplings)]
+    alone = [choose(logits[i : i + 1], [each])[0] for i, each in enumerate(wanted)]
+    assert choose(logits, wanted) == alone
+    assert len(set(alone)) > 20
 
 
 def test_only_seed_and_index_matter() -> None:

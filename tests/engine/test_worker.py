@@ -29,7 +29,15 @@ class FragileRunner:
     def __init__(self) -> None:
         self.dropped: list[str] = []
 
-    def begin(self, sequence_id: str, token_ids: list[int], items: Any, sampling: Any) -> None:
+    def begin(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        items: Any,
+        sampling: Any,
+        *,
+        num_answered: int,
+    ) -> None:
         if sequence_id == "misplaced":
             raise InvalidPlaceholders("not in order")
 

@@ -299,7 +299,6 @@ def test_markers_cannot_be_guessed() -> None:
         "QUI==",
         "QUJD=",
         "QU JD",
-        "QUJD\\n",
         "QU-_",
         "QUJ\\u00e9",
         "QUJé",
@@ -321,6 +320,20 @@ def test_malformed_base64(payload: str) -> None:
         with pytest.raises(InvalidMedia, match=r"^the base64 of item 2 is malformed$"):
             cut(body, size, items=items)
         assert items.items == [b"ABC"]
+
+
+@pytest.mark.parametrize("line_break", ["\\n", "\\r\\n", "\\u000a"])
+@pytest.mark.parametrize("length", [4, 64, 76])
+def test_base64_in_lines(line_break: str, length: int) -> None:
+    """As encoders for mail write it, wherever it is cut."""
+    data = bytes(range(256)) * 3
+    text = base64.b64encode(data).decode()
+    lines = line_break.join(text[i : i + length] for i in range(0, len(text), length))
+    body = f'{{"url":"data:;base64,{lines}{line_break}"}}'.encode()
+    for size in (1, 2, 3, 5, 77, 1 << 20):
+        items = Items()
+        cut(body, size, items=items)
+        assert items.items == [data]
 
 
 def test_bodies_that_break_off() -> None:

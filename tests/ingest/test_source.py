@@ -20,9 +20,9 @@ from afferent.types import Modality
         ("data:image/png;base64,aGVsbG8=", None),
         ("DATA:image/png;BASE64,aGVsbG8=", None),
         ("data:;base64,aGVsbG8=", None),
+        ("data:;base64,aGVs\r\nbG8=\n", None),
         ("data:image/png;base64,aGVsbG8", InvalidMedia),
         ("data:image/png;base64,aGVs bG8=", InvalidMedia),
-        ("data:image/png;base64,aGVsbG8=\n", InvalidMedia),
         ("data:image/png;base64,ä", InvalidMedia),
         ("data:image/png,hello", ForbiddenUrl),
         ("data:image/png;base64", ForbiddenUrl),
@@ -51,3 +51,24 @@ def test_data_urls(url: str, error: type[Exception] | None) -> None:
     else:
         with pytest.raises(error):
             asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "text", ["/9j/4AAQSkZJRgABAQAAAQABAAD/2wBD" * 9, "iVBORw0KGgoAAAANSUhEUgAA=="]
+)
+def test_base64_that_is_no_url(text: str) -> None:
+    async def main() -> None:
+        fetcher = Fetcher(ServeConfig())
+        try:
+            await read_media(
+                text,
+                Modality.IMAGE,
+                RawBuffer(None, "r"),  # type: ignore[arg-type]  # nothing comes into it
+                limits=ServeConfig(),
+                fetches=fetcher.session(max_nbytes=1),
+            )
+        finally:
+            await fetcher.close()
+
+    with pytest.raises(ForbiddenUrl, match=r"put data:image/\.\.\.;base64, in front of it"):
+        asyncio.run(main())

@@ -133,6 +133,7 @@ async def frontend(
     max_concurrency: int = 0,
     apis: Sequence[Api] = APIS,
     request_timeout_s: float = 60.0,
+    cors_origins: tuple[str, ...] = (),
     **limits: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """``wrap`` may put something between the frontend and its store."""
@@ -163,6 +164,7 @@ async def frontend(
         limits=request_limits,
         request_timeout_s=request_timeout_s,
         explain=False,
+        cors_origins=cors_origins,
     )
     access = Access(store, tenants=tenants)
     app = Frontend(pipeline, gate, settings, apis=apis, access=access).app()

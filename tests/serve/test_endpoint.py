@@ -109,7 +109,7 @@ def test_a_stream_that_fails_is_counted_by_its_error(store_address: str) -> None
 
 def test_what_a_refused_request_had_come_to_is_given_back(store_address: str) -> None:
     """While the frontend lives: its body was read, and is not of the schema."""
-    large = ask([data_url(encoded(photo(500, 400), "PNG"), "png")], "What?", nonsense=1)
+    large = ask([data_url(encoded(photo(500, 400), "PNG"), "png")], "What?", n=0)
 
     async def main() -> None:
         async with frontend(store_address) as http:

@@ -15,7 +15,8 @@ from afferent.preprocess.discover import family_of
 from afferent.serve.apis import openai
 from afferent.serve.flow.generate import AnswerWriter, merge
 from afferent.serve.flow.prompt import PromptBuilder
-from afferent.serve.flow.request import End, Output, StopMatcher, TextDelta, Usage
+from afferent.serve.flow.request import End, Output, TextDelta, Usage
+from afferent.serve.flow.stops import StopMatcher
 from tests.serve.frontends import SHAPES, scored_token
 
 BUILDER = PromptBuilder(SHAPES, family_of(SHAPES))

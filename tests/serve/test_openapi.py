@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from afferent.serve.apis.api import TokenCount
-from afferent.serve.apis.registry import APIS
+from afferent.serve.apis.registry import APIS, TOKENS
+from afferent.serve.flow.call import ReceivedBody
 from tests.serve.frontends import frontend
 
 COUNTS = [each.api for api in APIS for each in api.besides if isinstance(each, TokenCount)]
+COUNTS += [each.api for each in TOKENS]
 
 
 def document(address: str) -> Any:
@@ -36,6 +39,7 @@ def test_all_that_is_served(address: str) -> None:
     assert described["openapi"].startswith("3.1")
     paths = described["paths"]
     status = {"/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics", "/openapi.json"}
+    status |= {"/version"}
     rendered, kept = {f"{api.path}/render" for api in APIS}, "/v1/responses/{id}"
     posted = {api.path for api in (*APIS, *COUNTS)}
     assert set(paths) == {*posted, *rendered, kept, *status}
@@ -61,7 +65,23 @@ def test_schemas_are_those_that_check_requests(address: str) -> None:
         assert body["schema"]["$ref"].endswith(f"/{api.request_type.__name__}")
     chat = schemas["ChatRequest"]
     assert chat["required"] == ["model", "messages"]
-    assert chat["additionalProperties"] is False
     assert {"type": "integer", "minimum": 1, "maximum": 16} in chat["properties"]["n"]["anyOf"]
     error = schemas["openai_chat_error"]["properties"]["error"]["properties"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_who_reads_it_finds_examples_keys_and_groups(address: str) -> None:
+    described = document(address)
+    tags = {tag["name"] for tag in described["tags"]}
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            assert set(operation["tags"]) <= tags
+            assert ("security" in operation) is path.startswith(
+                ("/v1/", "/tokenize", "/detokenize")
+            )
+    for api in (*APIS, *COUNTS):
+        (body,) = described["paths"][api.path]["post"]["requestBody"]["content"].values()
+        text = json.dumps(body["example"]).encode()
+        call = api.parse(ReceivedBody(text, {}, len(text)), request_id="r", model="shapes")
+        assert call.ignored == ()
+    assert set(described["components"]["securitySchemes"]) == {"bearer", "x-api-key"}

@@ -54,11 +54,14 @@ class PageCount:
     path = "/pages/count"
     id_prefix = "page-"
     request_type = Question
+    example: Mapping[str, Any] = {"text": "What?", "page": "..."}
     media_keys = MediaKeys(urls=("link",), base64=("page",))
     key_header = KeyHeader("x-page-key")
     besides: Sequence[TokenCount | Lookup] = ()
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
         question = msgspec.json.decode(body.json, type=Question)
         page = MediaPart(Modality.IMAGE, body.media[question.page])
         messages = (Message("user", (page, TextPart(question.text))),)
@@ -81,7 +84,7 @@ class PageApi(PageCount):
     path = "/pages"
     besides = (
         Lookup(method="GET", path="/pages/{id}", answer=echo),
-        TokenCount(api=PageCount(), answer=lambda num: {"num": num}),
+        TokenCount(api=PageCount(), answer=lambda found: {"num": len(found.token_ids)}),
     )
 
 

@@ -272,10 +272,10 @@ def test_parts_that_are_refused(part: dict[str, Any], error: type[InvalidRequest
 @pytest.mark.parametrize(
     ("given", "error", "param"),
     [
-        ([], InvalidRequest, None),
-        (3, InvalidRequest, None),
-        ([{"role": "tool", "content": "x"}], InvalidRequest, None),
-        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], InvalidRequest, None),
+        ([], InvalidRequest, "input"),
+        (3, InvalidRequest, "input"),
+        ([{"role": "tool", "content": "x"}], InvalidRequest, "input"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], InvalidRequest, "input"),
         ([{"role": "user"}], InvalidRequest, "input[0]"),
         ([{"content": "x"}], InvalidRequest, "input[0]"),
         (
@@ -319,7 +319,6 @@ def test_input_that_is_refused(given: Any, error: type[InvalidRequest], param: s
         ({"background": True}, UnsupportedParameter),
         ({"conversation": "conv_1"}, UnsupportedParameter),
         ({"prompt": {"id": "p"}}, UnsupportedParameter),
-        ({"reasoning": {"effort": "high"}}, UnsupportedParameter),
         ({"text": {"format": {"type": "json_object"}}}, UnsupportedParameter),
         ({"tools": [{"type": "web_search"}]}, UnsupportedParameter),
         ({"tool_choice": "required"}, UnsupportedParameter),

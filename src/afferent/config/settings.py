@@ -184,6 +184,20 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     explain: bool = setting(False, "print a trace of each request", Group.COMMON)
 
+    unknown_fields: Literal["ignore", "refuse"] = setting(
+        "ignore",
+        "what is done with a parameter of a request that nobody knows; one that is nearly a known "
+        "one is refused in any case, and an upstream such as vLLM decides for itself",
+        Group.LIMITS,
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (),
+        "whose pages may ask from a browser, such as https://example.org; * means anybody's, none "
+        "nobody's; an upstream such as vLLM has a setting of its own",
+        Group.LIMITS,
+        unit="ORIGIN,...",
+    )
+
     raw_share: float = setting(
         0.25, "part of the arena for media as they came", Group.MEMORY, gt=0, lt=1
     )

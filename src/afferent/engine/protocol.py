@@ -62,12 +62,14 @@ class Finished(Struct, frozen=True):
     """The end of the answer.
 
     Attributes:
-        reason: ``stop`` after a token that ends the sequence, ``length`` after ``max_tokens``.
+        reason: ``stop`` after a token that ends the answer, ``length`` after ``max_tokens``.
         spans: The rest of the request's trace; may be empty.
+        token_id: The token that ended it, which is not said before; ``None``: none, or not told.
     """
 
     reason: Literal["stop", "length"]
     spans: list[Span]
+    token_id: int | None = None
 
 
 EngineEvent = Accepted | Tokens | Finished
@@ -82,6 +84,18 @@ class Chosen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 SamplingField = Literal["temperature", "top_p", "top_k", "seed", "num_logprobs"]
+"""What an engine is taken to do unless it says that it doesn't."""
+
+SamplingExtra = Literal[
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "min_tokens",
+    "stop_token_ids",
+]
+"""What no engine is taken to do unless it says so."""
 
 
 class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -101,6 +115,10 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
         unsupported: Fields of `Sampling` that it can't do: ``temperature``, ``top_p``, ``top_k``,
             ``seed``, ``num_logprobs``. Frontends refuse requests that ask for them, so that it
             never gets one that does.
+        supported: Fields of `Sampling` that it does besides: ``min_p``, ``repetition_penalty``,
+            ``frequency_penalty``, ``presence_penalty``, ``logit_bias``, ``min_tokens``,
+            ``stop_token_ids``. Requests that ask for others are refused likewise.
+        vocab_size: How many tokens the model chooses from; ids beyond are refused. 0: not said.
     """
 
     max_model_len: int
@@ -111,6 +129,14 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     kv_token_nbytes: int = 0
     modalities: tuple[Modality, ...] = tuple(Modality)
     unsupported: tuple[SamplingField, ...] = ()
+    supported: tuple[SamplingExtra, ...] = ()
+    vocab_size: int = 0
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """All fields of `Sampling` that it can't do."""
+        extras = [name for name in get_args(SamplingExtra) if name not in self.supported]
+        return (*self.unsupported, *extras)
 
     def __post_init__(self) -> None:
         for field in _info_fields():
@@ -122,7 +148,11 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
                 raise ConfigError(f"EngineInfo.{field.name}: {error}{allowed}") from None
 
 
-_CHOICES: Final = {"modalities": tuple(Modality), "unsupported": get_args(SamplingField)}
+_CHOICES: Final = {
+    "modalities": tuple(Modality),
+    "unsupported": get_args(SamplingField),
+    "supported": get_args(SamplingExtra),
+}
 
 
 @functools.cache  # each look at them evaluates every annotation
@@ -169,8 +199,8 @@ class Engine(Protocol):
         """Run a request: `Accepted` once, then `Tokens`, then `Finished`.
 
         Closing the iterator early aborts the request. However a request ends, the engine gives back
-        all that it held for it. The token that ends an answer is not said, unless
-        ``ignore_eos`` asks to go on.
+        all that it held for it. The token that ends an answer is not among its tokens, unless
+        ``ignore_eos`` asks to go on; `Finished` may tell it.
 
         Raises:
             EngineUnavailable: The engine is not there, or went away (so may any `Unavailable` say);

@@ -12,8 +12,9 @@ from afferent.errors import InvalidMedia
 class Base64Text:
     """Decodes one item's base64, however it is cut.
 
-    Strict: the standard alphabet, correct padding, and nothing else, not even line breaks. Bits
-    that the last character has to spare may be set, as every common decoder allows.
+    Strict: the standard alphabet, correct padding, and nothing else; line breaks are for the caller
+    to leave out. Bits that the last character has to spare may be set, as every common decoder
+    allows.
     """
 
     def __init__(self) -> None:

@@ -242,7 +242,7 @@ class BodyCutter:
         if media := self._rule.head.match(text[: self._rule.num_chars]):
             self._keep()
             self._begin(media[0].decode())
-            self._write(text[media.end() :])
+            self._write(text[media.end() :].translate(None, b"\r\n"))
             self._pos = self._kept = end
             self._step = BodyCutter._cut
             return True
@@ -268,7 +268,9 @@ class BodyCutter:
                 partial = _PARTIAL_ESCAPE.search(self._buffer, tail)
                 end = partial.start() if partial else end
             try:
-                self._write(_unescape(self._buffer[self._pos : end]))
+                # Some encoders break lines; in JSON these are escapes, so only they are looked for.
+                text = _unescape(self._buffer[self._pos : end])
+                self._write(text.translate(None, b"\r\n"))
             except (msgspec.DecodeError, UnicodeError) as error:
                 raise self._malformed() from error
         self._pos = self._kept = end

@@ -106,7 +106,10 @@ def check_url(url: str, *, allow: Collection[str] = ()) -> Target:
     if port is None:
         port = _PORTS[parts.scheme]
     if port not in _PORTS.values() and authority(host, port) not in allow:
-        raise ForbiddenUrl("media are fetched from ports 80 and 443 only")
+        raise ForbiddenUrl(
+            "media are fetched from ports 80 and 443 only; others are allowed by the server's "
+            f"--fetch-allow {authority(host, port)}"
+        )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(url, parts.scheme, host, port, path)
 

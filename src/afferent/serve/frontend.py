@@ -32,7 +32,7 @@ from afferent.preprocess.registry import fingerprint
 from afferent.runtime.heartbeat import Board
 from afferent.runtime.listening import BACKLOG
 from afferent.runtime.process import ChildProcess
-from afferent.serve.apis.registry import APIS, by_path
+from afferent.serve.apis.registry import CONVERSATIONS, by_path
 from afferent.serve.flow.counting import count_lateness
 from afferent.serve.flow.item_state import Processor
 from afferent.serve.flow.items import ItemSettings, ItemStage
@@ -96,6 +96,8 @@ class _Base:
             limits=config.request_limits,
             request_timeout_s=config.request_timeout_s,
             explain=config.explain,
+            refuses_unknown=config.unknown_fields == "refuse",
+            cors_origins=config.cors_origin,
         )
 
     def items(self, processor: Processor) -> ItemStage:
@@ -188,7 +190,9 @@ def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
     stage = ReferenceStage(
         base.store, base.items(processor), upstream, tokens, valid_s=settings.request_timeout_s
     )
-    passage = Passage(base.store, base.gate, upstream, stage, settings, base.access, by_path(APIS))
+    passage = Passage(
+        base.store, base.gate, upstream, stage, settings, base.access, by_path(CONVERSATIONS)
+    )
     app = UpstreamFrontend(
         passage, base.store, upstream, base.board, makes_features=family is not None
     )

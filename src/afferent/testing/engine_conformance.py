@@ -34,6 +34,7 @@ from afferent.errors import (
     UnsupportedParameter,
 )
 from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.testing.engine_extras import does_what_it_supports
 from afferent.testing.engine_trial import (
     NotConforming,
     Said,
@@ -267,6 +268,7 @@ _ALL: Sequence[Callable[[Trial], Awaitable[None]]] = (
     respects_max_tokens,
     respects_the_end_of_sequence,
     gives_logprobs_when_asked,
+    does_what_it_supports,
     answers_many_at_once,
     says_when_it_is_unavailable,
 )

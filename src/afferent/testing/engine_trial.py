@@ -145,7 +145,7 @@ class Trial:
                     require(bool(token_ids), "an event brings no tokens")
                     said.token_ids += token_ids
                     said.logprobs += logprobs
-                case Finished(reason, _):
+                case Finished(reason):
                     said.reason = reason
                 case _:
                     raise NotConforming("a request is accepted twice")

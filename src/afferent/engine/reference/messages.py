@@ -79,12 +79,15 @@ class BegunItem(_Message):
 
 
 class Begin(_Message):
-    """A new sequence, or one that begins again with what it had answered by then."""
+    """A new sequence, or one that begins again with what it had answered by then: the last
+    ``num_answered`` tokens.
+    """
 
     sequence_id: str
     token_ids: list[int]
     items: list[BegunItem]
     sampling: Sampling
+    num_answered: NonNegative = 0
 
 
 class EncodeItem(_Message):

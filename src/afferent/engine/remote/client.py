@@ -124,8 +124,8 @@ class RemoteEngine:
                 queue.put_nowait(Accepted())
             case m.RequestTokens(token_ids=token_ids, spans=spans, logprobs=logprobs):
                 queue.put_nowait(Tokens(token_ids, spans, logprobs))
-            case m.RequestFinished(reason=reason, spans=spans):
-                queue.put_nowait(Finished(reason, spans))
+            case m.RequestFinished(reason=reason, spans=spans, token_id=token_id):
+                queue.put_nowait(Finished(reason, spans, token_id))
             case m.RequestFailed(failure=failure):
                 queue.put_nowait(error_from(failure.code, failure.message))
 

@@ -125,5 +125,5 @@ def _message(request_id: str, event: EngineEvent) -> m.RequestEvent:
             return m.RequestAccepted(request_id)
         case Tokens(token_ids, spans, logprobs):
             return m.RequestTokens(request_id, token_ids, spans, logprobs)
-        case Finished(reason, spans):
-            return m.RequestFinished(request_id, reason, spans)
+        case Finished(reason, spans, token_id):
+            return m.RequestFinished(request_id, reason, spans, token_id)

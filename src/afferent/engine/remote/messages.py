@@ -61,6 +61,7 @@ class RequestFinished(_Message, tag="finished"):
     request_id: str
     reason: Literal["stop", "length"]
     spans: list[Span]
+    token_id: int | None = None
 
 
 class RequestFailed(_Message, tag="failed"):

@@ -17,6 +17,7 @@ from afferent.errors import AfferentError
 from afferent.ingest.cutter import MediaKeys
 from afferent.serve.flow.call import Call, ReceivedBody
 from afferent.serve.flow.conversations import History
+from afferent.serve.flow.request import Rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Api(Protocol):
         """The schema of its bodies, for the OpenAPI document."""
 
     @property
+    def example(self) -> Mapping[str, Any]:
+        """A request, but for its model."""
+
+    @property
     def media_keys(self) -> MediaKeys:
         """Where media may stand in its bodies."""
 
@@ -69,8 +74,13 @@ class Api(Protocol):
     def besides(self) -> Sequence[TokenCount | Lookup]:
         """What else it is asked."""
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
         """Understand a request for the model that is served under the name ``model``.
+
+        Args:
+            refuses_unknown: A parameter that nobody knows is not ignored.
 
         Raises:
             InvalidRequest: The body is not JSON, or not of the API's schema; it says where.
@@ -84,13 +94,13 @@ class Api(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """An endpoint that says how many tokens a request's prompt has; nothing is generated.
+    """An endpoint that says which tokens a request's prompt has, or how many; nothing is generated.
 
-    ``api`` reads the request, at a path of its own; ``answer`` says the number.
+    ``api`` reads the request, at a path of its own; ``answer`` says it.
     """
 
     api: Api
-    answer: Callable[[int], Mapping[str, Any]]
+    answer: Callable[[Rendered], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from afferent.errors import AfferentError, MediaNotCached, Param
 from afferent.ingest.cutter import MediaKeys
 from afferent.serve.apis.api import KeyHeader
-from afferent.serve.apis.schema import AnyRequest, TopP
+from afferent.serve.apis.schema import ConversationRequest, Stop
 from afferent.serve.apis.statuses import message_of, param_of, status_of
-from afferent.serve.flow.request import ScoredToken
+from afferent.serve.flow.request import ScoredToken, Usage
 
 MEDIA_KEYS = MediaKeys(
     urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
@@ -24,19 +24,23 @@ the body is.
 KEY_HEADER = KeyHeader("authorization", "bearer ")
 
 
-class OpenAIRequest(AnyRequest, kw_only=True, forbid_unknown_fields=True):
+Stops = Stop | Annotated[list[Stop], Meta(max_length=4)]
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = False
+
+
+class OpenAIRequest(ConversationRequest, kw_only=True):
     """Of chat completions and Responses."""
 
-    stream: bool | None = False
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: TopP | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    # Accepted; they do not change the answer.
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    user: str | None = None
+    stop: Stops | None = None
+
+
+def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def error_body(error: AfferentError, params: Mapping[Param, str] | None = None) -> dict[str, Any]:
@@ -71,3 +75,19 @@ def _likely(text: str, logprob: float) -> dict[str, Any]:
     """``bytes`` are unknown of a token that is a part of a character."""
     octets = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": octets}
+
+
+def frame(value: object) -> bytes:
+    """An event without a name."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def usage(usages: Sequence[Usage]) -> dict[str, int]:
+    """The prompt counts once, however many answers there are."""
+    prompt = usages[0].prompt_tokens
+    completion = sum(each.completion_tokens for each in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }

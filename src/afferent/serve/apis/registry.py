@@ -6,17 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from afferent.serve.apis.api import Api, TokenCount
 from afferent.serve.apis.chat.api import OpenAIChat
+from afferent.serve.apis.completions.api import OpenAICompletions
 from afferent.serve.apis.messages.api import AnthropicMessages
 from afferent.serve.apis.responses.api import OpenAIResponses
+from afferent.serve.apis.tokens.api import Detokenize, Tokenize, text_body, tokens_body
 
-APIS: Sequence[Api] = (
+CONVERSATIONS: Sequence[Api] = (
     OpenAIChat(),
     OpenAIResponses(),
     AnthropicMessages(),
 )
+APIS: Sequence[Api] = (*CONVERSATIONS, OpenAICompletions())
+TOKENS: Sequence[TokenCount] = (
+    TokenCount(api=Tokenize(), answer=tokens_body),
+    TokenCount(api=Detokenize(), answer=text_body),
+)
+"""Endpoints beside the APIs."""
 
 
-def by_path(apis: Sequence[Api]) -> Mapping[str, Api]:
-    """These APIs, and those that count their tokens, by where they are asked."""
+def by_path(apis: Sequence[Api], beside: Sequence[TokenCount] = ()) -> Mapping[str, Api]:
+    """These APIs, and those that say which tokens they have, by where they are asked."""
     counts = [each.api for api in apis for each in api.besides if isinstance(each, TokenCount)]
-    return {api.path: api for api in (*apis, *counts)}
+    return {api.path: api for api in (*apis, *counts, *(each.api for each in beside))}

@@ -1,64 +1,92 @@
-"""Reading a request's JSON by a schema; what all APIs do alike.
-
-Unknown keys are refused, not dropped: a misspelt ``max_token`` must not become a long answer.
-"""
+"""Reading a request's JSON by a schema; what all APIs do alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+from afferent.errors import InvalidRequest, ModelNotFound
 from afferent.ingest.raw import RawMedia
+from afferent.serve.apis.names import ParameterNames
+from afferent.serve.apis.wording import Bounds, bounds_of, in_words
+from afferent.types import Bias, TokenId
 
 T = TypeVar("T")
-
-NoOpValues = Mapping[str, tuple[Any, ...]]
-"""Parameters that are accepted with these values, which change nothing, and refused with others."""
+Request = TypeVar("Request", bound="AnyRequest")
 
 MAX_PARTS = 4096
 
 Name = Annotated[str, Meta(max_length=256)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
-class AnyRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What requests of all APIs have, also those that only count tokens."""
+class AnyRequest(Struct, kw_only=True):
+    """What requests of all APIs have. What has no field here is checked by its name alone."""
 
     model: Name
-    # Accepted with a no-op value only.
-    tool_choice: Any = UNSET
-    tools: Any = UNSET
+    stream: bool | None = False
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
 
 
-Request = TypeVar("Request", bound=AnyRequest)
+class ConversationRequest(AnyRequest, kw_only=True):
+    """With messages, which the model's chat template writes."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
-def read(
-    decoder: msgspec.json.Decoder[Request], text: bytes, *, served: str, no_ops: NoOpValues
-) -> Request:
-    """
-    Args:
-        served: The model's name.
+class Reader(Generic[Request]):
+    """Reads the requests of one API."""
 
-    Raises:
-        InvalidRequest: It is not of the schema.
-        ModelNotFound: Another model is asked for.
-        UnsupportedParameter: A parameter that is not served has a value that is no no-op.
-    """
-    request = _decode(decoder, text, None)
-    if request.model != served:
-        raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
-    for name, values in no_ops.items():
-        value = getattr(request, name)
-        if value is not UNSET and value is not None and value not in values:
-            raise UnsupportedParameter(f"{name} is not supported", param=name)
-    return request
+    def __init__(self, request_type: type[Request], names: str) -> None:
+        """
+        Args:
+            names: The API whose parameters they have.
+        """
+        self._decoder = msgspec.json.Decoder(request_type)
+        self._bounds = bounds_of(request_type)
+        self._names = ParameterNames(names)
+
+    def read(
+        self, text: bytes, *, served: str, refuses_unknown: bool
+    ) -> tuple[Request, tuple[str, ...]]:
+        """The request, and the names of the parameters that were ignored.
+
+        Args:
+            served: The model's name.
+            refuses_unknown: None is ignored because nobody knows it.
+
+        Raises:
+            InvalidRequest: It is not of the schema, or has a parameter that nobody knows.
+            ModelNotFound: Another model is asked for.
+            UnsupportedParameter: A parameter that is not served has a value that is no no-op.
+        """
+        request = _decode(self._decoder, text, None, self._bounds)
+        if request.model != served:
+            raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
+        given = _decode(_names_decoder, text, None)
+        return request, self._names.check(given, refuses_unknown=refuses_unknown)
+
+
+_names_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def read_part(
@@ -72,7 +100,12 @@ def read_part(
     return None if part is UNSET else _decode(decoder, part, param)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, param: str | None) -> T:
+def _decode(
+    decoder: msgspec.json.Decoder[T],
+    text: bytes | msgspec.Raw,
+    param: str | None,
+    bounds: Bounds | None = None,
+) -> T:
     """
     Raises:
         InvalidRequest: It is not JSON, or not of the schema; the message says where.
@@ -80,7 +113,8 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, param: 
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=param) from error
+        wrong = in_words(error, bounds or {})
+        raise InvalidRequest(wrong.message, param=param or wrong.param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON", param=param) from error
 

@@ -66,3 +66,5 @@ class Call:
     """The conversation goes on from the answer of this id, whose messages come first."""
     is_kept: bool = False
     """The conversation can be gone on with from this answer."""
+    ignored: tuple[str, ...] = ()
+    """Parameters that nobody knows."""

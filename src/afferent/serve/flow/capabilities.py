@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from afferent.engine.protocol import EngineInfo
-from afferent.errors import Param, UnsupportedMedia, UnsupportedParameter
+from afferent.errors import InvalidRequest, Param, UnsupportedMedia, UnsupportedParameter
 from afferent.serve.flow.request import GenerateRequest, SamplingDefaults
 from afferent.types import Sampling
 
@@ -16,6 +18,7 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
     """Refuse what the engine would, before any work is done for it.
 
     Raises:
+        InvalidRequest: Its model has no such token, or parameters contradict each other.
         UnsupportedMedia: Of a kind that it does not take.
         UnsupportedParameter: Sampling that it can't do.
     """
@@ -23,14 +26,35 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
         if part.modality not in info.modalities:
             raise UnsupportedMedia(f"the engine takes no {part.modality}", param=Param.MESSAGES)
     asked = SamplingDefaults().apply(request, max_tokens=_NO_OP.max_tokens)
-    for name in info.unsupported:
+    for name in info.lacking:
         if getattr(asked, name) != getattr(_NO_OP, name):
             param = "logprobs" if name == "num_logprobs" else name
             raise UnsupportedParameter(f"the engine does not do {param}", param=param)
+    _check_tokens(info, request, asked)
+    if request.max_tokens is not None and asked.min_tokens > request.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {asked.min_tokens}, and more than the {request.max_tokens} tokens that "
+            "the answer may have",
+            param="min_tokens",
+        )
 
 
 def within(info: EngineInfo, sampling: Sampling) -> Sampling:
     """Without what the model's own defaults ask for and the engine can't do."""
     return msgspec.structs.replace(
-        sampling, **{name: getattr(_NO_OP, name) for name in info.unsupported}
+        sampling, **{name: getattr(_NO_OP, name) for name in info.lacking}
     )
+
+
+def _check_tokens(info: EngineInfo, request: GenerateRequest, asked: Sampling) -> None:
+    named: dict[str, Sequence[int]] = {
+        "prompt": request.prompt if isinstance(request.prompt, tuple) else (),
+        "logit_bias": [token for token, _ in asked.logit_bias],
+        "stop_token_ids": asked.stop_token_ids,
+    }
+    for param, tokens in named.items():
+        if info.vocab_size and tokens and max(tokens) >= info.vocab_size:
+            raise InvalidRequest(
+                f"{param} names the token {max(tokens)}; the model has {info.vocab_size} of them",
+                param=param,
+            )

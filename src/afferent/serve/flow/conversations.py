@@ -183,6 +183,9 @@ class History:
         generate, (answer,) = call.generate, collector.complete()
         said = generate.messages[1:] if call.instructions else generate.messages
         last = Message("assistant", (TextPart(answer.text),))
+        if generate.template.continues_last:
+            said, begun = said[:-1], said[-1]
+            last = Message("assistant", (*begun.parts, *last.parts))
         if sum(1 + len(message.parts) for message in (*said, last)) > MAX_PARTS:
             CONVERSATIONS.labels("too_long").inc()
             return

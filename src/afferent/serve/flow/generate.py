@@ -14,11 +14,11 @@ from afferent.serve.flow.request import (
     End,
     Output,
     ScoredToken,
-    StopMatcher,
     TextDelta,
     Usage,
     WriteScored,
 )
+from afferent.serve.flow.stops import StopMatcher
 from afferent.types import TokenLogprobs
 
 T = TypeVar("T")
@@ -39,12 +39,14 @@ class AnswerWriter:
     detokenizer: Detokenizer
     matcher: StopMatcher
     write_scored: WriteScored | None = None
+    min_tokens: int = 0
+    """No stop string ends the answer before so many."""
+    stop_token_ids: tuple[int, ...] = ()
     num_tokens: int = field(default=0, init=False)
 
     def feed(self, tokens: Tokens) -> list[Output]:
         """The next piece; and the end, if a stop string was met."""
-        self.num_tokens += len(tokens.token_ids)
-        text = self.matcher.feed(self.detokenizer.feed(tokens.token_ids))
+        text = self._text(tokens.token_ids)
         scored: tuple[ScoredToken, ...] = ()
         if (write := self.write_scored) is not None:
             scored = tuple(
@@ -56,13 +58,29 @@ class AnswerWriter:
             outputs.append(self._end("stop", self.matcher.met))
         return outputs
 
-    def finish(self, reason: Literal["stop", "length"]) -> list[Output]:
-        """The rest, when the engine has ended the answer."""
-        text = self.matcher.flush()
-        rest: list[Output] = [TextDelta(text, self.index)] if text else []
-        return [*rest, self._end(reason)]
+    def finish(
+        self, reason: Literal["stop", "length"], token_id: int | None = None
+    ) -> list[Output]:
+        """The rest, when the engine has ended the answer.
 
-    def _end(self, reason: Literal["stop", "length"], stop: str | None = None) -> End:
+        Args:
+            token_id: The token that ended it, as far as it is told.
+        """
+        text = self.matcher.flush()
+        if token_id is not None and self.matcher.is_included:
+            self.num_tokens += 1
+            text += self.detokenizer.feed([token_id])
+        rest: list[Output] = [TextDelta(text, self.index)] if text else []
+        return [*rest, self._end(reason, token_id if token_id in self.stop_token_ids else None)]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        num_early = min(max(0, self.min_tokens - self.num_tokens), len(token_ids))
+        self.num_tokens += len(token_ids)
+        early, others = token_ids[:num_early], token_ids[num_early:]
+        text = self.matcher.feed(self.detokenizer.feed(early), may_end=False) if early else ""
+        return text + (self.matcher.feed(self.detokenizer.feed(others)) if others else "")
+
+    def _end(self, reason: Literal["stop", "length"], stop: str | int | None = None) -> End:
         return End(reason, Usage(self.num_prompt_tokens, self.num_tokens), self.index, stop)
 
     def _scored(self, write: WriteScored, token: int, logprobs: TokenLogprobs) -> ScoredToken:

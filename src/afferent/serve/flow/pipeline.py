@@ -13,8 +13,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from afferent.engine.protocol import Accepted, Engine, EngineRequest, Finished, Tokens
-from afferent.errors import EngineUnavailable, InternalError, Param, PromptTooLong
+from afferent.engine.protocol import Accepted, Engine, EngineInfo, EngineRequest, Finished, Tokens
+from afferent.errors import EngineUnavailable, InternalError, InvalidRequest, Param, PromptTooLong
 from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.flow import capabilities, counting
 from afferent.serve.flow.generate import AnswerWriter, merge
@@ -28,13 +28,13 @@ from afferent.serve.flow.request import (
     Rendered,
     RenderedItem,
     SamplingDefaults,
-    StopMatcher,
     TextPart,
 )
+from afferent.serve.flow.stops import StopMatcher
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
-from afferent.types import Item, Sampling
+from afferent.types import Item, Modality, Sampling
 
 _LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
 _PART_CHARACTERS = 8  # a message or a part takes at least the time of so many
@@ -124,7 +124,13 @@ class Pipeline:
                         found.in_order, prompt.placeholders, sizes, strict=True
                     )
                 ]
-                return Rendered(prompt.token_ids, items)
+                info, given = self.engine.info, request.prompt
+                return Rendered(
+                    prompt.token_ids,
+                    items,
+                    info.max_model_len if info is not None else 0,
+                    self._prompts.text_of(given) if isinstance(given, tuple) else "",
+                )
         finally:
             self.store.forget(request.request_id)
 
@@ -179,10 +185,15 @@ class Pipeline:
     def _writer(
         self, request: GenerateRequest, engine_request: EngineRequest, index: int
     ) -> AnswerWriter:
-        num_prompt = len(engine_request.token_ids)
-        detokenizer = self._prompts.detokenizer()
-        write_scored = request.logprobs.write if request.logprobs is not None else None
-        return AnswerWriter(index, num_prompt, detokenizer, StopMatcher(request.stop), write_scored)
+        return AnswerWriter(
+            index,
+            len(engine_request.token_ids),
+            self._prompts.detokenizer(skips_special=request.skips_special),
+            StopMatcher(request.stop, request.includes_stop),
+            request.logprobs.write if request.logprobs is not None else None,
+            engine_request.sampling.min_tokens,
+            engine_request.sampling.stop_token_ids,
+        )
 
     async def _generate(
         self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
@@ -209,9 +220,9 @@ class Pipeline:
                             if writer.num_tokens == 0:
                                 trace.stage(start_ns, "first_token")
                             outputs = writer.feed(event)
-                        case Finished(reason, spans):
+                        case Finished(reason, spans, token_id):
                             trace.add(spans)
-                            outputs = writer.finish(reason)
+                            outputs = writer.finish(reason, token_id)
                     for output in outputs:
                         yield output
                     if outputs and isinstance(outputs[-1], End):
@@ -234,7 +245,8 @@ class Pipeline:
         limit = info.max_model_len
         start_ns = time.monotonic_ns()
         texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
-        num_characters = sum(len(part.text) for part in texts)
+        num_characters = sum(len(part.text) for part in texts) + request.template.num_characters
+        num_characters += len(request.prompt or "")
         # Tokenizing costs time and memory; what can't fit is refused by its length alone.
         if num_characters > limit * self._prompts.max_token_characters:
             raise PromptTooLong(
@@ -243,9 +255,9 @@ class Pipeline:
             )
         num_parts = len(request.messages) + len(texts)
         if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
-            prompt = self._prompts.build(request.messages, written)
+            prompt = self._build(request, written)
         else:
-            prompt = await asyncio.to_thread(self._prompts.build, request.messages, written)
+            prompt = await asyncio.to_thread(self._build, request, written)
         num_tokens = len(prompt.token_ids)
         trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
         room = limit - num_tokens
@@ -258,6 +270,18 @@ class Pipeline:
             )
         sampling = self._sampling.apply(request, max_tokens=max_tokens)
         return prompt, capabilities.within(info, sampling)
+
+    def _build(self, request: GenerateRequest, written: Sequence[ItemPrompt]) -> Prompt:
+        if request.prompt is None:
+            return self._prompts.build(request.messages, written, request.template)
+        tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
+        if not tokens:
+            raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
+        return Prompt(tokens, [])
+
+    def modalities(self, info: EngineInfo) -> list[Modality]:
+        """What an item of a request may be, with an engine of which this is known."""
+        return [each for each in info.modalities if self._items.takes(each)]
 
     async def close(self) -> None:
         await self._items.close()

@@ -6,24 +6,26 @@ three seconds, into every frontend.
 
 from __future__ import annotations
 
-import datetime
-import json
-import re
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
 from afferent.preprocess.family import Family, MediaTokens, read_json
 from afferent.preprocess.plan import Prompt as ItemPrompt
-from afferent.serve.flow.request import MediaPart, Message, SamplingDefaults, TextPart
+from afferent.serve.flow.chat_template import STAND_IN, ChatTemplate
+from afferent.serve.flow.request import (
+    MediaPart,
+    Message,
+    SamplingDefaults,
+    TemplateOptions,
+    TextPart,
+)
 from afferent.types import Modality, Placeholder
 
 
@@ -60,13 +62,14 @@ class PromptBuilder:
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """No text has fewer tokens than its characters divided by this."""
-        template = _template_of(folder)
-        self._template = _compile(template)
-        # A role that the model was not trained with would be a word that it does not know.
-        self._has_tool_role = re.search(r"""["']tool["']""", template) is not None
-        self._names = _special_names(folder)
+        self._template = ChatTemplate(folder)
 
-    def build(self, messages: Sequence[Message], written: Sequence[ItemPrompt]) -> Prompt:
+    def build(
+        self,
+        messages: Sequence[Message],
+        written: Sequence[ItemPrompt],
+        options: TemplateOptions | None = None,
+    ) -> Prompt:
         """The prompt's tokens, each item's marker opened to what stands there for the item.
 
         Args:
@@ -75,8 +78,14 @@ class PromptBuilder:
         Raises:
             InvalidRequest: The model's chat template refuses the messages.
         """
+        options = options or TemplateOptions()
         quoted: list[str] = []
-        rendered = self._render([self._as_dict(message, quoted) for message in messages])
+        rendered = self._template.render(
+            [self._as_dict(message, quoted) for message in messages],
+            self._quote_in(options.variables, quoted),
+            begins_answer=options.begins_answer,
+            continues_last=options.continues_last,
+        )
         marked = self._encode(rendered, quoted)
         # A template may move items before the text, but not past others of their kind.
         media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
@@ -98,6 +107,29 @@ class PromptBuilder:
             raise InternalError("the chat template does not name each item once")
         return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
 
+    def plain(self, given: str | Sequence[int], *, adds_special: bool = True) -> list[int]:
+        """The tokens of a text that is the whole prompt; special tokens in it are what they are.
+
+        Raises:
+            InvalidRequest: A token in it stands for media.
+        """
+        token_ids = list(
+            self._tokenizer.encode(given, add_special_tokens=adds_special).ids
+            if isinstance(given, str)
+            else given
+        )
+        of_media = {token for tokens in self._tokens.values() for token in _ids(tokens)}
+        if not of_media.isdisjoint(token_ids):
+            raise InvalidRequest(
+                "media stand in messages: a prompt of text has no tokens of theirs",
+                param=Param.MESSAGES,
+            )
+        return token_ids
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """All of them, special ones too."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
     def _open(self, kind: Modality, written: ItemPrompt, token_ids: list[int]) -> Placeholder:
         """Append what stands for an item; from its first row of embeddings to its last."""
         first = last = len(token_ids)
@@ -110,8 +142,8 @@ class PromptBuilder:
                 last = len(token_ids)
         return Placeholder(first, last - first)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._tokenizer)
+    def detokenizer(self, *, skips_special: bool = True) -> Detokenizer:
+        return Detokenizer(self._tokenizer, skips_special=skips_special)
 
     def _as_dict(self, message: Message, quoted: list[str]) -> dict[str, Any]:
         content = []
@@ -121,19 +153,33 @@ class PromptBuilder:
                     content.append({"type": str(modality)})
                 case TextPart(text):
                     content.append({"type": "text", "text": self._quote(text, quoted)})
-        is_known = message.role != "tool" or self._has_tool_role
+        is_known = message.role != "tool" or self._template.has_tool_role
         return {"role": message.role if is_known else "user", "content": content}
 
     def _quote(self, text: str, quoted: list[str]) -> str:
         """``text``, or a stand-in for it if it spells out a special token."""
-        if not any(special in text for special in self._special) and "\ue000" not in text:
+        if not any(special in text for special in self._special) and STAND_IN not in text:
             return text
         quoted.append(text)
-        return f"\ue000{len(quoted) - 1}\ue000"
+        return f"{STAND_IN}{len(quoted) - 1}{STAND_IN}"
+
+    def _quote_in(self, value: Any, quoted: list[str]) -> Any:
+        """The same for all text within a value; it is not nested deeply."""
+        match value:
+            case str():
+                return self._quote(value, quoted)
+            case Mapping():
+                return {
+                    self._quote(key, quoted): self._quote_in(each, quoted)
+                    for key, each in value.items()
+                }
+            case list():
+                return [self._quote_in(each, quoted) for each in value]
+        return value
 
     def _encode(self, rendered: str, quoted: list[str]) -> list[int]:
         token_ids: list[int] = []
-        for index, piece in enumerate(rendered.split("\ue000")):
+        for index, piece in enumerate(rendered.split(STAND_IN)):
             if index % 2:
                 encoding = self._plain_tokenizer.encode(
                     quoted[int(piece)], add_special_tokens=False
@@ -142,20 +188,6 @@ class PromptBuilder:
                 encoding = self._tokenizer.encode(piece, add_special_tokens=False)
             token_ids += encoding.ids
         return token_ids
-
-    def _render(self, messages: list[dict[str, Any]]) -> str:
-        try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._names
-            )
-        except _TemplateRefusal as error:
-            raise InvalidRequest(
-                f"the model's chat template: {error}", param=Param.MESSAGES
-            ) from error
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(
-                "the model's chat template can't express these messages", param=Param.MESSAGES
-            ) from error
 
 
 def _ids(tokens: MediaTokens) -> tuple[int, ...]:
@@ -166,9 +198,10 @@ def _ids(tokens: MediaTokens) -> tuple[int, ...]:
 class Detokenizer:
     """Tokens to text, piece by piece: a character of several tokens comes with its last."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skips_special: bool = True) -> None:
+        """``skips_special``: special tokens are no text."""
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skips_special)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         return "".join(self._stream.step(self._tokenizer, token) or "" for token in token_ids)
@@ -183,63 +216,17 @@ class Detokenizer:
         return twice[len(once) :]
 
 
-class _TemplateRefusal(jinja2.TemplateError):
-    """A template has called ``raise_exception``."""
-
-
-def _template_of(folder: Path) -> str:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text()
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        path = folder / name
-        template = read_json(path).get("chat_template") if path.exists() else None
-        if isinstance(template, str):
-            return template
-    raise ConfigError(f"{folder} has no chat template")
-
-
-def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
-
-
-def _special_names(folder: Path) -> dict[str, str]:
-    """``bos_token`` and the like, which templates refer to."""
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else {}
-    names = {}
-    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = settings.get(key)
-        names[key] = value.get("content", "") if isinstance(value, dict) else value or ""
-    return names
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _TemplateRefusal(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().astimezone().strftime(format)
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
-
-
 def sampling_defaults(folder: Path) -> SamplingDefaults:
     """What the model's ``generation_config.json`` says; greedy if it says nothing."""
     path = folder / "generation_config.json"
     settings = read_json(path) if path.exists() else {}
+    always = SamplingDefaults(repetition_penalty=settings.get("repetition_penalty") or 1.0)
     if not settings.get("do_sample"):
-        return SamplingDefaults()
-    return SamplingDefaults(
+        return always
+    return replace(
+        always,
         temperature=settings.get("temperature") or 1.0,
         top_p=settings.get("top_p") or 1.0,
         top_k=settings.get("top_k") or 0,
+        min_p=settings.get("min_p") or 0.0,
     )

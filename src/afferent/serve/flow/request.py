@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -70,17 +70,53 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """How the model's chat template is asked to write a conversation.
+
+    Attributes:
+        variables: What the template gets besides; their text never becomes a special token.
+        num_characters: How much text they are.
+        begins_answer: The assistant's turn is begun at the end.
+        continues_last: The last message is left open, and the answer goes on with it.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    num_characters: int = 0
+    begins_answer: bool = True
+    continues_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """``max_tokens`` is ``None`` for as many as the model has room for."""
+    """``None`` is what was not said: the model's own default then holds, of ``max_tokens`` as many
+    as it has room for. Of how tokens are chosen, names and values are those of `Sampling`.
+    """
 
     request_id: str
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """Instead of messages: a text or its tokens, as the model gets them."""
+    adds_special: bool = True
+    """The tokenizer writes its own special tokens around a text, such as one for its begin."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
     seed: int | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
+    includes_stop: bool = False
+    """What ended the answer, a stop string or a token, is a part of its text."""
+    skips_special: bool = True
+    """Special tokens of the answer are no text."""
+    template: TemplateOptions = field(default_factory=TemplateOptions)
     n: int = 1
     """How many answers."""
     logprobs: Logprobs | None = None
@@ -98,6 +134,11 @@ class GenerateRequest:
         return [p for m in self.messages for p in m.parts if isinstance(p, MediaPart)]
 
 
+_ASKED = tuple(
+    name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "num_logprobs")
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """What the model's own generation config says where the request says nothing."""
@@ -105,17 +146,15 @@ class SamplingDefaults:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def apply(self, request: GenerateRequest, *, max_tokens: int) -> Sampling:
-        temperature = request.temperature if request.temperature is not None else self.temperature
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=request.top_p if request.top_p is not None else self.top_p,
-            top_k=request.top_k if request.top_k is not None else self.top_k,
-            seed=request.seed,
-            num_logprobs=request.logprobs.num_top if request.logprobs is not None else None,
-        )
+        own = {name: getattr(self, name) for name in self.__slots__}
+        given = {name: getattr(request, name) for name in _ASKED}
+        asked = {name: value for name, value in given.items() if value is not None}
+        num_logprobs = request.logprobs.num_top if request.logprobs is not None else None
+        return Sampling(max_tokens=max_tokens, num_logprobs=num_logprobs, **(own | asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +181,9 @@ class Rendered(Struct, frozen=True):
 
     token_ids: list[int]
     items: list[RenderedItem]
+    max_model_len: int = 0
+    text: str = ""
+    """What was given as tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +198,12 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """``stop`` is the stop string that was met, if one was."""
+    """``stop`` is the stop string that was met, or the token that the request named, if one was."""
 
     reason: Literal["stop", "length"]
     usage: Usage
     index: int = 0
-    stop: str | None = None
+    stop: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,37 +215,3 @@ class PromptInfo:
 
 
 Output = PromptInfo | TextDelta | End
-
-
-@dataclass(slots=True)
-class StopMatcher:
-    """Ends the text before the first stop string; holds back what may be the start of one. Pure."""
-
-    stops: tuple[str, ...]
-    met: str | None = None
-    """The stop string that ended the text."""
-    _held: str = field(default="")
-
-    def feed(self, text: str) -> str:
-        """What can be sent for certain, now that ``text`` has come."""
-        if self.met is not None:
-            return ""
-        pending = self._held + text
-        # The stop string that is complete first wins, so that it does not matter how text is cut.
-        found = [(at + len(stop), at) for stop in self.stops if (at := pending.find(stop)) >= 0]
-        if found:
-            end, start = min(found)
-            self.met, self._held = pending[start:end], ""
-            return pending[:start]
-        longest = max((len(stop) for stop in self.stops), default=1)
-        for length in range(min(longest - 1, len(pending)), 0, -1):
-            if any(stop.startswith(pending[-length:]) for stop in self.stops):
-                self._held = pending[-length:]
-                return pending[:-length]
-        self._held = ""
-        return pending
-
-    def flush(self) -> str:
-        """The text that was held back, once no more comes."""
-        held, self._held = self._held, ""
-        return held

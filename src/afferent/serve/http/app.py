@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,7 +16,7 @@ from afferent.admit.gate import Gate
 from afferent.errors import InvalidRequest
 from afferent.runtime.heartbeat import Board
 from afferent.serve.apis.api import Api, Lookup, TokenCount
-from afferent.serve.apis.registry import APIS, by_path
+from afferent.serve.apis.registry import APIS, TOKENS, by_path
 from afferent.serve.flow.conversations import History
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.http.auth import Access
@@ -22,7 +24,7 @@ from afferent.serve.http.endpoint import AppSettings, Endpoint
 from afferent.serve.http.health import Status
 from afferent.serve.http.lookups import lookup_route
 from afferent.serve.http.openapi import document
-from afferent.serve.http.responses import json_answer, new_id, path_of, refusal
+from afferent.serve.http.responses import IGNORED, json_answer, new_id, path_of, refusal
 
 _WORDS = {404: "there is no such endpoint", 405: "the endpoint has no such method"}
 
@@ -48,7 +50,8 @@ class Frontend:
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
         status = Status(pipeline, access, settings.model_name, board)
-        self._apis = by_path(apis)
+        self._cors_origins = settings.cors_origins
+        self._apis = by_path(apis, TOKENS)
 
         def endpoint(api: Api) -> Endpoint:
             return Endpoint(api, pipeline, gate, settings, access, history)
@@ -67,16 +70,44 @@ class Frontend:
 
         self._routes = [
             *(route for api in apis for route in routes(api)),
+            *(
+                Route(each.api.path, endpoint(each.api).counting(each.answer), methods=["POST"])
+                for each in TOKENS
+            ),
             *status.routes(),
             Route("/openapi.json", self._describe),
         ]
-        self._document = document(self._routes, self._apis)
+        self._document = document(
+            self._routes,
+            self._apis,
+            model_name=settings.model_name,
+            has_keys=access.has_keys,
+        )
 
     def app(self) -> Starlette:
-        app = Starlette(routes=self._routes, exception_handlers={HTTPException: self._refuse})
+        app = Starlette(
+            routes=self._routes,
+            middleware=self._middleware(),
+            exception_handlers={HTTPException: self._refuse},
+        )
         # To where a client's own `Host` says, before it has shown a key: never.
         app.router.redirect_slashes = False
         return app
+
+    def _middleware(self) -> list[Middleware]:
+        """What answers a browser that asks whether a page may ask."""
+        if not self._cors_origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=self._cors_origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "request-id", "retry-after", IGNORED],
+                max_age=600,
+            )
+        ]
 
     async def _describe(self, _: Request) -> Response:
         """This document."""

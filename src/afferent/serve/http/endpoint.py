@@ -20,7 +20,7 @@ from afferent.config import RequestLimits
 from afferent.runtime import logs
 from afferent.serve.apis.api import Api
 from afferent.serve.flow import counting
-from afferent.serve.flow.call import Answer, Call, Reply
+from afferent.serve.flow.call import Answer, Call
 from afferent.serve.flow.collector import AnswerCollector
 from afferent.serve.flow.conversations import History
 from afferent.serve.flow.pipeline import Pipeline
@@ -29,7 +29,14 @@ from afferent.serve.flow.request import GenerateRequest, Output, PromptInfo, Ren
 from afferent.serve.http.auth import Access
 from afferent.serve.http.body import BodyReader
 from afferent.serve.http.failures import failure_of
-from afferent.serve.http.responses import id_headers, json_answer, new_id, path_of, refusal
+from afferent.serve.http.responses import (
+    id_headers,
+    ignored_header,
+    json_answer,
+    new_id,
+    path_of,
+    refusal,
+)
 from afferent.serve.http.sse import EventStream
 from afferent.telemetry import explain
 from afferent.telemetry.registry import gauge
@@ -47,6 +54,10 @@ class AppSettings:
     limits: RequestLimits
     request_timeout_s: float
     explain: bool
+    refuses_unknown: bool = False
+    """A parameter that nobody knows is not ignored."""
+    cors_origins: tuple[str, ...] = ()
+    """Whose pages may ask from a browser; ``*``: anybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +98,21 @@ class Endpoint:
         return await self._handle(request, self._render)
 
     def counting(
-        self, answer: Callable[[int], Mapping[str, Any]]
+        self, answer: Callable[[Rendered], Mapping[str, Any]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint that says how many tokens that prompt has.
+        """The endpoint that says which tokens that prompt has, or how many.
 
         Args:
-            answer: Says the number.
+            answer: Says it.
         """
 
-        async def answer_with_number(exchange: _Exchange) -> Response:
+        async def answer_with_tokens(exchange: _Exchange) -> Response:
             rendered = await self._rendered(exchange, with_features=False)
-            body = answer(len(rendered.token_ids))
-            return json_answer(body, exchange.trace.request_id)
+            return json_answer(answer(rendered), exchange.trace.request_id)
 
         async def count(request: Request) -> Response:
-            """How many tokens the prompt has."""
-            return await self._handle(request, answer_with_number)
+            """Which tokens the prompt has, or how many."""
+            return await self._handle(request, answer_with_tokens)
 
         return count
 
@@ -143,7 +153,12 @@ class Endpoint:
         copied = sum(item.nbytes for item in body.media.values())
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         start_ns = time.monotonic_ns()
-        call = self._api.parse(body, request_id=trace.request_id, model=self._settings.model_name)
+        call = self._api.parse(
+            body,
+            request_id=trace.request_id,
+            model=self._settings.model_name,
+            refuses_unknown=self._settings.refuses_unknown,
+        )
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         call = replace(call, generate=replace(call.generate, share=share))
         return await self._history.resume(call)
@@ -167,13 +182,15 @@ class Endpoint:
         if call.is_kept:
             outputs = self._history.follow(call, outputs)
         if call.is_stream:
-            return await self._stream(trace, call.reply, outputs)
+            return await self._stream(trace, call, outputs)
         answers = await _collect(outputs, call.generate.n)
         self._finish(trace, "ok")
-        return json_answer(call.reply.whole(answers), trace.request_id)
+        answer = json_answer(call.reply.whole(answers), trace.request_id)
+        answer.headers.update(ignored_header(call.ignored))
+        return answer
 
     async def _stream(
-        self, trace: Trace, reply: Reply, outputs: AsyncGenerator[Output, None]
+        self, trace: Trace, call: Call, outputs: AsyncGenerator[Output, None]
     ) -> Response:
         """Server-sent events; an error before the first token is still an ordinary answer."""
         try:
@@ -184,11 +201,11 @@ class Endpoint:
         spent_s = (time.monotonic_ns() - trace.start_ns) / 1e9
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s - spent_s
         return EventStream(
-            reply,
+            call.reply,
             head,
             outputs,
             deadline=deadline,
-            headers=id_headers(trace.request_id),
+            headers={**id_headers(trace.request_id), **ignored_header(call.ignored)},
             on_end=functools.partial(self._finish, trace),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from importlib import metadata
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -52,6 +53,7 @@ class Status:
         return [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
+            Route("/version", self._version),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._render_metrics),
@@ -78,7 +80,29 @@ class Status:
         return json_answer(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:
-        return {"id": self._model_name, "object": "model", "owned_by": "afferent", "created": 0}
+        """In the words of vLLM (`max_model_len`) and of OpenRouter (`context_length`,
+        `architecture`): as far as the engine is there to say it.
+        """
+        known: dict[str, Any] = {
+            "id": self._model_name,
+            "object": "model",
+            "owned_by": "afferent",
+            "created": 0,
+            "root": self._model_name,
+            "parent": None,
+        }
+        if (info := self._pipeline.engine.info) is not None:
+            takes = ["text", *self._pipeline.modalities(info)]
+            known |= {
+                "max_model_len": info.max_model_len,
+                "context_length": info.max_model_len,
+                "architecture": {"input_modalities": takes, "output_modalities": ["text"]},
+            }
+        return known
+
+    async def _version(self, _: Request) -> Response:
+        """The version of this server."""
+        return json_answer({"version": metadata.version("afferent")})
 
     async def _health(self, _: Request) -> Response:
         """This process answers; never waits for another."""

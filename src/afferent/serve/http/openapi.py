@@ -16,14 +16,26 @@ from afferent.serve.apis.api import Api
 from afferent.serve.apis.statuses import status_of
 
 _REF = "#/components/schemas/{name}"
+_OPERATION_TAG = "operation"
+_OPEN_TO_ALL = frozenset(("/health", "/metrics", "/openapi.json", "/ready", "/version"))
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+_SECURITY: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY_SCHEMES]
+"""Any of them will do."""
 
 
-def document(routes: Sequence[Route], apis: Mapping[str, Api]) -> dict[str, Any]:
+def document(
+    routes: Sequence[Route], apis: Mapping[str, Api], *, model_name: str, has_keys: bool
+) -> dict[str, Any]:
     """OpenAPI 3.1.
 
     Args:
         routes: All that there are.
         apis: By the path that each is asked at; the same request may be sent to paths below.
+        model_name: For examples.
+        has_keys: Clients have to send a key.
     """
     types = [api.request_type for api in apis.values()]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -35,15 +47,21 @@ def document(routes: Sequence[Route], apis: Mapping[str, Api]) -> dict[str, Any]
         path = max(paths_above, key=len, default=None)
         operation = _operation(route)
         if path is not None and "POST" in (route.methods or set()):
-            operation["requestBody"] = {"required": True, "content": _json(bodies[path])}
+            example = {"model": model_name, **apis[path].example}
+            content = {"application/json": {"schema": bodies[path], "example": example}}
+            operation["requestBody"] = {"required": True, "content": content}
             operation["responses"] |= _refusals(apis[path])
+        operation["tags"] = [_OPERATION_TAG if path is None else apis[path].name]
+        if route.path not in _OPEN_TO_ALL:
+            operation["security"] = _SECURITY if has_keys else [{}, *_SECURITY]
         for method in (route.methods or set()) - {"HEAD"}:
             paths.setdefault(route.path_format, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "Afferent", "version": metadata.version("afferent")},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": _SECURITY_SCHEMES},
+        "tags": [{"name": name} for name in [*(api.name for api in apis.values()), _OPERATION_TAG]],
     }
 
 

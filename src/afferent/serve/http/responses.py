@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +17,9 @@ from afferent.serve.apis.api import Api
 from afferent.serve.apis.statuses import status_of
 from afferent.serve.http.failures import headers_of
 
+IGNORED: Final = "x-ignored-parameters"
+_MAX_SHOWN: Final = 16
+
 
 def json_answer(value: object, request_id: str | None = None, *, status: int = 200) -> Response:
     headers = id_headers(request_id) if request_id else None
@@ -25,6 +30,12 @@ def json_answer(value: object, request_id: str | None = None, *, status: int = 2
 def id_headers(request_id: str) -> dict[str, str]:
     """As OpenAI's clients look for it, and Anthropic's."""
     return {"x-request-id": request_id, "request-id": request_id}
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Which of a request's parameters nobody knows; such as could not stand there are left out."""
+    shown = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
+    return {IGNORED: ", ".join(shown[:_MAX_SHOWN])} if shown else {}
 
 
 def refusal(

@@ -234,7 +234,7 @@ class EngineLoop:
             for item, grids in zip(run.request.items, run.grids, strict=True)
         ]
         token_ids = run.request.token_ids + run.answer
-        return m.Begin(sequence_id, token_ids, items, run.request.sampling)
+        return m.Begin(sequence_id, token_ids, items, run.request.sampling, len(run.answer))
 
     def _take(self, work: m.Work, answers: list[m.WorkDone]) -> None:
         """What the workers have chosen; all of them have chosen alike."""
@@ -261,7 +261,7 @@ class EngineLoop:
 
     def _on_token(self, run: _Running, choice: Chosen) -> None:
         request, token = run.request, choice.token_id
-        is_eos = token in self._info.eos_token_ids and not request.sampling.ignore_eos
+        is_eos = self._ends(token, request.sampling)
         reason = self._scheduler.record(request.request_id, is_eos=is_eos)
         if not run.answer:
             run.decode_start_ns = time.monotonic_ns()
@@ -274,9 +274,15 @@ class EngineLoop:
             note = f"{len(run.answer) - 1} more tokens"
             span = span_since(run.decode_start_ns, "worker", "decode_tokens", note=note)
             run.spans.append(msgspec.structs.replace(span, pid=self._ranks.pid))
-            run.reply(remote.RequestFinished(request.request_id, reason.value, run.spans))
+            last = token if is_eos else None
+            run.reply(remote.RequestFinished(request.request_id, reason.value, run.spans, last))
             del self._requests[request.request_id]
             self._let_go(run)
+
+    def _ends(self, token: int, sampling: Sampling) -> bool:
+        """Whether this token is the end of an answer."""
+        is_eos = token in self._info.eos_token_ids and not sampling.ignore_eos
+        return is_eos or token in sampling.stop_token_ids
 
     # Ends
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from afferent.engine.reference.model.embeddings import Embeddings, PlacedItem
+from afferent.engine.reference.model.logit_rules import LogitRules
 from afferent.types import Sampling
 
 
@@ -22,7 +23,14 @@ class RunningSequence:
     token_ids: list[int]
     sampling: Sampling
     state: Any
+    rules: LogitRules | None = None
     num_computed: int = 0
+
+    def choose(self, token_id: int) -> None:
+        """This is its next token."""
+        self.token_ids.append(token_id)
+        if self.rules is not None:
+            self.rules.add(token_id)
 
 
 @dataclass(frozen=True, slots=True)

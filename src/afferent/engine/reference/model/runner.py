@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
-from afferent.engine.protocol import Chosen, EngineInfo
+from afferent.engine.protocol import Chosen, EngineInfo, SamplingExtra
 from afferent.engine.reference.launch import refuse_longer
 from afferent.engine.reference.model.attention import GROWTH
 from afferent.engine.reference.model.chunks import Decoder, RunningSequence, SequenceChunk
 from afferent.engine.reference.model.cross import CrossDecoder
 from afferent.engine.reference.model.embeddings import Embeddings, Features, PlacedItem
 from afferent.engine.reference.model.group import Group
+from afferent.engine.reference.model.logit_rules import LogitRules
 from afferent.engine.reference.model.packed import PackedDecoder
-from afferent.engine.reference.model.sampling import choose, logprobs
+from afferent.engine.reference.model.sampling import Wanted, choose, logprobs
 from afferent.engine.reference.model.shards import keep_shard
 from afferent.errors import InternalError, UnsupportedModel
 from afferent.preprocess.family import Family
@@ -94,6 +95,8 @@ class Runner:
         token_ids: list[int],
         items: Sequence[PlacedItem],
         sampling: Sampling,
+        *,
+        num_answered: int = 0,
     ) -> None:
         """Take a new sequence, or one that was dropped once more; nothing is computed.
 
@@ -102,14 +105,21 @@ class Runner:
             token_ids: Its prompt, and the tokens chosen before it was dropped.
             items: In prompt order.
             sampling: How to choose tokens; its seed is drawn by the caller.
+            num_answered: How many of ``token_ids`` were chosen.
 
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
             InternalError: An item does not fit the prompt.
         """
         state = self._decoder.begin(token_ids, items)
+        rules = LogitRules.of(
+            sampling,
+            token_ids,
+            num_answered=num_answered,
+            eos_token_ids=self.info.eos_token_ids,
+        )
         self._sequences[sequence_id] = RunningSequence(
-            sequence_id, list(token_ids), sampling, state
+            sequence_id, list(token_ids), sampling, state, rules
         )
 
     @torch.inference_mode()
@@ -144,7 +154,10 @@ class Runner:
         for each in wanted:
             each.sequence.num_computed = each.end
         sequences = [each.sequence for each in wanted if each.samples]
-        tokens = choose(logits, [(each.sampling, len(each.token_ids)) for each in sequences])
+        tokens = choose(
+            logits,
+            [Wanted(each.sampling, len(each.token_ids), each.rules) for each in sequences],
+        )
         if self._group is not None:
             tokens = self._group.broadcast(tokens)
         return list(map(_chosen, sequences, tokens, logits))
@@ -180,8 +193,11 @@ class Runner:
         )
         limit = int(own or 4096)
         refuse_longer(max_model_len, limit)
-        eos = self._model.generation_config.eos_token_id or text.eos_token_id or []
+        eos = (
+            self._model.generation_config.eos_token_id or getattr(text, "eos_token_id", None) or []
+        )
         row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
+        head = self._model.get_output_embeddings()
         return EngineInfo(
             max_model_len=max_model_len or limit,
             eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
@@ -189,6 +205,8 @@ class Runner:
             can_split_items=self._decoder.can_split_items,
             cross_attention=bool(config.is_encoder_decoder),
             kv_token_nbytes=self._kv_token_nbytes(),
+            supported=get_args(SamplingExtra),
+            vocab_size=0 if head is None else int(head.weight.shape[0]),
         )
 
     def _kv_token_nbytes(self) -> int:
@@ -245,5 +263,5 @@ def _rows(out: Any) -> torch.Tensor:
 
 
 def _chosen(sequence: RunningSequence, token: int, logits: torch.Tensor) -> Chosen:
-    sequence.token_ids.append(token)
+    sequence.choose(token)
     return Chosen(sequence.sequence_id, token, logprobs(logits, sequence.sampling, token))

@@ -6,46 +6,125 @@ happened before: so a sequence that is preempted and computed again goes on as i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from afferent.engine.reference.model import logit_rules
+from afferent.engine.reference.model.logit_rules import LogitRules
 from afferent.types import Sampling, TokenLogprobs
 
 
-def choose(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]]) -> list[int]:
-    """A token from each row of ``(number of sequences, vocabulary)`` logits.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a sequence's next token is chosen.
 
-    Args:
-        logits: Not changed.
-        wanted: For each sequence how to choose, and how many tokens it has so far, its prompt
-            included. Without a seed, it is as if the seed were 0.
+    Attributes:
+        sampling: Without a seed, it is as if the seed were 0.
+        num_tokens: How many tokens it has so far, its prompt included.
+        rules: What changes its logits first, if anything does.
     """
-    best = logits.argmax(-1).tolist()
-    return [
-        _draw(row, sampling, index) if sampling.temperature else likeliest
-        for row, likeliest, (sampling, index) in zip(logits, best, wanted, strict=True)
-    ]
+
+    sampling: Sampling
+    num_tokens: int
+    rules: LogitRules | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """The likeliest token is chosen, as the model has it."""
+        return self.rules is None and not self.sampling.temperature
 
 
-def _draw(logits: torch.Tensor, sampling: Sampling, index: int) -> int:
+def choose(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
+    """A token from each row of ``(number of sequences, vocabulary)`` logits, which are kept.
+
+    What a sequence gets does not depend on the others.
+    """
+    chosen: list[int] = logits.argmax(-1).tolist()
+    _choose_in(chosen, logits, wanted, [i for i, each in enumerate(wanted) if not each.is_plain])
+    return chosen
+
+
+def _choose_in(
+    chosen: list[int], logits: torch.Tensor, wanted: Sequence[Wanted], rows: list[int]
+) -> None:
+    """Put other tokens than the likeliest into ``chosen``, in these rows."""
+    if not rows:
+        return
+    changed = logits[rows].float()  # a copy
+    some = [wanted[row] for row in rows]
+    logit_rules.apply(changed, [each.rules for each in some])
+    best = changed.argmax(-1).tolist()
+    drawn = [index for index, each in enumerate(some) if each.sampling.temperature]
+    if drawn:
+        tokens = _draw(changed[drawn], [some[index] for index in drawn])
+        for index, token in zip(drawn, tokens, strict=True):
+            best[index] = token
+    for row, token in zip(rows, best, strict=True):
+        chosen[row] = token
+
+
+def _draw(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
+    """A token from each row, at random."""
+    samplings = [each.sampling for each in wanted]
+    weights = _weights(logits, samplings)
+    if rows := [row for row, each in enumerate(samplings) if each.top_p < 1.0]:
+        top_p = _column(logits, [samplings[row].top_p for row in rows])
+        weights[rows] = _likeliest(weights[rows], top_p)
+    reached = weights.cumsum(-1)
+    draws = _column(logits, [_random(each) for each in wanted])
+    # The first token that reaches more than the draw: one of no weight never does.
+    places = (reached <= draws * reached[:, -1:]).sum(-1)
+    tokens: list[int] = places.clamp(max=logits.shape[-1] - 1).tolist()
+    return tokens
+
+
+def _weights(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """How likely each token is, beside the likeliest, whose weight is 1; as doubles. Those that
+    ``min_p`` and ``top_k`` rule out have none.
+    """
+    temperatures = _column(logits, [each.temperature for each in samplings])
     # Differences, divided as doubles: the smallest temperature leaves the likeliest where it is.
-    scaled = ((logits.float() - logits.max()).double() / sampling.temperature).float()
-    if sampling.top_k:
-        kth = scaled.topk(min(sampling.top_k, len(scaled))).values[-1]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    ordered, order = scaled.softmax(-1).sort(descending=True, stable=True)
-    reached = ordered.double().cumsum(-1)
-    if sampling.top_p < 1.0:
-        # The smallest set of tokens that reaches top_p, the first in any case.
-        num = int((reached - ordered < sampling.top_p).sum())
-        reached = reached[: max(1, num)]
-    seed = (sampling.seed or 0) % 2**64
-    draw = np.random.default_rng((seed, index)).random() * float(reached[-1])
-    # The first token that reaches more than the draw: one of no probability never does.
-    chosen = int((reached <= draw).sum())
-    return int(order[min(chosen, len(reached) - 1)])
+    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperatures
+    if any(each.min_p for each in samplings):
+        logs = [math.log(each.min_p) if each.min_p else -math.inf for each in samplings]
+        scaled.masked_fill_(scaled < _column(logits, logs), -torch.inf)
+    if rows := [row for row, each in enumerate(samplings) if each.top_k]:
+        ranks = [min(samplings[row].top_k, logits.shape[-1]) for row in rows]
+        best = scaled[rows].topk(max(ranks)).values
+        last = best.gather(-1, torch.tensor(ranks, device=logits.device).unsqueeze(1) - 1)
+        scaled[rows] = scaled[rows].masked_fill(scaled[rows] < last, -torch.inf)
+    return scaled.exp_()
+
+
+def _likeliest(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest set of tokens that has this part of all weight, the first in any case; others
+    have none. Of equal tokens the first ones are in it.
+    """
+    wanted = weights.sum(-1, keepdim=True) * top_p
+    # All that are so light weigh less than what is left over: only the others have to be ordered.
+    left_over = weights.sum(-1, keepdim=True) - wanted
+    weights = weights.masked_fill(weights < left_over / weights.shape[-1], 0.0)
+    num = int((weights > 0).sum(-1).max())
+    places = weights.topk(num).indices.sort(-1).values
+    ordered, order = weights.gather(-1, places).sort(dim=-1, descending=True, stable=True)
+    is_in = ordered.cumsum(-1) - ordered < wanted
+    is_in[:, 0] = True
+    kept = torch.zeros_like(weights)
+    return kept.scatter_(-1, places.gather(-1, order), torch.where(is_in, ordered, 0.0))
+
+
+def _column(logits: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """A number for each row, as doubles."""
+    return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
+
+
+def _random(wanted: Wanted) -> float:
+    seed = (wanted.sampling.seed or 0) % 2**64
+    return float(np.random.default_rng((seed, wanted.num_tokens)).random())
 
 
 def logprobs(logits: torch.Tensor, sampling: Sampling, token_id: int) -> TokenLogprobs | None:

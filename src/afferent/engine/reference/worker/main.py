@@ -99,7 +99,13 @@ class EngineWorker:
                 PlacedItem(item.modality, item.placeholder, item.key, as_arrays(item.grids))
                 for item in begin.items
             ]
-            self._runner.begin(begin.sequence_id, begin.token_ids, items, begin.sampling)
+            self._runner.begin(
+                begin.sequence_id,
+                begin.token_ids,
+                items,
+                begin.sampling,
+                num_answered=begin.num_answered,
+            )
         except AfferentError as error:
             failed[begin.sequence_id] = Failure(error.code, error.message)
         except Exception:

@@ -1,8 +1,5 @@
 """The schema of OpenAI's chat completions, as far as it is served.
 
-Top-level keys that nobody knows are refused, not dropped: a misspelt ``max_token`` must not become
-a long answer. So is a known parameter that is not served, unless its value changes nothing.
-
 In messages, content parts and what those hold, unknown keys are ignored: clients send back what
 other servers and libraries put there (``refusal``, ``annotations``, ``reasoning_content``,
 ``cache_control``), and there is nothing in them for a model that takes text and media.
@@ -10,13 +7,13 @@ other servers and libraries put there (``refusal``, ``annotations``, ``reasoning
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from afferent.serve.apis.openai import OpenAIRequest
-from afferent.serve.apis.schema import MAX_PARTS, MaxTokens, Name, NoOpValues, Stop
+from afferent.serve.apis.openai import OpenAIRequest, StreamOptions
+from afferent.serve.apis.schema import MAX_PARTS, MaxTokens, Name
 from afferent.serve.flow.request import Detail
 
 Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -102,54 +99,16 @@ class ChatMessage(Struct):
     function_call: Raw | UnsetType = UNSET
 
 
-class StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
-    include_obfuscation: bool = False
-
-
-NO_OPS: NoOpValues = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "store": (False,),
-}
-
-
-class ChatRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(OpenAIRequest, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
     logprobs: bool | None = None
-    # Accepted; they do not change the answer.
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    # Accepted with a no-op value only.
-    presence_penalty: Any = UNSET
-    frequency_penalty: Any = UNSET
-    logit_bias: Any = UNSET
-    response_format: Any = UNSET
-    parallel_tool_calls: Any = UNSET
-    functions: Any = UNSET
-    function_call: Any = UNSET
-    modalities: Any = UNSET
-    reasoning_effort: Any = UNSET
-    verbosity: Any = UNSET
-    store: Any = UNSET
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
 
 
-decoder = msgspec.json.Decoder(ChatRequest)
 tool_calls_decoder = msgspec.json.Decoder(
     Annotated[list[ToolCall], Meta(max_length=MAX_PARTS)] | None
 )

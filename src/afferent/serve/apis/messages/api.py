@@ -5,73 +5,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta
 
 from afferent.errors import AfferentError
 from afferent.ingest.cutter import MediaKeys
-from afferent.serve.apis import schema
+from afferent.serve.apis import parameters, schema
 from afferent.serve.apis.api import KeyHeader, TokenCount
+from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.messages.events import AnthropicReply, count_body, error_body
 from afferent.serve.apis.messages.input import InputMessage, Text, read_messages
 from afferent.serve.flow.call import Call, ReceivedBody
-from afferent.serve.flow.request import GenerateRequest
-
-_PROMPT_NO_OPS: schema.NoOpValues = {
-    "output_config": ({}, {"effort": None}, {"format": None}, {"effort": None, "format": None}),
-    "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "tools": ([],),
-}
-_NO_OPS: schema.NoOpValues = {**_PROMPT_NO_OPS, "container": (), "diagnostics": ()}
+from afferent.serve.flow.request import GenerateRequest, Rendered
 
 
-class _Metadata(Struct, forbid_unknown_fields=True):
-    user_id: str | None = None
-
-
-class _Prompt(schema.AnyRequest, kw_only=True, forbid_unknown_fields=True):
+class _Request(schema.ConversationRequest, kw_only=True):
     """What a request to count tokens has, too."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
     system: str | Annotated[list[Text], Meta(max_length=schema.MAX_PARTS)] | None = None
-    # Accepted; they do not change the answer.
-    cache_control: Any = UNSET
-    user_profile_id: str | None = None
-    workspace_id: str | None = None
-    # Accepted with a no-op value only.
-    output_config: Any = UNSET
-    speed: Any = UNSET
-    thinking: Any = UNSET
-
-
-class MessagesRequest(_Prompt, kw_only=True, forbid_unknown_fields=True):
-    max_tokens: schema.MaxTokens
     stop_sequences: Annotated[list[schema.Stop], Meta(max_length=16)] | None = None
-    stream: bool | None = False
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    top_p: schema.TopP | None = None
-    top_k: Annotated[int, Meta(ge=0, le=2**20)] | None = None
-    # Accepted; they do not change the answer.
-    inference_geo: str | None = None
-    metadata: _Metadata | None = None
-    service_tier: str | None = None
-    # Accepted with a no-op value only.
-    container: Any = UNSET
-    diagnostics: Any = UNSET
+
+    def generate(self, body: ReceivedBody, request_id: str, max_tokens: int) -> GenerateRequest:
+        """
+        Args:
+            body: Whose media the messages refer to.
+
+        Raises:
+            InvalidRequest: A block stands where it can't, or parameters can't be had together.
+        """
+        generate = GenerateRequest(
+            request_id=request_id,
+            messages=read_messages(self.system, self.messages, body),
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            stop=tuple(self.stop_sequences or ()),
+        )
+        is_begun = self.messages[-1].role == "assistant"
+        return with_template(with_parameters(generate, self), self, continues=is_begun)
 
 
-class CountRequest(_Prompt, kw_only=True, forbid_unknown_fields=True):
-    """A request to count the prompt's tokens."""
+class MessagesRequest(_Request, kw_only=True):
+    max_tokens: schema.MaxTokens
 
 
-_messages_decoder = msgspec.json.Decoder(MessagesRequest)
-_count_decoder = msgspec.json.Decoder(CountRequest)
+class CountRequest(_Request, kw_only=True):
+    """A request to count the prompt's tokens; of others only the prompt counts."""
+
+    max_tokens: schema.MaxTokens | None = None
 
 
 class _Anthropic:
     """What a request for an answer and one for a number have in common."""
+
+    example: Mapping[str, Any] = {
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "What is a star?"}],
+    }
 
     id_prefix = "msg_"
     media_keys = MediaKeys(urls=("url",), base64=("data",))
@@ -89,11 +79,22 @@ class AnthropicTokenCount(_Anthropic):
     request_type = CountRequest
     besides = ()
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        request = schema.read(_count_decoder, body.json, served=model, no_ops=_PROMPT_NO_OPS)
-        messages = read_messages(request.system, request.messages, body)
-        generate = GenerateRequest(request_id=request_id, messages=messages, max_tokens=1)
-        return Call(generate, is_stream=False, reply=AnthropicReply(request_id, request.model))
+    def __init__(self) -> None:
+        self._reader = schema.Reader(CountRequest, parameters.MESSAGES)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        request, ignored = self._reader.read(
+            body.json, served=model, refuses_unknown=refuses_unknown
+        )
+        generate = request.generate(body, request_id, max_tokens=1)
+        reply = AnthropicReply(request_id, request.model)
+        return Call(generate, is_stream=False, reply=reply, ignored=ignored)
+
+
+def _count(rendered: Rendered) -> Mapping[str, Any]:
+    return count_body(len(rendered.token_ids))
 
 
 class AnthropicMessages(_Anthropic):
@@ -102,18 +103,17 @@ class AnthropicMessages(_Anthropic):
     name = "anthropic_messages"
     path = "/v1/messages"
     request_type = MessagesRequest
-    besides = (TokenCount(api=AnthropicTokenCount(), answer=count_body),)
+    besides = (TokenCount(api=AnthropicTokenCount(), answer=_count),)
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        request = schema.read(_messages_decoder, body.json, served=model, no_ops=_NO_OPS)
-        generate = GenerateRequest(
-            request_id=request_id,
-            messages=read_messages(request.system, request.messages, body),
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            stop=tuple(request.stop_sequences or ()),
+    def __init__(self) -> None:
+        self._reader = schema.Reader(MessagesRequest, parameters.MESSAGES)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        request, ignored = self._reader.read(
+            body.json, served=model, refuses_unknown=refuses_unknown
         )
+        generate = request.generate(body, request_id, request.max_tokens)
         reply = AnthropicReply(request_id, request.model)
-        return Call(generate, is_stream=bool(request.stream), reply=reply)
+        return Call(generate, is_stream=bool(request.stream), reply=reply, ignored=ignored)

@@ -25,10 +25,11 @@ _PARAMS = {Param.MESSAGES: "messages"}
 def error_body(error: AfferentError, request_id: str) -> dict[str, Any]:
     """The error as this API writes it. A defect of ours shows no detail."""
     status, message, param = status_of(error), message_of(error), param_of(error, _PARAMS)
+    is_missing = param is not None and not message.startswith(param)
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {
         "type": "error",
-        "error": {"type": kind, "message": f"{param}: {message}" if param else message},
+        "error": {"type": kind, "message": f"{param}: {message}" if is_missing else message},
         "request_id": request_id,
     }
 
@@ -96,11 +97,12 @@ class AnthropicReply:
 
 
 def _stop(end: End) -> dict[str, Any]:
+    met = end.stop if isinstance(end.stop, str) else None  # a token is no sequence
     if end.reason == "length":
         reason = "max_tokens"
     else:
-        reason = "end_turn" if end.stop is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": end.stop}
+        reason = "end_turn" if met is None else "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": met}
 
 
 def _text_block(text: str) -> dict[str, Any]:

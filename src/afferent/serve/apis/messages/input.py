@@ -82,11 +82,6 @@ def read_messages(
         InvalidRequest: A block stands where it can't.
         UnsupportedParameter: A block is known and not served.
     """
-    if given[-1].role == "assistant":
-        raise UnsupportedParameter(
-            "the last message is the user's: an answer that is begun is not gone on with",
-            param="messages",
-        )
     reader = _Reader(body)
     if system:
         reader.turn("system", _as_blocks(system), "system")

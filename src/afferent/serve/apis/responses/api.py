@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 
 from afferent.errors import AfferentError
-from afferent.serve.apis import openai, schema
+from afferent.serve.apis import openai, parameters, schema
+from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.openai import OpenAIRequest
 from afferent.serve.apis.responses.events import ResponsesReply, error_body
 from afferent.serve.apis.responses.input import InputItem, read_input
@@ -29,27 +29,12 @@ _Include = Literal[
     "web_search_call.action.sources",
 ]
 
-_NO_OPS: schema.NoOpValues = {
-    "access_programs": (),
-    "background": (False,),
-    "context_management": ([],),
-    "conversation": (),
-    "image": (),
-    "moderation": (),
-    "prompt": (),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
-    "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncation": ("disabled",),
-}
+
+class _Reasoning(Struct):
+    effort: Annotated[str, Meta(max_length=64)] | None = None
 
 
-class _StreamOptions(Struct, forbid_unknown_fields=True):
-    include_obfuscation: bool = False
-
-
-class ResponsesRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(OpenAIRequest, kw_only=True):
     """What is asked for; parameters without a meaning here only where that changes nothing."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=schema.MAX_PARTS)]
@@ -65,25 +50,14 @@ class ResponsesRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    # Accepted; they do not change the answer.
-    max_tool_calls: int | None = None
-    parallel_tool_calls: bool | None = True
-    prompt_cache_options: Any = UNSET
-    stream_options: _StreamOptions | None = None
-    # Accepted with a no-op value only.
-    access_programs: Any = UNSET
-    background: Any = UNSET
-    context_management: Any = UNSET
-    conversation: Any = UNSET
-    image: Any = UNSET
-    moderation: Any = UNSET
-    prompt: Any = UNSET
-    reasoning: Any = UNSET
-    text: Any = UNSET
-    truncation: Any = UNSET
-
-
-_decoder = msgspec.json.Decoder(ResponsesRequest)
+    reasoning: _Reasoning | None = None
+    # For the answer to repeat.
+    max_tool_calls: Any = None
+    parallel_tool_calls: Any = True
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    tool_choice: Any = None
+    user: Any = None
 
 
 class OpenAIResponses:
@@ -96,25 +70,35 @@ class OpenAIResponses:
     media_keys = openai.MEDIA_KEYS
     key_header = openai.KEY_HEADER
     besides = LOOKUPS
+    example: Mapping[str, Any] = {"input": "What is a star?"}
 
-    def parse(self, body: ReceivedBody, *, request_id: str, model: str) -> Call:
-        request = schema.read(_decoder, body.json, served=model, no_ops=_NO_OPS)
+    def __init__(self) -> None:
+        self._reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        request, ignored = self._reader.read(
+            body.json, served=model, refuses_unknown=refuses_unknown
+        )
         generate = GenerateRequest(
             request_id=request_id,
             messages=read_input(request.input, body),
             max_tokens=request.max_output_tokens,
             temperature=request.temperature,
-            top_p=request.top_p,
+            stop=openai.stops(request.stop),
             logprobs=_wanted_logprobs(request),
         )
+        effort = request.reasoning.effort if request.reasoning is not None else None
         instructions = request.instructions
         return Call(
-            generate,
+            with_template(with_parameters(generate, request), request, effort=effort),
             is_stream=bool(request.stream),
             reply=ResponsesReply(request_id, _echo(request)),
             instructions=Message("system", (TextPart(instructions),)) if instructions else None,
             previous_id=request.previous_response_id,
             is_kept=request.store is not False,
+            ignored=ignored,
         )
 
     def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:

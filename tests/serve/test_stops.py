@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.serve.flow.request import StopMatcher
+from afferent.serve.flow.stops import StopMatcher
 
 
 @given(

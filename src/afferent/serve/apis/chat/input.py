@@ -1,0 +1,106 @@
+"""The messages of OpenAI's chat completions: parts to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from afferent.errors import InvalidRequest
+from afferent.ingest.raw import RawMedia
+from afferent.serve.apis import schema
+from afferent.serve.apis.chat import schema as openai_schema
+from afferent.serve.apis.tool_calls import ToolCalls
+from afferent.serve.flow.call import ReceivedBody
+from afferent.serve.flow.request import MediaPart, Message, Part, Role, TextPart
+from afferent.types import Modality
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+def read_messages(
+    given: Sequence[openai_schema.ChatMessage], body: ReceivedBody
+) -> tuple[Message, ...]:
+    """
+    Args:
+        body: Whose media the messages refer to.
+
+    Raises:
+        InvalidRequest: A part stands where it can't, or is none.
+    """
+    media, calls = dict(body.media), ToolCalls()
+    messages = tuple(_message(i, each, media, calls) for i, each in enumerate(given))
+    schema.check_all_taken(media, "messages")
+    return messages
+
+
+def _message(
+    index: int, message: openai_schema.ChatMessage, media: dict[str, RawMedia], calls: ToolCalls
+) -> Message:
+    where, role, content = f"messages[{index}]", _ROLES[message.role], message.content
+    if isinstance(content, str):
+        parts: list[Part] = [TextPart(content)]
+    else:
+        parts = [_part(part, media, where) for part in content or ()]
+    if role not in ("user", "tool") and any(isinstance(part, MediaPart) for part in parts):
+        raise InvalidRequest("media stand in messages of the user and of tools", param=where)
+    if role == "assistant":
+        _add_calls(calls, parts, message, where)
+    if content is None and not parts:
+        raise InvalidRequest("a message needs content", param=where)
+    return Message(role, tuple(parts))
+
+
+def _add_calls(
+    calls: ToolCalls, turn: list[Part], message: openai_schema.ChatMessage, where: str
+) -> None:
+    """What the assistant asked of tools, written out; what has no name is no call."""
+    asked = schema.read_part(
+        openai_schema.tool_calls_decoder, message.tool_calls, f"{where}.tool_calls"
+    )
+    old = schema.read_part(
+        openai_schema.function_call_decoder, message.function_call, f"{where}.function_call"
+    )
+    for call in [*(each.function or each.custom for each in asked or ()), old]:
+        if isinstance(call, openai_schema.AnyCall) and call.name is not None:
+            calls.write(turn, call.name, call.arguments, where)
+
+
+def _part(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -> Part:
+    """``media`` loses what stands here."""
+    match part:
+        case openai_schema.TextContent(text) | openai_schema.RefusalContent(text):
+            return TextPart(text)
+        case openai_schema.ImageContent(image, uuid):
+            url = image.url if image else None
+            detail = image.detail if image and image.detail else "auto"
+            found = MediaPart(Modality.IMAGE, _source(url, media), detail, uuid)
+        case openai_schema.VideoContent(video, uuid):
+            url = video.url if video else None
+            found = MediaPart(Modality.VIDEO, _source(url, media), uuid=uuid)
+        case openai_schema.AudioUrlContent(audio_url, uuid):
+            url = audio_url.url if audio_url else None
+            found = MediaPart(Modality.AUDIO, _source(url, media), uuid=uuid)
+        case openai_schema.AudioContent(audio, uuid):
+            found = MediaPart(Modality.AUDIO, _audio_source(audio, media), uuid=uuid)
+    if found.source is None and uuid is None:
+        raise InvalidRequest(f"an item of {where} has neither data nor a uuid", param=where)
+    return found
+
+
+def _source(url: str | None, media: dict[str, RawMedia]) -> str | RawMedia | None:
+    return None if url is None else media.pop(url, url)
+
+
+def _audio_source(
+    audio: openai_schema.InputAudio | None, media: dict[str, RawMedia]
+) -> str | RawMedia | None:
+    if audio is None or audio.data is None:
+        return None
+    # What is so short that it was not cut out of the body goes the way of a URL.
+    return media.pop(audio.data, f"data:audio/{audio.format};base64,{audio.data}")

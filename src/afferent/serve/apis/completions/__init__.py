@@ -1,0 +1,1 @@
+"""OpenAI completions: text that is gone on with."""

@@ -1,0 +1,146 @@
+"""OpenAI completions: a text or its tokens, which the answer goes on with; there are no media."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from afferent.errors import AfferentError, InvalidRequest, Param, UnsupportedParameter
+from afferent.serve.apis import openai, parameters, schema
+from afferent.serve.apis.asking import with_parameters
+from afferent.serve.apis.openai import StreamOptions
+from afferent.serve.flow.call import Answer, Call, ReceivedBody
+from afferent.serve.flow.request import End, GenerateRequest, Output, TextDelta
+from afferent.types import TokenId
+
+_DEFAULT_MAX_TOKENS = 16
+_PARAMS = {Param.MESSAGES: "prompt"}
+
+Text = str | list[Any]
+"""A prompt as clients send it: text, its tokens, or a list that has one of these."""
+
+
+class CompletionRequest(schema.AnyRequest, kw_only=True):
+    prompt: Text
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    max_tokens: schema.MaxTokens | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    stop: openai.Stops | None = None
+    stream_options: StreamOptions | None = None
+
+
+class OpenAICompletions:
+    """See `afferent.serve.apis.api.Api`."""
+
+    name = parameters.COMPLETIONS
+    path = "/v1/completions"
+    id_prefix = "cmpl-"
+    request_type = CompletionRequest
+    media_keys = openai.MEDIA_KEYS
+    key_header = openai.KEY_HEADER
+    besides = ()
+    example: Mapping[str, Any] = {"prompt": "The picture shows", "max_tokens": 16}
+
+    def __init__(self) -> None:
+        self._reader = schema.Reader(CompletionRequest, parameters.COMPLETIONS)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+        schema.check_all_taken(body.media, "prompt")
+        generate = GenerateRequest(
+            request_id=request_id,
+            prompt=read_prompt(asked.prompt),
+            max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS,
+            temperature=asked.temperature,
+            stop=openai.stops(asked.stop),
+            n=asked.n or 1,
+        )
+        reply = _Reply(asked, request_id)
+        generate = with_parameters(generate, asked)
+        return Call(generate, bool(asked.stream), reply, ignored=ignored)
+
+    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
+        return openai.error_body(error, _PARAMS)
+
+
+def read_prompt(given: Text) -> str | tuple[int, ...]:
+    """
+    Raises:
+        InvalidRequest: It is neither text nor tokens.
+        UnsupportedParameter: There are several.
+    """
+    if isinstance(given, list) and given and isinstance(given[0], str | list):
+        if len(given) > 1:
+            raise UnsupportedParameter("a request has one prompt", param="prompt")
+        (given,) = given
+    if isinstance(given, str):
+        text: str = given
+        return text
+    try:
+        token_ids = msgspec.convert(given, tuple[TokenId, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("a prompt is text, or a list of tokens", param="prompt") from error
+    if not token_ids:
+        raise InvalidRequest("a prompt has at least one token", param="prompt")
+    return token_ids
+
+
+class _Reply:
+    """See `afferent.serve.flow.call.Reply`."""
+
+    def __init__(self, asked: CompletionRequest, request_id: str) -> None:
+        options = asked.stream_options
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._head = {
+            "id": request_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+        self._ends: list[End] = []
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        choices = [_choice(i, answer.text, answer.end) for i, answer in enumerate(answers)]
+        usage = openai.usage([answer.end.usage for answer in answers])
+        return {**self._head, "choices": choices, "usage": usage}
+
+    def begin(self) -> list[bytes]:
+        return []
+
+    def output(self, output: Output) -> list[bytes]:
+        match output:
+            case TextDelta(text, index):
+                return [self._event([_choice(index, text, None)])]
+            case End():
+                self._ends.append(output)
+                return [self._event([_choice(output.index, "", output)])]
+        return []
+
+    def finish(self) -> list[bytes]:
+        done = [b"data: [DONE]\n\n"]
+        if self._with_usage:
+            done.insert(0, self._event([], openai.usage([end.usage for end in self._ends])))
+        return done
+
+    def fail(self, error: AfferentError) -> list[bytes]:
+        return [openai.frame(openai.error_body(error, _PARAMS))]
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+        known = {"usage": usage} if self._with_usage else {}
+        return openai.frame({**self._head, "choices": choices, **known})
+
+
+def _choice(index: int, text: str, end: End | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": None if end is None else end.reason,
+        "stop_reason": None if end is None else end.stop,
+    }

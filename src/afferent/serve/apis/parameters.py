@@ -1,0 +1,306 @@
+"""Every parameter that a request may have, by API: what is done with each, and what it asks of an
+engine. Requests are checked by this table, and ``docs/parameters.md`` is written from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+CHAT: Final = "openai_chat"
+RESPONSES: Final = "openai_responses"
+MESSAGES: Final = "anthropic_messages"
+COMPLETIONS: Final = "openai_completions"
+TOKENIZE: Final = "tokenize"
+DETOKENIZE: Final = "detokenize"
+_CONVERSATIONS = (CHAT, RESPONSES, MESSAGES)
+
+
+class Use(Enum):
+    """What is done with a parameter."""
+
+    HONOURED = "does what it says"
+    ACCEPTED = "accepted with any value; changes nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Accepted with these values and ``null``, which change nothing; refused with others."""
+
+    values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """
+    Attributes:
+        name: As it stands in a request.
+        about: What it says, in a few words.
+        uses: What is done with it, by the API's name; an API that is not there does not know it.
+        needs: The field of `Sampling` that the engine has to do for it.
+        void_with: Another parameter, with whose value this one means nothing, whatever it is.
+    """
+
+    name: str
+    about: str
+    uses: Mapping[str, Use | Only]
+    needs: str = ""
+    void_with: tuple[str, tuple[Any, ...]] | None = field(default=None)
+
+
+H, A = Use.HONOURED, Use.ACCEPTED
+
+
+def _everywhere(
+    name: str, about: str, use: Use | Only = H, *, needs: str = "", **others: Any
+) -> Parameter:
+    uses = dict.fromkeys((*_CONVERSATIONS, COMPLETIONS), use)
+    return Parameter(name, about, uses, needs, **others)
+
+
+def _in_conversations(name: str, about: str, use: Use | Only = H, **others: Any) -> Parameter:
+    return Parameter(name, about, dict.fromkeys(_CONVERSATIONS, use), **others)
+
+
+def _in_chat(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
+    return Parameter(name, about, {CHAT: use}, needs)
+
+
+def _in_openai(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
+    return Parameter(name, about, {CHAT: use, RESPONSES: use}, needs)
+
+
+def _in_responses(name: str, about: str, use: Use | Only = H) -> Parameter:
+    return Parameter(name, about, {RESPONSES: use})
+
+
+def _in_messages(name: str, about: str, use: Use | Only = H) -> Parameter:
+    return Parameter(name, about, {MESSAGES: use})
+
+
+_TEXT_FORMATS: Final = tuple(
+    {**text_format, **verbosity}
+    for text_format in ({}, {"format": None}, {"format": {"type": "text"}})
+    for verbosity in ({}, *({"verbosity": each} for each in (None, "low", "medium", "high")))
+)
+_OUTPUT_CONFIGS: Final = tuple(
+    {**effort, **output_format}
+    for effort in ({}, *({"effort": e} for e in (None, "low", "medium", "high", "xhigh", "max")))
+    for output_format in ({}, {"format": None})
+)
+_NO_TOOLS: Final = ("none", {"type": "none"})
+
+_ASKED = (
+    Parameter(
+        "model",
+        "the name of the model that is served",
+        dict.fromkeys((*_CONVERSATIONS, COMPLETIONS, TOKENIZE, DETOKENIZE), H),
+    ),
+    Parameter("messages", "what was said", {CHAT: H, MESSAGES: H, TOKENIZE: H}),
+    Parameter("prompt", "a text, or its tokens", {COMPLETIONS: H, TOKENIZE: H}),
+    Parameter("tokens", "of a text", {DETOKENIZE: H}),
+    _in_responses("input", "what was said"),
+    _in_responses("instructions", "a system message before all others"),
+    _in_messages("system", "a system message before all others"),
+    _in_responses("previous_response_id", "the conversation goes on from this answer"),
+    _everywhere("stream", "the answer comes as events"),
+    Parameter(
+        "stream_options",
+        "whether usage comes at the end of a stream",
+        {CHAT: H, COMPLETIONS: H},
+    ),
+    _in_responses("stream_options", "of events that there are not", A),
+)
+
+_SAMPLING = (
+    Parameter("max_tokens", "most tokens of the answer", {CHAT: H, MESSAGES: H, COMPLETIONS: H}),
+    _in_chat("max_completion_tokens", "the same, by its newer name"),
+    _in_responses("max_output_tokens", "most tokens of the answer"),
+    _everywhere(
+        "temperature", "0: the likeliest token; more: less likely ones", needs="temperature"
+    ),
+    _everywhere("top_p", "of the likeliest tokens that have this probability", needs="top_p"),
+    _everywhere("top_k", "of so many likeliest tokens; 0 and -1 are off", needs="top_k"),
+    _everywhere("min_p", "of tokens at least this part as likely as the likeliest", needs="min_p"),
+    _everywhere(
+        "repetition_penalty",
+        "logits of tokens of prompt and answer are divided by it, or multiplied below 0",
+        needs="repetition_penalty",
+    ),
+    _everywhere(
+        "frequency_penalty",
+        "taken from a token's logit each time that the answer has it, -2 to 2",
+        needs="frequency_penalty",
+    ),
+    _everywhere(
+        "presence_penalty",
+        "taken from the logit of each token that the answer has, -2 to 2",
+        needs="presence_penalty",
+    ),
+    _everywhere(
+        "logit_bias", "added to the logits of tokens, by their ids, -100 to 100", needs="logit_bias"
+    ),
+    _everywhere("seed", "the same draws each time", needs="seed"),
+    Parameter("n", "so many answers, up to 16", {CHAT: H, COMPLETIONS: H}),
+    Parameter(
+        "logprobs",
+        "log-probabilities of tokens",
+        {CHAT: H, COMPLETIONS: Only()},
+        "num_logprobs",
+    ),
+    _in_openai("top_logprobs", "and of the likeliest instead", needs="num_logprobs"),
+    _in_responses("include", "`message.output_text.logprobs` asks for them; others change nothing"),
+)
+
+_ENDS = (
+    Parameter(
+        "stop", "strings before which the answer ends", {CHAT: H, RESPONSES: H, COMPLETIONS: H}
+    ),
+    _in_messages("stop_sequences", "strings before which the answer ends"),
+    _everywhere("stop_token_ids", "tokens that end the answer", needs="stop_token_ids"),
+    _everywhere("include_stop_str_in_output", "what ended the answer is a part of it"),
+    _everywhere("min_tokens", "nothing ends the answer before so many", needs="min_tokens"),
+    _everywhere("ignore_eos", "the answer goes on behind the token that ends it"),
+    _everywhere("skip_special_tokens", "whether special tokens are no text of the answer"),
+)
+
+_TEMPLATE: Final = {**dict.fromkeys(_CONVERSATIONS, H), TOKENIZE: H}
+
+_PROMPT = (
+    Parameter("chat_template_kwargs", "variables for the model's chat template", _TEMPLATE),
+    Parameter(
+        "add_generation_prompt", "whether the assistant's turn is begun in the prompt", _TEMPLATE
+    ),
+    Parameter(
+        "continue_final_message",
+        "the answer goes on with the last message, the assistant's",
+        _TEMPLATE,
+    ),
+    _in_chat("reasoning_effort", "for the chat template, if it has a use for it"),
+    _in_responses("reasoning", "its `effort` likewise"),
+    _in_messages("thinking", "of models that think; none does here", A),
+)
+
+_ACCEPTED = (
+    _in_responses("store", "whether the answer can be gone on with"),
+    _in_chat("store", "OpenAI's list of answers, which there is not here", Only((False,))),
+    Parameter("metadata", "the client's own notes", {CHAT: A, RESPONSES: H, MESSAGES: A}),
+    Parameter("user", "who asks", {CHAT: A, RESPONSES: A, COMPLETIONS: A}),
+    _in_openai("safety_identifier", "who asks", A),
+    _in_openai("prompt_cache_key", "what was seen before is known by its content", A),
+    _in_openai("prompt_cache_retention", "likewise", A),
+    _in_responses("prompt_cache_options", "likewise", A),
+    _in_messages("cache_control", "likewise", A),
+    _everywhere("cache_salt", "likewise; nothing is shared between tenants", A),
+    _everywhere("service_tier", "there is one", A),
+    _in_messages("speed", "there is one", A),
+    _everywhere("priority", "requests are served in fair shares", A),
+    _everywhere("request_id", "each answer has an id of its own", A),
+    _everywhere("session_id", "the client's own note", A),
+    _in_messages("inference_geo", "where the model runs: here", A),
+    _in_messages("user_profile_id", "who asks", A),
+    _in_messages("workspace_id", "who asks", A),
+    _in_messages("betas", "what is new in Anthropic's API", A),
+    _in_messages("context_management", "what may be left out of a conversation; nothing is", A),
+    _in_chat("verbosity", "how long answers of some models are", A),
+    _in_chat("prediction", "makes answers of some servers faster", A),
+    _in_conversations("include_reasoning", "of models that think", A),
+    _in_conversations("thinking_token_budget", "of models that think", A),
+    _in_openai("parallel_tool_calls", "no tools are called", A),
+    _in_responses("max_tool_calls", "no tools are called", A),
+)
+
+_REFUSED = (
+    _everywhere(
+        "tool_choice", "tools are not served", Only(("auto", {"type": "auto"}, *_NO_TOOLS))
+    ),
+    _in_conversations(
+        "tools",
+        "tools are not served; with the `tool_choice` `none` they mean nothing",
+        Only(([],)),
+        void_with=("tool_choice", _NO_TOOLS),
+    ),
+    _in_chat("function_call", "tools are not served", Only(("none", "auto"))),
+    Parameter(
+        "functions",
+        "tools are not served; with the `function_call` `none` they mean nothing",
+        {CHAT: Only(([],))},
+        void_with=("function_call", ("none",)),
+    ),
+    Parameter(
+        "response_format",
+        "answers of a given form",
+        dict.fromkeys((CHAT, COMPLETIONS), Only(({"type": "text"},))),
+    ),
+    _in_responses("text", "answers of a given form", Only(_TEXT_FORMATS)),
+    _in_messages("output_config", "answers of a given form", Only(_OUTPUT_CONFIGS)),
+    _everywhere("structured_outputs", "answers of a given form", Only(({},))),
+    *(
+        _in_chat(f"guided_{kind}", "answers of a given form", Only())
+        for kind in ("json", "regex", "choice", "grammar")
+    ),
+    _in_chat("modalities", "answers are text", Only((["text"],))),
+    _in_chat("audio", "answers are text", Only()),
+    _in_responses("image", "answers are text", Only()),
+    _in_chat("web_search_options", "nothing is searched", Only()),
+    _in_responses("truncation", "nothing is left out of a prompt", Only(("disabled",))),
+    _everywhere("truncate_prompt_tokens", "nothing is left out of a prompt", Only()),
+    _in_responses("background", "answers are waited for", Only((False,))),
+    _in_responses("conversation", "conversations go by `previous_response_id`", Only()),
+    _in_responses("context_management", "nothing is left out of a prompt", Only(([],))),
+    _in_responses("prompt", "prompts that OpenAI keeps", Only()),
+    _in_responses("moderation", "nothing is moderated", Only()),
+    _in_responses("access_programs", "programs of OpenAI's", Only()),
+    _in_messages("container", "tools are not served", Only()),
+    _in_messages("mcp_servers", "tools are not served", Only(([],))),
+    _in_messages("diagnostics", "of Anthropic's", Only()),
+    _everywhere("use_beam_search", "tokens are chosen one by one", Only((False,))),
+    _everywhere("best_of", "each answer is given", Only((1,))),
+    _everywhere("length_penalty", "tokens are chosen one by one", Only((1,))),
+    _everywhere("bad_words", "what may not be said", Only(([],))),
+    _everywhere("allowed_token_ids", "what may be said alone", Only()),
+    _everywhere("repetition_detection", "whether answers end that repeat themselves", Only()),
+    _everywhere("watermarking", "marks in what is drawn", Only((False,))),
+    _everywhere("prompt_logprobs", "log-probabilities of the prompt", Only()),
+    _everywhere("logprob_token_ids", "log-probabilities of given tokens", Only()),
+    _everywhere("return_token_ids", "answers are text", Only((False,))),
+    _everywhere("return_tokens_as_token_ids", "tokens are written as text", Only((False,))),
+    _everywhere("spaces_between_special_tokens", "none are added", Only((True,))),
+    _everywhere("echo", "the answer does not repeat what it goes on with", Only((False,))),
+    _in_conversations("add_special_tokens", "the chat template writes them", Only((False,))),
+    Parameter(
+        "add_special_tokens",
+        "the tokenizer's own are written around a text",
+        {COMPLETIONS: Only((True,)), TOKENIZE: H},
+    ),
+    Parameter("suffix", "a text that stands behind the answer", {COMPLETIONS: Only(("",))}),
+    Parameter("return_token_strs", "tokens one by one as text", {TOKENIZE: Only((False,))}),
+    _in_conversations("chat_template", "the template is the model's own", Only()),
+    _in_conversations(
+        "documents", "by `chat_template_kwargs`, if the template takes them", Only(([],))
+    ),
+    _in_conversations("mm_processor_kwargs", "how media are made is a setting", Only(({},))),
+    _in_conversations("media_io_kwargs", "how media are made is a setting", Only(({},))),
+    _everywhere("kv_transfer_params", "of vLLM's", Only(({},))),
+    _everywhere("ec_transfer_params", "of vLLM's", Only(({},))),
+    _everywhere("vllm_xargs", "of vLLM's", Only(({},))),
+)
+
+GROUPS: Final[Mapping[str, tuple[Parameter, ...]]] = {
+    "What is asked": _ASKED,
+    "How tokens are chosen": _SAMPLING,
+    "Where an answer ends": _ENDS,
+    "How the prompt is written": _PROMPT,
+    "Accepted by some": _ACCEPTED,
+    "Refused, but for values that change nothing": _REFUSED,
+}
+
+PARAMETERS: Final = tuple(one for group in GROUPS.values() for one in group)
+"""Of all APIs; one may stand here twice, for different ones of them."""
+
+
+def of_api(api: str) -> dict[str, Parameter]:
+    """All that an API knows, by name."""
+    return {one.name: one for one in PARAMETERS if api in one.uses}

@@ -1,0 +1,1 @@
+"""Text and conversations to tokens, and tokens to text."""

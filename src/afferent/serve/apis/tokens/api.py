@@ -1,0 +1,127 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them: what a text, a conversation or tokens are to
+the model. Nothing is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from afferent.errors import AfferentError, InvalidRequest, Param
+from afferent.serve.apis import openai, parameters, schema
+from afferent.serve.apis.asking import with_template
+from afferent.serve.apis.chat.input import read_messages
+from afferent.serve.apis.chat.schema import ChatMessage
+from afferent.serve.flow.call import Answer, Call, ReceivedBody
+from afferent.serve.flow.request import GenerateRequest, Output, Rendered
+from afferent.types import TokenId
+
+_PARAMS = {Param.MESSAGES: "messages"}
+_Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+
+
+class TokenizeRequest(schema.ConversationRequest, kw_only=True):
+    """Either of ``prompt`` and ``messages``."""
+
+    prompt: str | None = None
+    messages: _Messages | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeRequest(schema.AnyRequest, kw_only=True):
+    tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
+
+
+class _Tokens:
+    """What both have in common."""
+
+    id_prefix = "tokens-"
+    media_keys = openai.MEDIA_KEYS
+    key_header = openai.KEY_HEADER
+    besides = ()
+
+    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
+        return openai.error_body(error, _PARAMS)
+
+
+class Tokenize(_Tokens):
+    """See `afferent.serve.apis.api.Api`."""
+
+    name = parameters.TOKENIZE
+    path = "/tokenize"
+    request_type = TokenizeRequest
+    example: Mapping[str, Any] = {"prompt": "a red circle"}
+
+    def __init__(self) -> None:
+        self._reader = schema.Reader(TokenizeRequest, self.name)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+        if (asked.prompt is None) is (asked.messages is None):
+            raise InvalidRequest("one of prompt and messages is needed", param="prompt")
+        generate = GenerateRequest(
+            request_id=request_id,
+            messages=read_messages(asked.messages or [], body),
+            prompt=asked.prompt,
+            adds_special=asked.add_special_tokens is not False,
+            max_tokens=1,
+        )
+        if asked.messages is not None:
+            generate = with_template(generate, asked)
+        return Call(generate, is_stream=False, reply=_NoReply(), ignored=ignored)
+
+
+class Detokenize(_Tokens):
+    """See `afferent.serve.apis.api.Api`."""
+
+    name = parameters.DETOKENIZE
+    path = "/detokenize"
+    request_type = DetokenizeRequest
+    example: Mapping[str, Any] = {"tokens": [71, 322, 297]}
+
+    def __init__(self) -> None:
+        self._reader = schema.Reader(DetokenizeRequest, self.name)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+        schema.check_all_taken(body.media, "tokens")
+        generate = GenerateRequest(request_id=request_id, prompt=tuple(asked.tokens), max_tokens=1)
+        return Call(generate, is_stream=False, reply=_NoReply(), ignored=ignored)
+
+
+def tokens_body(rendered: Rendered) -> dict[str, Any]:
+    return {
+        "count": len(rendered.token_ids),
+        "max_model_len": rendered.max_model_len,
+        "tokens": rendered.token_ids,
+        "token_strs": None,
+    }
+
+
+def text_body(rendered: Rendered) -> dict[str, Any]:
+    return {"prompt": rendered.text}
+
+
+class _NoReply:
+    """See `afferent.serve.flow.call.Reply`. Nothing is generated."""
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return {}
+
+    def begin(self) -> list[bytes]:
+        return []
+
+    def output(self, output: Output) -> list[bytes]:
+        return []
+
+    def finish(self) -> list[bytes]:
+        return []
+
+    def fail(self, error: AfferentError) -> list[bytes]:
+        return []

@@ -1,0 +1,144 @@
+"""A model's own chat template: messages to the text that the model was trained with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from afferent.errors import ConfigError, InvalidRequest, Param
+from afferent.preprocess.family import read_json
+
+STAND_IN: Final = "\ue000"
+"""Around the numbers of texts that stand for themselves only once the template has run."""
+_OPEN_END: Final = f"{STAND_IN}open{STAND_IN}"
+_OWN_NAMES: Final = ("messages", "add_generation_prompt", "continue_final_message")
+_MODEL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+RESERVED_NAMES: Final = frozenset((*_OWN_NAMES, *_MODEL_NAMES))
+"""Variables that clients can't set."""
+_TEMPLATE_FAILURES: Final = (
+    jinja2.TemplateError,
+    # What a template does with a variable of a type that it does not expect.
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+)
+
+
+class ChatTemplate:
+    """Of one model's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises: ConfigError: There is none."""
+        template = _template_of(folder)
+        self._template = _compile(template)
+        # A role that the model was not trained with would be a word that it does not know.
+        self.has_tool_role = re.search(r"""["']tool["']""", template) is not None
+        self._names = _special_names(folder)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        begins_answer: bool,
+        continues_last: bool,
+    ) -> str:
+        """
+        Args:
+            variables: What the template gets besides.
+            begins_answer: The assistant's turn is begun at the end.
+            continues_last: The text ends with that of the last message, whose last part is text.
+
+        Raises:
+            InvalidRequest: The template refuses the messages.
+        """
+        if not continues_last:
+            return self._render(messages, variables, begins_answer=begins_answer)
+        *before, last = messages
+        *others, text = last["content"]
+        # A blank at its end, so that it shows whether the template cuts blanks off.
+        opened = {"type": "text", "text": f"{text['text']}{_OPEN_END} "}
+        open_messages = [*before, {**last, "content": [*others, opened]}]
+        rendered = self._render(open_messages, variables, begins_answer=False)
+        said, found, rest = rendered.rpartition(_OPEN_END)
+        if not found:
+            raise InvalidRequest(
+                "the model's chat template does not let a message be gone on with",
+                param=Param.MESSAGES,
+            )
+        return said if rest.startswith(" ") else said.rstrip()
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        begins_answer: bool,
+    ) -> str:
+        known = {**variables, **self._names}
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=begins_answer, **known
+            )
+        except _TemplateRefusal as error:
+            raise InvalidRequest(
+                f"the model's chat template: {error}", param=Param.MESSAGES
+            ) from error
+        except _TEMPLATE_FAILURES as error:
+            raise InvalidRequest(
+                "the model's chat template can't express these messages", param=Param.MESSAGES
+            ) from error
+
+
+class _TemplateRefusal(jinja2.TemplateError):
+    """A template has called ``raise_exception``."""
+
+
+def _template_of(folder: Path) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        template = read_json(path).get("chat_template") if path.exists() else None
+        if isinstance(template, str):
+            return template
+    raise ConfigError(f"{folder} has no chat template")
+
+
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
+
+
+def _special_names(folder: Path) -> dict[str, str]:
+    """``bos_token`` and the like, which templates refer to."""
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    names = {}
+    for key in _MODEL_NAMES:
+        value = settings.get(key)
+        names[key] = value.get("content", "") if isinstance(value, dict) else value or ""
+    return names
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _TemplateRefusal(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(format)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))

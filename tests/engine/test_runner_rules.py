@@ -1,0 +1,119 @@
+"""The runner with parameters that change logits: as plain ``generate``, and after preemptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationMixin
+
+from afferent.schedule.step import Chunk
+from afferent.types import Sampling
+from tests.engine.runner_model import MODELS, Model, Prepared, prepare_all
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch.set_num_threads(1)
+    return MODELS["qwen2"].make_and_load(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def all_prepared(model: Model) -> list[Prepared]:
+    return prepare_all(model)
+
+
+@pytest.fixture(scope="module")
+def prepared(all_prepared: list[Prepared]) -> Prepared:
+    """With items: their places in the prompt are tokens, too."""
+    return next(each for each in all_prepared if each.items)
+
+
+@pytest.fixture(scope="module")
+def text(all_prepared: list[Prepared]) -> Prepared:
+    return next(each for each in all_prepared if not each.items)
+
+
+def answer(
+    model: Model, prepared: Prepared, *, again_every: int = 0, **parameters: Any
+) -> list[int]:
+    """
+    Args:
+        again_every: After so many tokens the sequence is dropped, and begins again.
+    """
+    sampling = Sampling(max_tokens=NUM_TOKENS, **parameters)
+    prompt, tokens = prepared.prompt.token_ids, []
+    for number in range(NUM_TOKENS):
+        if number == 0 or (again_every and number % again_every == 0):
+            model.runner.drop("one")
+            known = [*prompt, *tokens]
+            model.runner.begin("one", known, prepared.items, sampling, num_answered=len(tokens))
+            chunk = Chunk("one", 0, len(known), samples=True)
+            (chosen,) = model.runner.run([chunk], [], prepared.embeddings)
+        else:
+            (chosen,) = model.runner.run([], ["one"], {})
+        tokens.append(chosen.token_id)
+    model.runner.drop("one")
+    return tokens
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.8])
+def test_repetition_penalty_as_generate(model: Model, text: Prepared, penalty: float) -> None:
+    ids = torch.tensor([text.prompt.token_ids])
+    theirs = GenerationMixin.generate(
+        model.reference,
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        repetition_penalty=penalty,
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+    )
+    expected = theirs[0, ids.shape[1] :].tolist()
+    assert answer(model, text, repetition_penalty=penalty, min_tokens=NUM_TOKENS) == expected
+    assert answer(model, text, min_tokens=NUM_TOKENS) != expected
+
+
+@pytest.mark.parametrize("again_every", [1, 5])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"repetition_penalty": 1.4},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"frequency_penalty": 0.7, "temperature": 1.3, "seed": 5, "min_p": 0.01},
+        {"logit_bias": ((5, 3.0), (6, -3.0)), "min_tokens": 9, "temperature": 2.0, "seed": 6},
+    ],
+)
+def test_what_was_preempted_goes_on_as_it_would_have(
+    model: Model, prepared: Prepared, parameters: dict[str, Any], again_every: int
+) -> None:
+    at_once = answer(model, prepared, **parameters)
+    assert answer(model, prepared, again_every=again_every, **parameters) == at_once
+    assert at_once != answer(model, prepared), "the parameters change something"
+
+
+def test_a_frequency_penalty_spreads_the_answer(model: Model, prepared: Prepared) -> None:
+    assert len(set(answer(model, prepared, frequency_penalty=2.0, presence_penalty=2.0))) > len(
+        set(answer(model, prepared))
+    )
+
+
+class OtherRank:
+    """What a rank other than the first hears: other choices than its own."""
+
+    def broadcast(self, tokens: list[int]) -> list[int]:
+        return [token ^ 1 for token in tokens]
+
+
+def test_ranks_remember_what_the_first_of_them_chose(
+    model: Model, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history of penalties, and the count of what was said, are those of rank 0's choices."""
+    parameters = {"frequency_penalty": 1.5, "repetition_penalty": 1.2, "min_tokens": 5}
+    monkeypatch.setattr(model.runner, "_group", OtherRank())
+    heard = answer(model, prepared, **parameters)
+    again = answer(model, prepared, again_every=3, **parameters)
+    assert heard == again

@@ -1,0 +1,130 @@
+"""The page of all parameters of requests, from their table: ``docs/parameters.md``.
+
+python tools/parameters_page.py --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+from afferent.engine.protocol import SamplingExtra, SamplingField
+from afferent.serve.apis.parameters import (
+    CHAT,
+    COMPLETIONS,
+    GROUPS,
+    MESSAGES,
+    RESPONSES,
+    Only,
+    Parameter,
+    Use,
+)
+
+_SHOWN = (CHAT, RESPONSES, MESSAGES, COMPLETIONS)
+PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
+
+_ABOUT = """\
+# Parameters
+
+Written by `python tools/parameters_page.py --write` from the table in
+[`serve/apis/parameters.py`](../src/afferent/serve/apis/parameters.py), by which requests are
+checked.
+
+What is done with each parameter by [chat completions](api.md), [Responses](responses.md),
+[Messages](anthropic.md) and completions, whichever engine takes the request:
+
+- **yes**: it does what it says.
+- **accepted**: any value is; none changes anything.
+- **only ...**: accepted with these values and `null`, which change nothing. Any other is refused
+  with `unsupported_parameter`, before any work is done.
+- **-**: the API does not know it. What no API knows is ignored, and the answer's header
+  `x-ignored-parameters` names it; with `--unknown-fields refuse` it is refused. A name that is
+  nearly a known one (`max_token`, `maxTokens`) is refused in any case, and the refusal says which
+  is meant: a misspelt limit must not become a long answer.
+
+A **need** is a field of `Sampling` that the engine has to do; a request that asks for one that it
+can't do is refused likewise, by name.
+
+| engine | does |
+|---|---|
+| `reference`, the built-in one | all of them |
+| one [of yours](writing-an-engine.md) | {taken}, \
+unless it says that it doesn't (`EngineInfo.unsupported`); \
+of {extras} those that it says it does (`EngineInfo.supported`) |
+| `vllm` | what vLLM's own API does: requests are [passed on](vllm.md), and nothing here applies |
+
+Penalties, biases and limits are vLLM's, and are applied in its order: `min_tokens`, `logit_bias`,
+`repetition_penalty`, `frequency_penalty`, `presence_penalty`, and where a token is drawn
+`temperature`, `min_p`, `top_k`, `top_p`. Log-probabilities are those of the model, before any of
+these. With a `seed` the answer is the same each time, whatever else is served at the time.
+
+- A stop string is met once `min_tokens` are there, and tokens that end the answer can't be chosen
+  before. What `stop` or `stop_token_ids` ended has it as `stop_reason` in chat completions, as of
+  vLLM.
+- `include_stop_str_in_output` keeps it in the text; of a special token only with
+  `"skip_special_tokens": false`.
+- `continue_final_message` takes the last message, the assistant's, for the beginning of the
+  answer, which has only what comes behind it. `add_generation_prompt` then is false by itself. In
+  Messages a last message of the assistant means that without being asked.
+- `chat_template_kwargs` has up to 64 names and 16,384 characters; special tokens that are spelt
+  out in it are plain text, as in messages.
+"""
+
+_HEAD = (
+    "| parameter | what it says | chat | Responses | Messages | completions | needs |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+def page() -> str:
+    """The whole page."""
+    taken, extras = (
+        ", ".join(f"`{name}`" for name in get_args(fields))
+        for fields in (SamplingField, SamplingExtra)
+    )
+    about = _ABOUT.replace("{taken}", taken).replace("{extras}", extras)
+    return "\n".join([about, *_tables()])
+
+
+def _tables() -> Iterable[str]:
+    for title, group in GROUPS.items():
+        shown = [one for one in group if not one.uses.keys().isdisjoint(_SHOWN)]
+        yield "\n".join([f"## {title}", "", *_HEAD, *map(_row, shown), ""])
+
+
+def _row(one: Parameter) -> str:
+    uses = " | ".join(_use(one, api) for api in _SHOWN)
+    needs = f"`{one.needs}`" if one.needs else ""
+    return f"| `{one.name}` | {one.about} | {uses} | {needs} |"
+
+
+def _use(one: Parameter, api: str) -> str:
+    match one.uses.get(api):
+        case None:
+            return "-"
+        case Use.HONOURED:
+            return "yes"
+        case Use.ACCEPTED:
+            return "accepted"
+        case Only(values):
+            shown = [f"`{json.dumps(value)}`" for value in values] or ["`null`"]
+            return "only " + (", ".join(shown) if len(shown) < 6 else "what asks for plain text")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the page with the table.")
+    parser.add_argument("--write", action="store_true", help="bring it up to date")
+    if parser.parse_args().write:
+        PAGE.write_text(page())
+    elif PAGE.read_text() != page():
+        print(f"{PAGE} is not up to date: run this with --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
