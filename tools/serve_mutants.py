@@ -144,13 +144,13 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="every stream was ended by the model",
         file=_CHAT,
-        old="self._chunk(index, {}, reason=reason)",
-        new='self._chunk(index, {}, reason="stop")',
+        old='            "finish_reason": None if end is None else end.reason,\n            **reason',
+        new='            "finish_reason": None if end is None else "stop",\n            **reason',
         tests=_REASON_TESTS,
     ),
     Mutant(
         what="the prompt counts once for each answer",
-        file=_CHAT,
+        file="serve/apis/openai.py",
         old="prompt = usages[0].prompt_tokens",
         new="prompt = sum(usage.prompt_tokens for usage in usages)",
         tests=_CHAT_TESTS,
@@ -172,16 +172,16 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="a stop string is the end of a turn",
         file="serve/apis/messages/events.py",
-        old='"end_turn" if end.stop is None else "stop_sequence"',
+        old='"end_turn" if met is None else "stop_sequence"',
         new='"end_turn"',
         tests=("tests/serve/test_messages.py",),
     ),
     Mutant(
         what="parameters that are not served are ignored",
-        file="serve/apis/schema.py",
-        old='            raise UnsupportedParameter(f"{name} is not supported", param=name)\n',
+        file="serve/apis/names.py",
+        old='            raise UnsupportedParameter(f"{name} is not supported: {about}", param=name)\n',
         new="            continue\n",
-        tests=("tests/serve/test_responses.py::test_parameters_that_are_not_served",),
+        tests=("tests/serve/test_parameters.py::test_what_is_not_served_is_refused_by_name",),
     ),
     Mutant(
         what="a tenant with too many requests hears that the server is busy",
@@ -362,7 +362,7 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="a step counts as one token",
         file=_GENERATE,
-        old="self.num_tokens += len(tokens.token_ids)",
+        old="self.num_tokens += len(token_ids)",
         new="self.num_tokens += 1",
         tests=_GENERATE_TESTS,
     ),

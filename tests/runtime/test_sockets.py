@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,6 +26,13 @@ from afferent.runtime.sockets import new_address
 print(new_address("store"), flush=True)
 signal.pause()
 """
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """`tmp_path` may have no room for the path of a socket in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
@@ -56,27 +65,27 @@ def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
         wire.listen(str(path))
 
 
-def test_a_folder_is_removed_by_its_process(tmp_path: Path) -> None:
-    with holder(tmp_path) as running:
+def test_a_folder_is_removed_by_its_process(short_path: Path) -> None:
+    with holder(short_path) as running:
         folder = folder_of(running)
-        assert folder.parent == tmp_path
+        assert folder.parent == short_path
         running.send_signal(signal.SIGINT)
         assert running.wait(60) != 0
     assert not folder.exists()
 
 
-def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    with holder(tmp_path) as killed, holder(tmp_path) as living:
+def test_what_a_killed_process_has_left_is_removed_by_the_next(short_path: Path) -> None:
+    with holder(short_path) as killed, holder(short_path) as living:
         left, kept = folder_of(killed), folder_of(living)
         with wire.listen(str(left / "store-00000000.sock")):
             pass
         killed.kill()
         killed.wait(60)
         assert left.exists()
-        others = tmp_path / "afferent-sockets-open"
+        others = short_path / "afferent-sockets-open"
         others.mkdir(mode=0o755)
-        remove_left(tmp_path)
-        assert sorted(tmp_path.iterdir()) == sorted([kept, others])
+        remove_left(short_path)
+        assert sorted(short_path.iterdir()) == sorted([kept, others])
         living.kill()
 
 
@@ -92,27 +101,37 @@ def test_who_begins_and_who_tidies_up_agree(tmp_path: Path) -> None:
     second.remove()
 
 
-def test_a_forked_child_leaves_its_parents_folder_alone(tmp_path: Path) -> None:
+def test_a_forked_child_leaves_its_parents_folder_alone(short_path: Path) -> None:
     code = (
         "import os; from afferent.runtime.sockets import new_address; ours = new_address('store')\n"
         "if os.fork() == 0:\n    assert os.path.dirname(new_address('store')) != "
         "os.path.dirname(ours)\nelse:\n    os.wait(); assert os.path.isdir(os.path.dirname(ours))"
     )
-    env = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(short_path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
-    assert not list(tmp_path.iterdir())
+    assert not list(short_path.iterdir())
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_the_users_own_folder_is_taken_if_it_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    given = tmp_path / "runtime"
+    given = short_path / "runtime"
     given.mkdir()
     given.chmod(mode)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(given))
-    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert sockets._parent() == (given if mode == 0o700 else tmp_path)
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(short_path))
+    assert sockets._parent() == (given if mode == 0o700 else short_path)
+
+
+def test_a_long_path_for_what_is_temporary_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(long))
+    assert sockets._parent() == Path("/tmp")
 
 
 @needs_root

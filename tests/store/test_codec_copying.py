@@ -66,7 +66,8 @@ def test_the_helper_starts_when_it_is_needed(large: np.ndarray) -> None:
     assert num_helpers() == before
     for _ in range(3):
         copying.copy_all([(target, large)])
-    assert num_helpers() - before == min(1, len(os.sched_getaffinity(0)) - 1)
+    # Other tests may have needed it before.
+    assert num_helpers() == min(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def test_one_core_is_enough(large: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from afferent.errors import ConfigError
 MAX_PATH_NBYTES: Final = 107
 """What the kernel has room for."""
 _PREFIX = "afferent-sockets-"
+_MAX_PARENT_NBYTES = MAX_PATH_NBYTES - len(f"/{_PREFIX}xxxxxxxx/preprocess-xxxxxxxx.sock")
 _ADDRESS = re.compile(rf".*/{_PREFIX}[^/]+/(\w+)-([0-9a-f]{{8}})\.sock")
 
 
@@ -119,11 +120,14 @@ def _is_private(path: Path) -> bool:
 
 
 def _parent() -> Path:
-    """The user's own folder for such things, if there is one."""
-    given = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
-    if _is_private(given) and os.access(given, os.W_OK):
-        return given
-    return Path(tempfile.gettempdir())
+    """The user's own folder for such things, if there is one; else one for what is temporary. Of
+    these the first whose path leaves room for ours: those that batch systems give are often long.
+    """
+    given, temporary = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere"), tempfile.gettempdir()
+    is_ours = _is_private(given) and os.access(given, os.W_OK)
+    parents = [*([given] if is_ours else []), Path(temporary), Path("/tmp")]  # noqa: S108 - a folder of mode 0700 in it
+    short = [parent for parent in parents if len(os.fsencode(parent)) <= _MAX_PARENT_NBYTES]
+    return next((parent for parent in short if os.access(parent, os.W_OK)), Path(temporary))
 
 
 class _Own:
