@@ -144,8 +144,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="every stream was ended by the model",
         file=_CHAT,
-        old='            "finish_reason": None if end is None else end.reason,\n            **reason',
-        new='            "finish_reason": None if end is None else "stop",\n            **reason',
+        old='"finish_reason": None if end is None else end.reason,\n            **reason',
+        new='"finish_reason": None if end is None else "stop",\n            **reason',
         tests=_REASON_TESTS,
     ),
     Mutant(
@@ -179,8 +179,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="parameters that are not served are ignored",
         file="serve/apis/names.py",
-        old='            raise UnsupportedParameter(f"{name} is not supported: {about}", param=name)\n',
-        new="            continue\n",
+        old="if len(value) > _LONGEST_VALUE_NBYTES or _value(value) not in use.values:",
+        new="if False:",
         tests=("tests/serve/test_parameters.py::test_what_is_not_served_is_refused_by_name",),
     ),
     Mutant(
