@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,10 @@ from afferent.runtime.sockets import SocketFolder, digits_of, new_address, remov
 from tests.others import another_user, needs_root
 
 HOLDS = """
-import signal
+import sys
 from afferent.runtime.sockets import new_address
 print(new_address("store"), flush=True)
-signal.pause()
+sys.stdin.read()
 """
 
 
@@ -35,12 +36,16 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
-    """A process with a folder of its own in this one."""
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with a folder of its own in this one, until it has nothing to read any more."""
     env = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
-    return subprocess.Popen(
-        [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True, env=env
-    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDS], env=env, **pipes) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def folder_of(running: subprocess.Popen[str]) -> Path:
@@ -69,8 +74,9 @@ def test_a_folder_is_removed_by_its_process(short_path: Path) -> None:
     with holder(short_path) as running:
         folder = folder_of(running)
         assert folder.parent == short_path
-        running.send_signal(signal.SIGINT)
-        assert running.wait(60) != 0
+        assert running.stdin is not None
+        running.stdin.close()
+        assert running.wait(60) == 0
     assert not folder.exists()
 
 
@@ -86,7 +92,6 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(short_path: Path)
         others.mkdir(mode=0o755)
         remove_left(short_path)
         assert sorted(short_path.iterdir()) == sorted([kept, others])
-        living.kill()
 
 
 def test_who_begins_and_who_tidies_up_agree(tmp_path: Path) -> None:
