@@ -133,6 +133,8 @@ class StoreDaemon:
                 await self._let_in(sock, peer, hello)
             else:  # it comes again
                 sock.close()
+        except ConnectionError:  # likewise
+            sock.close()
         except (AfferentError, TimeoutError, OSError) as error:
             self._seldom.warning("a connection was refused", reason=type(error).__name__)
             sock.close()
