@@ -10,12 +10,16 @@ from afferent.errors import InvalidMedia
 from afferent.ingest.probe import MediaHeader
 from afferent.preprocess.entry import Entry
 from afferent.preprocess.families.mel import LogMel
-from afferent.preprocess.families.plain import PlainFamily
-from afferent.preprocess.families.whisper import FEATURES, audio_header, decoded_audio
-from afferent.preprocess.family import MediaTokens, processor_settings
+from afferent.preprocess.families.whisper import (
+    FEATURES,
+    AudioTokenFamily,
+    audio_header,
+    decoded_audio,
+)
+from afferent.preprocess.family import processor_settings
 from afferent.preprocess.media import Array, Media
 from afferent.preprocess.plan import FeaturePlan
-from afferent.types import Modality, TensorSpec
+from afferent.types import TensorSpec
 
 _MASK: Final = "feature_attention_mask"
 _AUDIO_TOKEN_ID: Final = 151_646  # where the configuration does not say
@@ -23,25 +27,12 @@ _SPECTRA_A_ROW: Final = 2  # the encoder's second convolution has a step of two
 
 
 class Qwen2AudioFamily(
-    PlainFamily, tag="qwen2_audio", frozen=True, kw_only=True, forbid_unknown_fields=True
+    AudioTokenFamily, tag="qwen2_audio", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """The encoder halves the spectra of a clip twice."""
 
-    mel: LogMel
-    audio_token_id: int
-
-    @property
-    def tokens(self) -> Mapping[Modality, MediaTokens]:
-        tokens = MediaTokens(marker=self.audio_token_id, embed=self.audio_token_id)
-        return {Modality.AUDIO: tokens}
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return self.mel.sampling_rate
-
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        header = audio_header(header)
-        num_samples = -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
+        num_samples = self.num_samples(audio_header(header))
         rows = (self._num_spectra(num_samples) - 1) // _SPECTRA_A_ROW + 1
         num_embeds = (rows - 2) // 2 + 1
         if num_embeds < 1:
@@ -57,9 +48,6 @@ class Qwen2AudioFamily(
         self.mel.write(samples, out[FEATURES])
         out[_MASK][:] = 0
         out[_MASK][:, : self._num_spectra(len(samples))] = 1
-
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)
 
     def _num_spectra(self, num_samples: int) -> int:
         """Those that begin within the clip, or what is left of it."""

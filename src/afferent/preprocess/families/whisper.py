@@ -21,21 +21,44 @@ NO_TOKEN: Final = -1
 """In place of a token's id where the prompt names no item."""
 
 
-class WhisperFamily(
-    PlainFamily, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
-    """An encoder of 30 s, which the decoder attends to: nothing of it stands in the prompt."""
+class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Audio becomes log-mel spectra, which the model takes as they are."""
 
     mel: LogMel
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.mel.sampling_rate
+
+    def num_samples(self, header: AudioHeader) -> int:
+        """Of the clip at the model's rate."""
+        return -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(features)
+
+
+class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Such as stand in the prompt."""
+
+    audio_token_id: int
+
+    @property
+    def tokens(self) -> Mapping[Modality, MediaTokens]:
+        """The token that stands for an embedding also marks the item."""
+        tokens = MediaTokens(marker=self.audio_token_id, embed=self.audio_token_id)
+        return {Modality.AUDIO: tokens}
+
+
+class WhisperFamily(
+    SpectraFamily, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """An encoder of 30 s, which the decoder attends to: nothing of it stands in the prompt."""
 
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:
         """Audio is taken, without a token."""
         return {Modality.AUDIO: MediaTokens(marker=NO_TOKEN, embed=NO_TOKEN)}
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return self.mel.sampling_rate
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """One chunk, whatever the clip's length: more is cut off, as the model's own processor
@@ -46,42 +69,23 @@ class WhisperFamily(
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)
-
 
 class VoxtralFamily(
-    PlainFamily, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True
+    AudioTokenFamily, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """Chunks of 30 s, the last one filled up with silence; each becomes as many embeddings."""
 
-    mel: LogMel
-    audio_token_id: int
     embeds_per_chunk: int
-
-    @property
-    def tokens(self) -> Mapping[Modality, MediaTokens]:
-        """The token that stands for an embedding also marks the item."""
-        tokens = MediaTokens(marker=self.audio_token_id, embed=self.audio_token_id)
-        return {Modality.AUDIO: tokens}
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return self.mel.sampling_rate
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """So many chunks as the clip, at the model's rate, begins."""
-        header = audio_header(header)
-        num_samples = -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
+        num_samples = self.num_samples(audio_header(header))
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
         return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
-
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | VoxtralFamily:
