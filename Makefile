@@ -19,8 +19,9 @@ QUICK := tests/schedule tests/test_config.py tests/test_errors.py tests/test_key
 		objects.py objects_machine.py permits.py reservations.py single_flight.py state.py \
 		state_machine.py verbs.py)
 
-# Whole servers, kills and measuring: one after the other, with both cores for each.
-ALONE := tests/test_tutorial.py tests/serve/test_connection.py tests/end_to_end tests/benchmarks
+# What measures, what freezes processes, and what looks for all servers of the machine: one after the other.
+ALONE := tests/test_tutorial.py tests/serve/test_connection.py tests/benchmarks \
+	$(addprefix tests/end_to_end/test_,disconnect.py frozen.py other_users.py overload.py slow.py tier.py)
 
 # Servers start sooner from modules that are compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm serve test test-vllm quick fuzz storm package lint type imports fmt bench bench-ray bench-vllm mutants docs check \
+.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm sweep simulate package schema lint type imports fmt bench bench-ray bench-vllm mutants docs check lock audit \
 	train evaluate clean
 
 help:  ## list the commands
@@ -36,7 +37,7 @@ help:  ## list the commands
 
 setup: $(VENV)/.ready  ## make the virtual environment and install everything into it
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml $(wildcard src/afferent/preprocess/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Afferent needs Python 3.11 or newer; try make PYTHON=python3.12 ..."; exit 1; }
 	@echo "==> setting up $(VENV) (a few minutes, once)"
@@ -74,17 +75,57 @@ setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this
 test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (a quarter of an hour), ARGS="-k oracle"
 	@$(BIN)/python -m pytest -q tests/vllm --vllm --timeout 1800 -s $(ARGS)
 
+setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (1 GB, some minutes)
+
+.venv-clients/.ready: tools/clients_env.py tests/clients/table.py
+	@$(BIN)/python -m tools.clients_env
+	@touch $@
+
+test-clients: setup-clients  ## ask with each of the clients of others, ARGS="-k litellm"
+	@$(BIN)/python -m pytest -q tests/clients --clients $(ARGS)
+
+test-page: $(VENV)/.page  ## try the live page in a real browser, and take the pictures of the docs
+	@$(BIN)/python -m pytest -q tests/page --page -s $(ARGS)
+
+$(VENV)/.page: $(VENV)/.ready pyproject.toml
+	@echo "==> installing what drives a browser"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[page]'
+	@touch $@
+
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
+
+schema: setup .venv-schema/bin/schemathesis  ## ask a server all that its schema allows (Schemathesis), ARGS="--minutes 60"
+	@$(BIN)/python -m tests.end_to_end.against_schema $(ARGS)
+
+.venv-schema/bin/schemathesis:
+	@$(PYTHON) -m venv .venv-schema
+	@.venv-schema/bin/python -m pip install --disable-pip-version-check -q 'schemathesis>=4.32,<5'
 
 storm: setup  ## kill every kind of process under load, overload the arena, generate more (45 minutes)
 	@$(BIN)/python -m pytest tests/store tests/schedule tests/ingest/test_cutter.py \
 		tests/preprocess/test_families.py tests/engine/test_packed.py \
 		tests/end_to_end/test_worker_storm.py \
-		tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
+		tests/end_to_end/test_forms.py tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
 		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \
 		tests/end_to_end/test_all_apis.py tests/end_to_end/test_disconnect.py \
 		tests/engine/test_group.py tests/test_tutorial.py --storm --timeout 1800 -q -s $(ARGS)
+
+sweep: setup  ## let each call of the system fail once in each process (strace), ARGS="--only store --calls 5"
+	@$(BIN)/python -m tests.end_to_end.error_sweep $(ARGS)
+
+simulate: setup  ## run servers that are not there, with everything going wrong, ARGS="--seeds 100000 --from 7"
+	@$(BIN)/python -m tests.simulation $(ARGS)
+
+lock: setup  ## write deploy/requirements.lock: the versions of what a server needs
+	@$(BIN)/python -m pip install --disable-pip-version-check -q uv
+	@$(BIN)/uv pip compile -q pyproject.toml --extra engine --extra otel --extra tier --python-version 3.11 \
+		--python-platform x86_64-unknown-linux-gnu --custom-compile-command "make lock" \
+		--output-file deploy/requirements.lock $(ARGS)
+
+audit: setup  ## ask whether a version in the lock has a known fault (pip-audit, needs pypi.org)
+	@$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
+	@$(BIN)/pip-audit --requirement deploy/requirements.lock --no-deps --disable-pip $(ARGS)
 
 lint: setup  ## check format and style
 	@$(BIN)/ruff format --check .
@@ -131,5 +172,5 @@ evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python training/evaluate.py src/afferent/models/shapes $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .venv-vllm build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-clients .venv-schema build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -175,6 +175,8 @@ async def _honest(url: str) -> None:
 
 
 HONEST: Final = "honest"
+CROWD: Final = "honest crowd"
+"""As many honest ones as there are attackers of all kinds."""
 DRIPPING: Final = "dripping URLs"
 ALL: Final = "all of these"
 KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
@@ -191,6 +193,8 @@ KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
 async def main(kind: str, url: str) -> None:
     print("ready", flush=True)
     kinds = [each for each in KINDS if each == kind or (kind == ALL and each != HONEST)]
+    if kind == CROWD:
+        kinds = [HONEST] * len(KINDS)  # `DRIPPING` is in nobody's list, and `HONEST` is in this one
     attacks = [KINDS[each](url) for each in kinds for _ in range(NUM)]
     if kind in (DRIPPING, ALL):
         attacks.append(_drip(url))

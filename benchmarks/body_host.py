@@ -17,6 +17,7 @@ import sys
 import tracemalloc
 
 import blake3
+import pybase64
 import uvicorn
 import uvloop
 from PIL import Image
@@ -25,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from afferent import keys
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
 from afferent.serve.apis.openai import MEDIA_KEYS
@@ -34,6 +36,7 @@ from afferent.serve.http.disconnects import HangUps
 from afferent.store.client.async_store import AsyncDaemonStore
 
 _LIMITS = RequestLimits()
+_BASE64 = b";base64,"
 
 
 class Host:
@@ -43,7 +46,13 @@ class Host:
         self._num = self._base_nbytes = 0
 
     def app(self) -> Starlette:
-        paths = {"/cut": self.cut, "/parse": self.parse, "/decode": self.decode, "/heap": self.heap}
+        paths = {
+            "/cut": self.cut,
+            "/parse": self.parse,
+            "/decode": self.decode,
+            "/floor": self.floor,
+            "/heap": self.heap,
+        }
         return Starlette(routes=[Route(path, do, methods=["POST"]) for path, do in paths.items()])
 
     async def cut(self, request: Request) -> Response:
@@ -65,6 +74,14 @@ class Host:
         is_known = key in self._known
         self._known.add(key)
         return JSONResponse({"is_known": is_known})
+
+    async def floor(self, request: Request) -> Response:
+        """What nobody gets around: the bytes are received, decoded, and digested, and no more."""
+        body = await request.body()
+        start = body.index(_BASE64) + len(_BASE64)
+        text = memoryview(body)[start : body.index(b'"', start)]
+        data = pybase64.b64decode(text, validate=True)
+        return JSONResponse({"digest": keys.digest(data).hex()})
 
     async def heap(self, request: Request) -> Response:
         grown_nbytes = tracemalloc.get_traced_memory()[1] - self._base_nbytes

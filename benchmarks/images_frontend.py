@@ -12,10 +12,11 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.requests import Request
 
@@ -78,7 +79,7 @@ class Frontend:
                 limits=config.request_limits,
                 shares=config.shares,
                 timeout_s=config.request_timeout_s,
-                num_digest_threads=config.alloc_workers,
+                num_workers=config.alloc_workers,
             ),
         )
         self._numbers = itertools.count()
@@ -99,8 +100,8 @@ class Frontend:
         received = await reader.read(arrival.request)
         call = self._api.parse(received, request_id=request_id, model=_MODEL)
         # A tenant of its own each time: what another has cached, it can't hit.
-        request = replace(call.generate, share=Share(str(number)))
-        self._items.check(request.media)
+        request = msgspec.structs.replace(call.generate, share=Share(str(number)))
+        self._items.check(request)
         trace = Trace(request_id, "bench")
         sources = await self._items.read(request, trace)
         with sources.awaited():

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 import pytest
 
+from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import REGISTRY
 from tests import examples
 from tests.server import Server
@@ -18,13 +19,17 @@ NUM_LINES = 100
 _OPTIONAL = (
     ("storm", "takes minutes"),
     ("package", "builds the package"),
+    ("clients", "needs clients of others (make test-clients)"),
     ("vllm", "needs a real vLLM (make test-vllm)"),
+    ("page", "needs a browser (make test-page)"),
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--package", action="store_true", help="build and install the package")
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
+    parser.addoption("--clients", action="store_true", help="also with clients of others")
+    parser.addoption("--page", action="store_true", help="the live page in a real browser")
     parser.addoption("--vllm", action="store_true", help="beside a real vLLM")
 
 
@@ -57,8 +62,9 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _nothing_counted() -> None:
-    """This process's metrics begin at 0 in each test."""
+    """This process's metrics begin at 0 in each test, and nobody is being answered."""
     REGISTRY.reset()
+    JOURNAL.reset()
 
 
 @pytest.fixture(scope="session")

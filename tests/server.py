@@ -24,6 +24,7 @@ import psutil
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.testing.images import DrawnImage
 
+WORKER = "afferent.engine.reference.worker.main"
 START_TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 60.0
 
@@ -156,13 +157,21 @@ class Server:
 
     def preprocess_workers(self) -> list[psutil.Process]:
         """The zygote's children."""
-        pool = self.find("afferent.preprocess.pool")
-        workers = []
-        for process in pool:
+        return self._forks("afferent.preprocess.pool")
+
+    def engine_workers(self) -> list[psutil.Process]:
+        """Those that compute; each is the child of a zygote of its own."""
+        return self._forks(WORKER)
+
+    def _forks(self, module: str) -> list[psutil.Process]:
+        """Those of its processes that another of them has forked."""
+        all_of_it = self.find(module)
+        forks = []
+        for process in all_of_it:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.parent() in pool:
-                    workers.append(process)
-        return workers
+                if process.parent() in all_of_it:
+                    forks.append(process)
+        return forks
 
     def store(self) -> DaemonStore:
         """A connection of the test's own to the server's store."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -59,15 +60,15 @@ def test_the_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> Non
         ({}, {}, "prot = 1", ["prot", "afferent.toml"]),
         ({"port": "many"}, {}, "", ["port", "many"]),
         ({"port": "70000"}, {}, "", ["port", "65535"]),
-        ({"arena_nbytes": "1 banana"}, {}, "", ["arena_nbytes", "banana"]),
-        ({"arena_nbytes": "1"}, {}, "", ["arena_nbytes"]),
-        ({"preprocess_workers": "-1"}, {}, "", ["preprocess_workers"]),
-        ({"log_level": "loud"}, {}, "", ["log_level", "loud"]),
+        ({"arena_nbytes": "1 banana"}, {}, "", ["--arena-nbytes", "banana"]),
+        ({"arena_nbytes": "1"}, {}, "", ["--arena-nbytes"]),
+        ({"preprocess_workers": "-1"}, {}, "", ["--preprocess-workers"]),
+        ({"log_level": "loud"}, {}, "", ["--log-level", "loud"]),
         ({}, {}, 'port = "8000x"', ["port"]),
         ({}, {}, "port = ", ["afferent.toml"]),
         ({}, {}, "explain = 3", ["explain"]),
         # No client could ever send it: what stands around a key in a header is dropped.
-        ({}, {"AFFERENT_API_KEY": "acme-key-0123456789\n"}, "", ["api_key", "environment"]),
+        ({}, {"AFFERENT_API_KEY": "acme-key-0123456789\n"}, "", ["AFFERENT_API_KEY"]),
     ],
 )
 def test_bad_settings_are_refused_with_their_origin(
@@ -138,7 +139,7 @@ def test_config_show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     [
         (["serve", "/nowhere"], ["/nowhere", "config.json"]),
         (["serve", "nothing-built-in"], ["nothing-built-in"]),
-        (["serve", "--port", "x"], ["port", "flag"]),
+        (["serve", "--port", "x"], ["--port x"]),
         (["serve", "--arena-nbytes", "900GiB"], ["900.0 GiB", "--arena-nbytes"]),
         (["serve", "--config", "/nowhere.toml"], ["/nowhere.toml"]),
     ],
@@ -164,13 +165,13 @@ def shows(page: str, one: Setting) -> bool:
     return re.search(rf"^  {one.flag}( |$)", page, re.MULTILINE) is not None
 
 
-@pytest.mark.parametrize("command", ["serve", "config"])
+@pytest.mark.parametrize("command", ["serve", "config show", "doctor"])
 def test_help_fits_on_a_screen(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = help_of(command, "--help", capsys=capsys)
-    assert text == help_of(command, "--port", "1", "-h", capsys=capsys)
+    text = help_of(*command.split(), "--help", capsys=capsys)
+    assert text == help_of(*command.split(), "--port", "1", "-h", capsys=capsys)
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 80
     assert f"afferent {command} --help GROUP, or --help all" in text
@@ -180,15 +181,15 @@ def test_help_fits_on_a_screen(
         assert shows(text, one) == (one.group is Group.COMMON and not one.is_table)
 
 
-@pytest.mark.parametrize("command", ["serve", "config"])
+@pytest.mark.parametrize("command", ["serve", "config show", "doctor"])
 def test_help_all_names_every_setting_and_each_group_its_own(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    whole = help_of(command, "--help", "all", capsys=capsys)
+    whole = help_of(*command.split(), "--help", "all", capsys=capsys)
     assert max(map(len, whole.splitlines())) <= 80
     for group in Group:
-        page = help_of(command, "--help", group, capsys=capsys)
+        page = help_of(*command.split(), "--help", group, capsys=capsys)
         assert page.strip() in whole
         for one in config.declared(config.ServeConfig).values():
             assert shows(page, one) == (one.group is group and not one.is_table)
@@ -209,7 +210,7 @@ def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("--arena_nbytes 1", "there is no flag --arena_nbytes; here it is --arena-nbytes"),
         ("--served x", "there is no flag --served; did you mean --served-model-name?"),
         ("--confg x", "there is no flag --confg; did you mean --config?"),
-        ("--model x", "there is no flag --model; here it is MODEL"),
+        ("one --model two", "MODEL one: --model two names another one"),
         ("--tenants x", "there is no flag --tenants; tenants are tables of the file (--config)"),
         ("--tp 2", "there is no flag --tp; here it is --tensor-parallel-size"),
         (
@@ -225,7 +226,7 @@ def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         (
             "--help limit",
             "there is no group 'limit' of settings; there are common, engine, memory, "
-            "preprocessing, fetching, logging, timeouts, limits and all",
+            "preprocessing, fetching, tier, logging, timeouts, limits and all",
         ),
     ],
 )
@@ -312,11 +313,32 @@ def test_bad_tenants_are_refused_and_no_key_is_shown(
     assert "0123456789" not in caught.value.message
 
 
-def test_keys_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--json", "--model", "shapes", "--arena-nbytes", "64MiB", "--log-level", "info"]
+    assert cli.main(["config", "show", *arguments]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["refused"] is None
+    settings = shown["settings"]
+    assert set(settings) == set(config.declared(config.ServeConfig, ReferenceSettings))
+    assert settings["log_level"] == {"value": "info", "source": "flag"}
+    assert settings["arena_nbytes"] == {"value": 64 * MiB, "source": "flag", "resolved": 64 * MiB}
+    assert Path(settings["model"]["resolved"]).is_dir()
+    assert settings["preprocess_workers"]["value"] == 0
+    assert settings["preprocess_workers"]["resolved"] >= 1
+    assert cli.main(["config", "show", "--json", "/nowhere"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert "MODEL /nowhere" in shown["refused"]
+    assert "resolved" not in shown["settings"]["arena_nbytes"]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "JSON"])
+def test_keys_are_not_shown(
+    form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "afferent.toml"
     file.write_text(_TENANTS)
     arguments = ["config", "show", "--config", str(file), "--api-key", "secret-0123456789"]
-    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, *form]) == 0
     shown = capsys.readouterr().out
     assert "0123456789" not in shown
     assert "(hidden)" in shown
@@ -332,7 +354,7 @@ def test_all_that_is_wrong_is_said_at_once(
     key = "an API key needs 16 to 256 printable characters, none of them blank or beyond ASCII"
     assert capsys.readouterr().err.replace(str(file), "FILE").splitlines() == [
         "error: there is no setting 'prot' (FILE); did you mean port?",
-        "error: port = 'x' (FILE): Expected `int`, got `str`",
+        "error: port = 'x' (FILE): must be a whole number, at least 0, at most 65535",
         "error: there is no setting 'lumen' (FILE); if it is an engine's own, name that engine: "
         "--engine",
         f"error: api_key (FILE): {key}",
@@ -375,7 +397,11 @@ class GoneEngine(ReferenceEngine):
             "no_such.module, the engine's process 'gone', can't run: "
             "ModuleNotFoundError: No module named 'no_such'",
         ),
-        (["--host", "192.0.2.1"], "can't listen on 192.0.2.1:0: Cannot assign requested address"),
+        (
+            ["--host", "192.0.2.1"],
+            "--host 192.0.2.1, --port 0: can't listen on 192.0.2.1:0: Cannot assign requested "
+            "address",
+        ),
     ],
 )
 def test_what_serve_refuses_a_check_refuses_in_the_same_words(
@@ -440,9 +466,9 @@ def test_an_engines_settings_stand_beside_the_servers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"echo_delay_s": "0"}, ["echo_delay_s", "flag"]),
-        ({"echo_cache_nbytes": "1"}, ["echo_cache_nbytes", "1024"]),
-        ({"echo_voice": "middle"}, ["echo_voice", "middle"]),
+        ({"echo_delay_s": "0"}, ["--echo-delay-s 0", "above 0"]),
+        ({"echo_cache_nbytes": "1"}, ["--echo-cache-nbytes 1", "1KiB"]),
+        ({"echo_voice": "middle"}, ["--echo-voice middle", "low, high"]),
         ({"echo_loud": "true"}, ["needs a high echo_voice"]),
         ({"echo_dely_s": "1"}, ["echo_dely_s", "echo_delay_s?"]),
     ],
@@ -506,7 +532,7 @@ def test_the_command_line_takes_the_engines_flags(
     assert cli.main(["config", "show", *arguments]) == 2
     assert "no flag --echo-delay-s; if it is an engine's own, name" in capsys.readouterr().err
     assert cli.main(["config", "show", "--engine", "eco"]) == 2
-    assert "there is no engine 'eco'; there are: reference" in capsys.readouterr().err
+    assert "--engine eco: must be one of reference, " in capsys.readouterr().err
 
 
 def shares_of(**settings: Any) -> dict[ObjectKind, float]:

@@ -35,11 +35,17 @@ from tests.pages import (
 from tools import settings_page
 from tools.command_lines import commands, flags, parsers
 
-LANGUAGES = {"", "bash", "console", "json", "python", "sh", "text", "toml"}
+LANGUAGES = {"", "bash", "console", "js", "json", "python", "sh", "text", "toml"}
 OTHERS_FLAGS = {
     *("--shm-size", "--start"),
     *("--enable-mm-embeds", "--enable-prompt-embeds", "--trust-request-chat-template"),
-    *("--media-io-kwargs", "--mm-processor-cache-gb", "--trust-request-mm-kwargs", "--uds"),
+    *(
+        "--media-io-kwargs",
+        "--mm-processor-cache-gb",
+        "--mm-processor-kwargs",
+        "--trust-request-mm-kwargs",
+        "--uds",
+    ),
 }
 """Of container engines, of `training/train.py`, and of vLLM."""
 MAX_WIDTH = 120
@@ -242,7 +248,7 @@ def test_messages_in_troubleshooting_are_said() -> None:
         if head[0] not in ("the line says", "what you see"):
             continue
         for quoted in (text for row in rows for text in re.findall(r"`([^`]+)`", row[0])):
-            is_ours = not quoted.startswith(("port = ", "Address ", "Permission "))
+            is_ours = not quoted.startswith(("port = ", "--port ", "Address ", "Permission "))
             if " " not in quoted or not is_ours:
                 continue  # a word, a value of the reader's, or the system's own text
             pattern = ".*".join(re.escape(part.strip()) for part in quoted.split("..."))
@@ -250,7 +256,7 @@ def test_messages_in_troubleshooting_are_said() -> None:
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:
-    """Else: ``python tools/settings_page.py --write``."""
+    """Else: ``python -m tools.settings_page --write``."""
     assert settings_page.PAGE.read_text() == settings_page.page()
 
 

@@ -258,7 +258,7 @@ def test_the_apis_example(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same answer for a picture that is sent, and for its name alone."""
-    (block,) = python_blocks(DOCS / "api.md")
+    block, _ = python_blocks(DOCS / "api.md")
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(block.text.replace(URL, server.url), names)  # noqa: S102
@@ -266,3 +266,8 @@ def test_the_apis_example(
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
     assert first.startswith("a ")
+
+
+def test_the_apis_example_of_forms(server: Server, tmp_path: Path) -> None:
+    _, block = python_blocks(DOCS / "api.md")
+    run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)

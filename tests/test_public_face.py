@@ -18,10 +18,17 @@ import pytest
 import afferent
 
 ROOT = Path(__file__).parent.parent
-FACES = ("afferent", "afferent.engine", "afferent.schedule", "afferent.testing")
+FACES = (
+    "afferent",
+    "afferent.engine",
+    "afferent.schedule",
+    "afferent.testing",
+    "afferent.testing.simulation",
+)
 TAUGHT_BY_EXAMPLE = [
     afferent,
     afferent.AsyncDaemonStore,
+    afferent.AsyncItemCache,
     afferent.DaemonStore,
     afferent.Gate,
     afferent.ItemCache,
@@ -76,7 +83,9 @@ def test_what_is_not_listed_is_not_there(name: str) -> None:
 def test_the_reference_documents_what_is_listed(name: str) -> None:
     page = (ROOT / "docs" / "reference" / "python.md").read_text()
     documented = set(re.findall(rf"^::: {re.escape(name)}\.(\w+)$", page, re.MULTILINE))
-    assert documented == {each for each in face(name).__all__ if each != "__version__"}
+    listed = {each for each in face(name).__all__ if each != "__version__"}
+    assert documented - listed <= {each for each in documented if f"{name}.{each}" in FACES}
+    assert listed <= documented
 
 
 @pytest.mark.parametrize("name", FACES)

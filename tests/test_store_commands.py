@@ -562,7 +562,7 @@ def test_the_daemon_dies_while_it_is_asked(server: StoreServer) -> None:
         server.close()
         _, error = child.communicate(timeout=60)
         assert child.returncode == 2
-        assert re.match(rf"error: the store .*pid {daemon}.*\n", error)
+        assert re.match(rf"error: no store answers at .*pid {daemon}.*\n", error)
         assert error.count("\n") == 1
 
 
@@ -632,11 +632,28 @@ def test_a_store_that_cannot_be() -> None:
         "run --arena-nbytes 0",
     ],
 )
-def test_typing_errors(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        cli.main(["store", *arguments.split()])
-    assert raised.value.code == 2
-    assert "usage: afferent store" in capsys.readouterr().err
+def test_typing_errors(arguments: str) -> None:
+    assert len(refuse(*arguments.split()).splitlines()) == 1
+
+
+def test_what_is_removed_from_a_store_that_nobody_has_named(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only one is not always the one that is meant."""
+    (running,) = [one for one in daemons.find() if one.address == server.address]
+    with pytest.raises(ConfigError, match=f"--address {daemons.short(server.address)}"):
+        daemons.confirm(running, "afferent store clear")
+    keyboard, terminal = os.openpty()
+    with os.fdopen(terminal, "r+b", buffering=0) as ends, os.fdopen(keyboard, "wb") as keys:
+        screen = io.TextIOWrapper(ends, write_through=True)
+        monkeypatch.setattr("sys.stdin", screen)
+        monkeypatch.setattr("sys.stdout", screen)
+        keys.write(b"y\n\n")
+        keys.flush()
+        daemons.confirm(running, "afferent store clear")
+        with pytest.raises(ConfigError, match="nothing was removed"):
+            daemons.confirm(running, "afferent store clear")
+        screen.detach()
 
 
 def test_what_to_evict(server: StoreServer) -> None:

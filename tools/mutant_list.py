@@ -20,6 +20,7 @@ _POLICY_TESTS = ("tests/ingest/test_fetch_policy.py",)
 _FILES_TESTS = ("tests/ingest/test_files.py",)
 _PROBE_TESTS = ("tests/ingest/test_probe.py",)
 _RAW_TESTS = ("tests/ingest/test_raw.py",)
+_ASYNC_STORE_TESTS = ("tests/store/test_async_store.py",)
 _SOURCE_TESTS = ("tests/ingest/test_source.py",)
 
 _ADMIT: Final = (
@@ -316,9 +317,44 @@ _INGEST: Final = (
     Mutant(
         what="an empty item keeps its block",
         file="ingest/raw.py",
-        old="            self._store.discard(self._request_id, [self._handle])\n            return",
-        new="            return",
+        old="                self._store.discard(self._request_id, [handle])\n",
+        new="                pass\n",
         tests=_RAW_TESTS,
+    ),
+    Mutant(
+        what="an object beside others is aborted when one of its items moves on",
+        file="ingest/raw.py",
+        old="if old is not None and self._shared_start is None:",
+        new="if old is not None:",
+        tests=_SOURCE_TESTS,
+    ),
+    Mutant(
+        what="a place in a shared object is beyond its end",
+        file="ingest/shared_room.py",
+        old="self._used[handle] + nbytes > handle.nbytes",
+        new="self._used[handle] + nbytes > handle.nbytes + 64",
+        tests=_SOURCE_TESTS,
+    ),
+    Mutant(
+        what="what is expected takes the place of what is needed",
+        file="ingest/shared_room.py",
+        old="except (StoreFull, ArenaTooSmall):",
+        new="except ArenaTooSmall:",
+        tests=_SOURCE_TESTS,
+    ),
+    Mutant(
+        what="the end of a request may be late",
+        file="store/client/async_store.py",
+        old="return request.handles is not None",
+        new="return True",
+        tests=_ASYNC_STORE_TESTS,
+    ),
+    Mutant(
+        what="what may be late overtakes a call",
+        file="store/client/async_store.py",
+        old='self._channel.send_packed(b"".join(unsent))',
+        new='self._channel.send_packed(b"".join(reversed(unsent)))',
+        tests=_ASYNC_STORE_TESTS,
     ),
     Mutant(
         what="a data: URL need not say that it is base64",

@@ -1,15 +1,13 @@
 """The page of all parameters of requests, from their table: ``docs/parameters.md``.
 
-python tools/parameters_page.py --write
+python -m tools.parameters_page --write
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import get_args
 
 from afferent.engine.protocol import SamplingExtra, SamplingField
@@ -23,14 +21,15 @@ from afferent.serve.apis.parameters import (
     Parameter,
     Use,
 )
+from tools.written_page import DOCS, main
 
 _SHOWN = (CHAT, RESPONSES, MESSAGES, COMPLETIONS)
-PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
+PAGE = DOCS / "parameters.md"
 
 _ABOUT = """\
 # Parameters
 
-Written by `python tools/parameters_page.py --write` from the table in
+Written by `python -m tools.parameters_page --write` from the table in
 [`serve/apis/parameters.py`](../src/afferent/serve/apis/parameters.py), by which requests are
 checked.
 
@@ -115,16 +114,5 @@ def _use(one: Parameter, api: str) -> str:
             return "only " + (", ".join(shown) if len(shown) < 6 else "what asks for plain text")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the page with the table.")
-    parser.add_argument("--write", action="store_true", help="bring it up to date")
-    if parser.parse_args().write:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        print(f"{PAGE} is not up to date: run this with --write", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, page))

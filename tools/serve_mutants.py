@@ -109,7 +109,7 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="requests of all tenants are the nameless tenant's",
         file=_ENDPOINT,
-        old="call = replace(call, generate=replace(call.generate, share=share))",
+        old="call = replace(call, generate=structs.replace(call.generate, share=share))",
         new="pass",
         tests=_NAMES_TESTS,
     ),

@@ -1,26 +1,25 @@
 """The page of all settings, from their declarations: ``docs/settings.md``.
 
-python tools/settings_page.py --write
+python -m tools.settings_page --write
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from afferent import cli, config
 from afferent.config import Group, Setting, describe
+from tools.written_page import DOCS, main
 
-PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+PAGE = DOCS / "settings.md"
 
 _ENGINES = ("reference", "vllm")
 
 _ABOUT = """\
 # Settings
 
-Written by `python tools/settings_page.py --write` from the declarations in
+Written by `python -m tools.settings_page --write` from the declarations in
 [`config/settings.py`](../src/afferent/config/settings.py), and of each engine beside it.
 
 Each setting has one name in three spellings: a flag, a variable of the environment, and a key of a
@@ -42,7 +41,9 @@ file_roots = ["/srv/media"]
 
 `afferent serve --help` has the common ones, `afferent serve --help all` the others too.
 `afferent config show` says what each one is, and which of flag, environment, file and default set
-it; `afferent config check` whether a server would start with them. Tenants have
+it (`--json`: for programs, with what a server makes of it); `afferent config check` does all that a
+start does before it starts a process, in the same words, and leaves nothing. `--model` names the
+model, too. The flags of vLLM and SGLang are answered with ours. Tenants have
 [a page of their own](tenants.md).
 """
 
@@ -82,16 +83,5 @@ def _row(one: Setting) -> str:
     return f"| {flag} | {variable} | `{one.key}` | {default} | {text} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the page with the declarations.")
-    parser.add_argument("--write", action="store_true", help="bring it up to date")
-    if parser.parse_args().write:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        print(f"{PAGE} is not up to date: run this with --write", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, page))

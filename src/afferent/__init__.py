@@ -35,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Accepted",
     "AsyncDaemonStore",
+    "AsyncItemCache",
     "Claim",
     "ClientInfo",
     "ContentKey",
@@ -47,6 +48,7 @@ __all__ = [
     "EngineStats",
     "Evicted",
     "Failure",
+    "Fetch",
     "Find",
     "Finished",
     "Gate",
@@ -56,6 +58,7 @@ __all__ = [
     "ItemCache",
     "Join",
     "KiB",
+    "Loaded",
     "LocalStore",
     "MiB",
     "Modality",
@@ -100,16 +103,20 @@ if TYPE_CHECKING:
         Tokens,
     )
     from afferent.store.block import codec
+    from afferent.store.client.async_item_cache import AsyncItemCache
     from afferent.store.client.async_store import AsyncDaemonStore
     from afferent.store.client.daemon_store import DaemonStore
-    from afferent.store.client.item_cache import ItemCache, Slot
+    from afferent.store.client.item_cache import ItemCache
     from afferent.store.client.local_store import LocalStore
+    from afferent.store.client.operations import Loaded
+    from afferent.store.client.steps import Slot
     from afferent.store.client.store import Store
     from afferent.store.client.views import View
     from afferent.store.daemon.server import StoreServer
     from afferent.store.protocol.items import (
         Claim,
         CreateItem,
+        Fetch,
         Find,
         Join,
         Queue,
@@ -148,15 +155,18 @@ else:  # a test holds this table against the imports above
             "afferent.engine.protocol": (
                 "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished Tokens"
             ),
+            "afferent.store.client.async_item_cache": "AsyncItemCache",
             "afferent.store.client.async_store": "AsyncDaemonStore",
             "afferent.store.client.daemon_store": "DaemonStore",
-            "afferent.store.client.item_cache": "ItemCache Slot",
+            "afferent.store.client.item_cache": "ItemCache",
             "afferent.store.client.local_store": "LocalStore",
+            "afferent.store.client.operations": "Loaded",
+            "afferent.store.client.steps": "Slot",
             "afferent.store.client.store": "Store",
             "afferent.store.client.views": "View",
             "afferent.store.daemon.server": "StoreServer",
             "afferent.store.protocol.items": (
-                "Claim CreateItem Find Join Queue ReserveItem SealItem"
+                "Claim CreateItem Fetch Find Join Queue ReserveItem SealItem"
             ),
             "afferent.store.protocol.results": (
                 "ClientInfo Evicted ObjectInfo Order Outcome Statistics"

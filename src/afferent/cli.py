@@ -1,26 +1,31 @@
-"""The command line: ``afferent serve``, ``store`` and ``config``."""
+"""The command line: ``afferent serve``, ``top``, ``config``, ``doctor``, ``restart`` and more."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import importlib
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from afferent import __version__, config
 from afferent.config import Setting, Settings, describe, hints
 from afferent.errors import AfferentError, ConfigError
-from afferent.operate.arguments import add_store
-from afferent.types import MiB
+from afferent.operate.arguments import add_restart, add_store, add_tier, add_top
 
 _MAX_WIDTH = 100
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as for everything else that is wrong."""
+        raise ConfigError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = _parse(given)
         if args.command == "serve":
             return _serve(args)
+        if args.command == "restart":
+            return _restart(args)
+        if args.command == "top":
+            return _top(args)
+        if args.command == "doctor":
+            return _doctor(args)
         if args.command == "config":
-            return _show_config(args) if args.action == "show" else _check_config(args)
+            return _config(args)
+        if args.command == "tier":
+            return _tier(args)
         return _store(args)
     except AfferentError as error:
         for line in error.message.splitlines():  # one that is indented goes on
@@ -46,7 +59,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: There is no such flag.
     """
-    if arguments[:1] not in (["serve"], ["config"]):
+    if arguments[:1] not in (["serve"], ["config"], ["doctor"]):
         return _parser(()).parse_args(arguments)
     extra = engine_settings(_chosen_engine(arguments))
     args, unknown = _parser(extra).parse_known_args(arguments)
@@ -71,7 +84,7 @@ def engine_settings(name: str) -> tuple[type[Settings], ...]:
 def _chosen_engine(arguments: Sequence[str]) -> str:
     """The first step: by flag, environment or file, whatever else is said."""
     command = arguments[0]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"afferent {command}", usage=_usage(command), add_help=False, allow_abbrev=False
     )
     parser.add_argument("--config", type=Path)
@@ -83,7 +96,7 @@ def _chosen_engine(arguments: Sequence[str]) -> str:
 
 
 def _parser(extra: tuple[type[Settings], ...]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="afferent", description="The multimodal data plane for LLM serving."
     )
     parser.add_argument("--version", action="version", version=f"afferent {__version__}")
@@ -97,16 +110,45 @@ def _parser(extra: tuple[type[Settings], ...]) -> argparse.ArgumentParser:
     )
     _add_settings(serve, extra)
     add_store(commands)
-    settings = _add_command(
+    add_top(commands)
+    add_tier(commands)
+    add_restart(commands)
+    _add_config(commands, extra)
+    doctor = _add_command(
+        commands,
+        name="doctor",
+        help="look for what is wrong here, and say what mends it",
+        description="What is wrong here for a server with these settings, from the kernel to the "
+        "model, and the command that mends it; then the exit status is 1.",
+    )
+    _add_settings(doctor, extra)
+    _add_json(doctor)
+    return parser
+
+
+def _add_config(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    extra: tuple[type[Settings], ...],
+) -> None:
+    parser = _add_command(
         commands,
         name="config",
         help="show the settings and where each came from, or check them",
         description="show: every setting, and which of flag, environment, file and default set "
         "it. check: whether a server would start with them; the exit status is 2 if not.",
     )
-    settings.add_argument("action", choices=["show", "check"])
-    _add_settings(settings, extra)
-    return parser
+    parser.set_defaults(known=config.declared(config.ServeConfig, *extra))
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{show,check}")
+    for name in ("show", "check"):
+        action = _add_command(
+            actions, name=name, help="", description=parser.description or "", prefix="config "
+        )
+        _add_settings(action, extra)
+        _add_json(action)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", dest="as_json")
 
 
 def _usage(command: str) -> str:
@@ -139,13 +181,15 @@ def _add_command(
     name: str,
     help: str,
     description: str,
+    prefix: str = "",
 ) -> argparse.ArgumentParser:
     """A command that takes settings. Abbreviations would change with each setting that is new."""
     parser = commands.add_parser(
         name,
+        prog=f"afferent {prefix}{name}",
         help=help,
         description=description,
-        usage=_usage(name),
+        usage=_usage(prefix + name),
         add_help=False,
         allow_abbrev=False,
     )
@@ -158,6 +202,7 @@ def _add_settings(parser: argparse.ArgumentParser, extra: tuple[type[Settings], 
     known = config.declared(config.ServeConfig, *extra)
     parser.set_defaults(known=known, extra=extra)
     parser.add_argument("model", nargs="?")
+    parser.add_argument("--model", dest="named_model")  # as others spell it
     parser.add_argument("--config", type=Path, metavar="FILE")
     for one in known.values():
         if one.is_switch:
@@ -168,33 +213,29 @@ def _add_settings(parser: argparse.ArgumentParser, extra: tuple[type[Settings], 
 
 def _load(args: argparse.Namespace) -> config.Loaded:
     given = vars(args)
+    if args.model is None:
+        given["model"] = args.named_model
+    elif args.named_model is not None:
+        raise ConfigError(f"MODEL {args.model}: --model {args.named_model} names another one")
     flags = {key: given[key] for key in args.known if given.get(key) is not None}
     return config.load(flags, file=args.config, extra=args.extra)
 
 
 def _serve(args: argparse.Namespace) -> int:
-    status: int = asyncio.run(_of_extra("afferent.server.supervisor").Supervisor(_load(args)).run())
+    status: int = _of_extra("afferent.server.supervisor").Supervisor(_load(args)).run()
     return status
 
 
-def _show_config(args: argparse.Namespace) -> int:
-    loaded = _load(args)
-    values = dict(loaded.values())
-    width = max(map(len, args.known))
-    for one in describe.by_group(args.known):
-        print(f"{one.key:<{width}} {one.show(values[one.key]):<16} {loaded.sources[one.key]}")
+def _config(args: argparse.Namespace) -> int:
+    loaded, commands = _load(args), _of_extra("afferent.operate.settings")
+    action = commands.show if args.action == "show" else commands.check
+    action(loaded, args.known, as_json=args.as_json)
     return 0
 
 
-def _check_config(args: argparse.Namespace) -> int:
-    """All that can be refused before a process is started."""
-    loaded, checks = _load(args), _of_extra("afferent.server.checks")
-    settings, checked = loaded.config, checks.rehearse(loaded)
-    where = f"{settings.host}:{settings.port}, with an arena of {checked.arena_nbytes // MiB:,} MiB"
-    print(f"these settings can be served: {checked.folder.name} on {where}")
-    if warning := checks.exposure(settings):
-        print(f"warning: {warning}")
-    return 0
+def _doctor(args: argparse.Namespace) -> int:
+    status: int = _of_extra("afferent.operate.doctor").run(args, partial(_load, args))
+    return status
 
 
 def _of_extra(name: str) -> ModuleType:
@@ -208,10 +249,29 @@ def _of_extra(name: str) -> ModuleType:
         ) from error
 
 
+def _restart(args: argparse.Namespace) -> int:
+    from afferent.operate import restart
+
+    return restart.run(args)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from afferent.operate import top
+
+    return top.run(args)
+
+
 def _store(args: argparse.Namespace) -> int:
     from afferent.operate import commands
 
     return commands.run(args)
+
+
+def _tier(args: argparse.Namespace) -> int:
+    flags = {"tier": args.tier} if args.tier is not None else {}
+    loaded = config.load(flags, file=args.config)
+    status: int = _of_extra("afferent.operate.tier").run(args, loaded.config)
+    return status
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
     │   ├── BodyTooSlow
     │   ├── TooManyItems
     │   ├── PromptTooLong
+    │   ├── InvalidForm              answers of that form can't be made, or not within the limits
     │   ├── ArenaTooSmall            the media could never be in the arena at once
     │   ├── InvalidPlaceholders      unsorted, overlapping, empty or outside the prompt
     │   ├── MediaNotCached           an item came by name alone, and has to be sent again
@@ -26,6 +27,7 @@
     │   ├── NoPermitLeft             as many requests as may are at it already
     │   ├── StoreUnavailable         the store daemon is gone or does not answer
     │   ├── StoreRestarted           the objects were lost with a former life of the store
+    │   ├── TierUnavailable          what keeps things beyond this machine; no request hears of it
     │   ├── WorkerDied               the process that worked on this request died
     │   ├── Quarantined              this item killed two workers; refused for a minute
     │   ├── ClientGone               a process that was to share in something is gone
@@ -125,6 +127,10 @@ class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class InvalidForm(InvalidRequest):
+    code = "invalid_form"
+
+
 class ArenaTooSmall(InvalidRequest):
     code = "arena_too_small"
 
@@ -197,6 +203,10 @@ class StoreUnavailable(Unavailable):
 
 class StoreRestarted(Unavailable):
     code = "store_restarted"
+
+
+class TierUnavailable(Unavailable):
+    code = "tier_unavailable"
 
 
 class WorkerDied(Unavailable):
@@ -275,3 +285,9 @@ def error_from(code: str, message: str) -> AfferentError:
         if cls.code == code:
             return cls(message)
     return InternalError(f"unknown error code {code!r}: {message}")
+
+
+def in_a_line(error: BaseException) -> str:
+    """Somebody else's error, for the operator: its class, and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])

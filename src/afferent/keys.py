@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from blake3 import blake3
 
+from afferent.errors import FormatError
 from afferent.types import ContentKey, Modality
+from afferent.wording import shown
 
 _FEATURES_TAG = b"afferent/features/v1"
 _CONVERSATION_TAG = b"afferent/conversation/v1"
@@ -27,17 +29,49 @@ _EMBEDDINGS_TAG = b"afferent/embeddings/v1"
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3-256 of ``data``, 32 bytes. Releases the GIL."""
-    return blake3(data).digest()
+    """BLAKE3-256 of ``data``, 32 bytes. Releases the GIL.
+
+    Raises:
+        FormatError: It is text, or something else that is no bytes.
+    """
+    try:
+        return blake3(data).digest()
+    except TypeError:
+        raise _no_bytes("data", data) from None
 
 
 def frame(tag: bytes, *parts: bytes) -> bytes:
-    """BLAKE3-256 over ``tag`` and ``parts``, each with its length before it."""
-    hasher = blake3()
-    for part in (tag, *parts):
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
-    return hasher.digest()
+    """BLAKE3-256 over ``tag`` and ``parts``, each with its length before it.
+
+    Raises:
+        FormatError: One of them is text, or something else that is no bytes.
+    """
+    return _framed(tag=tag, **{f"parts[{index}]": part for index, part in enumerate(parts)})
+
+
+def _framed(**parts: bytes) -> bytes:
+    pieces: list[bytes] = []
+    for name, part in parts.items():
+        if not isinstance(part, bytes | bytearray | memoryview):
+            raise _no_bytes(name, part)
+        pieces += (len(part).to_bytes(8, "little"), part)
+    # Joined first: parts are short, and each call of the hasher costs more than their copy.
+    return blake3(b"".join(pieces)).digest()
+
+
+def _no_bytes(name: str, value: object) -> FormatError:
+    hint = ": encode it" if isinstance(value, str) else ""
+    return FormatError(f"{name} must be bytes, not {shown(value)}{hint}")
+
+
+def _encoded(name: str, text: str) -> bytes:
+    """
+    Raises:
+        FormatError: It is no text.
+    """
+    if not isinstance(text, str):
+        raise FormatError(f"{name} must be text, not {shown(text)}")
+    return text.encode()
 
 
 def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: bytes) -> ContentKey:
@@ -48,8 +82,19 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
         fingerprint: Digest of the model's name, the processor's settings and the decoder's version.
         options: The request's own processor options, canonically encoded.
         media: `digest` of the encoded media.
+
+    Raises:
+        FormatError: One of them is text where bytes are expected, or the other way round.
     """
-    return ContentKey(frame(_FEATURES_TAG, tenant.encode(), fingerprint, options, media))
+    return ContentKey(
+        _framed(
+            tag=_FEATURES_TAG,
+            tenant=_encoded("tenant", tenant),
+            fingerprint=fingerprint,
+            options=options,
+            media=media,
+        )
+    )
 
 
 def item_key(
@@ -70,7 +115,7 @@ def item_key(
 
 def name_key(*, tenant: str, name: str) -> ContentKey:
     """The key of what a tenant's own name of an item stands for."""
-    return ContentKey(frame(_NAME_TAG, tenant.encode(), name.encode()))
+    return ContentKey(frame(_NAME_TAG, _encoded("tenant", tenant), _encoded("name", name)))
 
 
 def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
@@ -80,7 +125,7 @@ def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
         item: The key of the features.
         weights: Digest of the encoder's weights.
     """
-    return ContentKey(frame(_EMBEDDINGS_TAG, item, weights))
+    return ContentKey(_framed(tag=_EMBEDDINGS_TAG, item=item, weights=weights))
 
 
 def conversation_key(*, tenant: str, response_id: str) -> ContentKey:

@@ -5,10 +5,11 @@ They are `msgspec` structs, so the same definition is the type, the wire schema 
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from enum import StrEnum
-from typing import Annotated, NewType, TypeVar
+from typing import Annotated, Literal, NewType, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,6 +39,12 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 """What is added to a logit."""
+
+FormField = Literal["json_schema", "regex", "choice"]
+"""The fields of `Sampling` that say which form an answer has."""
+
+MAX_FORM_NBYTES = 64 * KiB
+"""Of what says which form an answer has; of several texts together."""
 
 
 class Modality(StrEnum):
@@ -117,6 +124,9 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty``; then, where a token is
     drawn, ``temperature``, ``min_p``, ``top_k``, ``top_p``.
 
+    At most one of ``json_schema``, ``regex`` and ``choice`` is given. Then the whole answer is such
+    a text, unless ``max_tokens`` or a token or string that was to end it comes first.
+
     Attributes:
         max_tokens: Most tokens of the answer.
         temperature: 0 is greedy.
@@ -134,6 +144,9 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
         stop_token_ids: Tokens that end the answer, too.
         num_logprobs: Log-probabilities of each chosen token, and of this many most likely ones, as
             the model gives them; ``None``: none.
+        json_schema: The answer is JSON of this schema, which is JSON itself.
+        regex: The answer matches this regular expression as a whole.
+        choice: The answer is one of these.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**20)]
@@ -150,6 +163,9 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     min_tokens: Annotated[int, Meta(ge=0, le=2**20)] = 0
     stop_token_ids: tuple[TokenId, ...] = ()
     num_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    json_schema: Annotated[str, Meta(max_length=MAX_FORM_NBYTES)] | None = None
+    regex: Annotated[str, Meta(max_length=MAX_FORM_NBYTES)] | None = None
+    choice: Annotated[tuple[str, ...], Meta(max_length=MAX_FORM_NBYTES)] = ()
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -207,8 +223,23 @@ class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 def encode(value: object) -> bytes:
-    """Any of these values as msgpack."""
-    return msgspec.msgpack.encode(value)
+    """Any of these values as msgpack.
+
+    Raises:
+        FormatError: It has no place there.
+    """
+    try:
+        return msgspec.msgpack.encode(value, enc_hook=_as_integer)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise FormatError(f"a value can't be sent: {error}") from error
+
+
+def _as_integer(value: object) -> int:
+    """Sizes that were computed are often numpy's."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise FormatError(f"a value of type {type(value).__name__} can't be sent") from None
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:

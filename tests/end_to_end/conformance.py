@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from afferent.engine.contract import Caller, EngineKind
@@ -20,11 +20,13 @@ async def running(
     server: Server,
     module: str,
     question: Callable[[int], Question],
+    text: Callable[[Sequence[int]], str] | None = None,
 ) -> AsyncIterator[Subject]:
     """The engine as one frontend more sees it.
 
     Args:
         module: Which the engine's process was started with.
+        text: Which text tokens are.
     """
     link = RemoteLink(address=server.address_of(module))
     caller = Caller(name="conformance", store_address=server.address_of(DAEMON))
@@ -38,5 +40,9 @@ async def running(
             while engine.info is None:
                 await asyncio.sleep(0.01)
         yield Subject(
-            engine=engine, store_address=caller.store_address, question=question, stop=stop
+            engine=engine,
+            store_address=caller.store_address,
+            question=question,
+            stop=stop,
+            text=text,
         )

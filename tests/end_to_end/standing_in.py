@@ -44,6 +44,7 @@ class StandIn:
         self._path, self._store_path = folder / "vllm.sock", store_path
         self.heard: list[Heard] = []
         self.num_aborted = 0
+        self.closed_with: list[int | None] = []
         self.before_reading: Callable[[], Awaitable[None]] | None = None
         self.may_end = threading.Event()
         self.may_end.set()
@@ -67,6 +68,7 @@ class StandIn:
         self._thread.join(30)
         if self._arena is not None:
             self._arena.close()
+            self._arena = None
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
@@ -94,6 +96,8 @@ class StandIn:
             return web.Response()
         if request.path == "/metrics":
             return web.Response(text="vllm:num_requests_running 0.0\n")
+        if request.path == "/v1/realtime":
+            return await self._talk(request)
         headers = {name.lower(): value for name, value in request.headers.items()}
         heard = Heard(request.method, request.raw_path, headers, await request.read())
         self.heard.append(heard)
@@ -102,6 +106,22 @@ class StandIn:
         except asyncio.CancelledError:
             self.num_aborted += 1
             raise
+
+    async def _talk(self, request: web.Request) -> web.WebSocketResponse:
+        """Says everything twice, until it is told to go, or asked what it has been told."""
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.heard.append(Heard(request.method, request.raw_path, headers, b""))
+        talk = web.WebSocketResponse(protocols=("b", "c"))
+        await talk.prepare(request)
+        async for message in talk:
+            if message.data == "go":
+                await talk.close(code=4321)
+            elif message.type is web.WSMsgType.TEXT:
+                await talk.send_str(message.data * 2)
+            else:
+                await talk.send_bytes(message.data * 2)
+        self.closed_with.append(talk.close_code)
+        return talk
 
     async def _answer_to(self, request: web.Request, heard: Heard) -> web.StreamResponse:
         if request.path == "/tea":

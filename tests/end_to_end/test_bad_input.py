@@ -192,9 +192,9 @@ def test_wrong_parameter(
 
 
 def test_unsupported_parameter(server: Server, good: dict[str, Any]) -> None:
-    body = {**good, "response_format": {"type": "json_object"}}
-    error = check(server.post(body), 400, "unsupported_parameter", "response_format is not")
-    assert error["param"] == "response_format"
+    body = {**good, "tool_choice": "required"}
+    error = check(server.post(body), 400, "unsupported_parameter", "tool_choice is not")
+    assert error["param"] == "tool_choice"
 
 
 def test_picture_of_the_assistant(server: Server, good: dict[str, Any]) -> None:

@@ -215,7 +215,7 @@ def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
 
 @stage(still_held=2)  # the core, and the worker for its step, hold what the first is about
 def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
-    engine = place.server.find("afferent.engine.reference.worker.main")
+    engine = place.server.engine_workers()
     with suspended(engine), ThreadPoolExecutor(1) as thread:
         try:
             first = thread.submit(place.server.post, ask(place.drawn(1), "What?"))
@@ -231,7 +231,7 @@ def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
 
 @stage()
 def streaming(place: Place) -> Iterator[socket.socket]:
-    engine = place.server.find("afferent.engine.reference.worker.main")
+    engine = place.server.engine_workers()
     with place.send(place.drawn(40), stream=True) as sock:
         assert sock.recv(100)
         with suspended(engine):

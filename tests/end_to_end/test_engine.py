@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -18,7 +19,7 @@ from afferent.testing.images import draw_image
 from tests.server import Server, ask, data_url, suspended, wait_until
 
 QUESTION = "What is in the picture?"
-WORKER, CORE = "afferent.engine.reference.worker.main", "afferent.engine.reference.core.main"
+CORE = "afferent.engine.reference.core.main"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def is_gone(process: psutil.Process) -> bool:
 def wait_for_others(server: Server, old: list[psutil.Process]) -> None:
     """Until none of these is left, and others can be used in their place."""
     wait_until(lambda: all(is_gone(process) for process in old))
-    wait_until(lambda: len(server.find(WORKER)) == len(old))
+    wait_until(lambda: len(server.engine_workers()) == len(old))
     wait_until(lambda: is_ready(server), timeout_s=120)
     wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
     wait_until(lambda: server.metric("afferent_arena_reserved_bytes") == 0)
@@ -97,6 +98,16 @@ def test_two_workers_answer_as_one_does(
     assert same >= len(requests) - 1, list(zip(one, two, strict=True))
 
 
+def test_forms_of_answers_are_followed_together(pair: Server) -> None:
+    """By the first of them; what it chooses both have."""
+    form = {"structured_outputs": {"regex": "[a-f]{8}-[0-9]{4}"}, "temperature": 1}
+    with ThreadPoolExecutor(4) as threads:
+        texts = threads.map(
+            lambda seed: answer_of(pair.post(ask([], QUESTION, **form, seed=seed))), range(4)
+        )
+    assert all(re.fullmatch("[a-f]{8}-[0-9]{4}", text) for text in texts)
+
+
 def test_one_picture_is_made_and_encoded_once(pair: Server, rng: np.random.Generator) -> None:
     request = new_request(rng)
     before, num_made = encoded(pair), num_items_made(pair)
@@ -112,7 +123,7 @@ def test_what_dies_is_replaced_together(pair: Server, rng: np.random.Generator) 
     """What was encoded before is found in the store by those who come after."""
     seen, unseen = new_request(rng), new_request(rng)
     before = answer_of(pair.post(seen))
-    workers = pair.find(WORKER)
+    workers = pair.engine_workers()
     num_made = num_items_made(pair)
     with ThreadPoolExecutor(1) as thread, suspended(workers[1:]):
         response: Future[httpx.Response] = thread.submit(pair.post, unseen)
@@ -132,7 +143,7 @@ def test_what_dies_is_replaced_together(pair: Server, rng: np.random.Generator) 
 
 
 def test_a_worker_that_hangs_is_replaced(pair: Server, rng: np.random.Generator) -> None:
-    workers = pair.find(WORKER)
+    workers = pair.engine_workers()
     with suspended(workers[:1]):
         failed = pair.post(new_request(rng))
     assert failed.status_code == 503
@@ -142,7 +153,7 @@ def test_a_worker_that_hangs_is_replaced(pair: Server, rng: np.random.Generator)
 
 
 def test_the_core_is_killed_during_a_request(pair: Server, rng: np.random.Generator) -> None:
-    workers, (core,) = pair.find(WORKER), pair.find(CORE)
+    workers, (core,) = pair.engine_workers(), pair.find(CORE)
     with ThreadPoolExecutor(1) as thread, suspended(workers):
         response = thread.submit(pair.post, new_request(rng))
         wait_until(lambda: stat(pair, "requests_running") == 1)

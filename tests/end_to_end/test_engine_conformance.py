@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from afferent.engine.reference.kind import ReferenceEngine
 from afferent.engine.reference.launch import CORE
@@ -27,6 +28,7 @@ from tests.models import make_features
 from tests.server import Server, wait_until
 
 SHAPES = BUILT_IN_MODELS / "shapes"
+TOKENIZER = Tokenizer.from_file(str(SHAPES / "tokenizer.json"))
 
 
 def question(number: int) -> Question:
@@ -64,7 +66,7 @@ def _questions() -> list[Question]:
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_built_in_engine_conforms(server: Server, name: str) -> None:
     async def run() -> None:
-        async with running(ReferenceEngine(), server, CORE, question) as subject:
+        async with running(ReferenceEngine(), server, CORE, question, TOKENIZER.decode) as subject:
             await check(name, subject)
 
     asyncio.run(run())

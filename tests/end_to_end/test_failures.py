@@ -17,7 +17,7 @@ import pytest
 
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.testing.images import draw_image
-from tests.server import Server, ask, data_url, resume, suspended, wait_until
+from tests.server import WORKER, Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
 
@@ -38,7 +38,7 @@ def own_server(hurt_server: Server) -> Server:
 def is_whole(server: Server) -> bool:
     return (
         server.get("/ready").status_code == 200
-        and len(server.processes()) == 7
+        and len(server.processes()) == 9
         and server.metric("afferent_store_workers") == 2
         and server.metric("afferent_arena_pinned_bytes") == 0
     )
@@ -100,7 +100,7 @@ def test_an_item_that_kills_workers_is_refused(
 @pytest.mark.parametrize(
     "module",
     [
-        "afferent.engine.reference.worker.main",
+        WORKER,
         "afferent.engine.reference.core.main",
         "afferent.store.daemon.main",
     ],
@@ -110,14 +110,15 @@ def test_a_process_is_killed_and_comes_back(
 ) -> None:
     request = new_request(rng)
     before = own_server.post(request)
-    (victim,) = own_server.find(module)
+    (victim,) = own_server.engine_workers() if module == WORKER else own_server.find(module)
+    keepers = [psutil.Process(own_server.popen.pid), victim.parent()]
     others = {process.pid for process in own_server.processes()} - {victim.pid}
     others -= {process.pid for process in own_server.preprocess_workers()}
 
     def is_ready() -> bool:
         return own_server.get("/ready").status_code == 200
 
-    with suspended([psutil.Process(own_server.popen.pid)]):  # or it is back before we look
+    with suspended(keepers):  # or it is back before we look
         victim.kill()
         wait_until(lambda: not is_ready())
         response = own_server.post(request)
@@ -131,7 +132,7 @@ def test_a_process_is_killed_and_comes_back(
 def test_the_engine_worker_is_killed_during_a_request(
     own_server: Server, rng: np.random.Generator
 ) -> None:
-    (worker,) = own_server.find("afferent.engine.reference.worker.main")
+    (worker,) = own_server.engine_workers()
     with ThreadPoolExecutor(1) as thread, suspended([worker]):
         response = thread.submit(own_server.post, new_request(rng))
         wait_until(lambda: own_server.metric("afferent_engine_requests_running") == 1)
@@ -179,7 +180,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator) -> None:
 def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
     with Server() as server:
         processes = server.processes()
-        engine = server.find("afferent.engine.reference.worker.main")
+        engine = server.engine_workers()
         done: list[str] = []
 
         def ask_slowly() -> None:
@@ -206,7 +207,7 @@ def test_nothing_is_left_when_the_supervisor_ends(
     with Server() as server:
         assert server.post(new_request(rng)).status_code == 200
         processes = server.processes()
-        assert len(processes) == 7
+        assert len(processes) == 9
         server.popen.send_signal(signum)
         server.popen.wait(60)
         assert_gone(processes)

@@ -58,7 +58,8 @@ def find_victims(server: Server) -> Victims:
         "store": lambda: server.find("afferent.store.daemon.main"),
         "frontend-": lambda: server.find("afferent.serve.frontend"),
         "preprocess": zygote,
-        "worker": lambda: server.find("afferent.engine.reference.worker.main"),
+        "worker": server.engine_workers,
+        "forms": lambda: server.find("afferent.engine.reference.form.main"),
     }
 
 
@@ -104,7 +105,7 @@ def is_well(server: Server) -> bool:
             httpx.get(f"{server.url}/ready", timeout=ANSWERED_WITHIN_S) for _ in range(NUM_PROBES)
         ]
         is_ready = all(answer.status_code == 200 for answer in answers)
-        return is_ready and len(server.processes()) == 8
+        return is_ready and len(server.processes()) == 10
     return False
 
 
@@ -141,7 +142,7 @@ def outcome_of(server: Server, rng: np.random.Generator) -> Callable[[], str]:
 
 @pytest.mark.parametrize(
     "kinds",
-    [["core", "worker", "preprocess-"], ["store"], ["frontend-", "preprocess"]],
+    [["core", "worker", "preprocess-"], ["store", "forms"], ["frontend-", "preprocess"]],
     ids="+".join,
 )
 def test_what_freezes_is_named_and_replaced(

@@ -118,9 +118,7 @@ def find_victims(server: Server) -> dict[str, Callable[[], list[psutil.Process]]
     """How to find the processes of each kind; those of the engine are apart from each other."""
 
     def worker(rank: int) -> list[psutil.Process]:
-        return sorted(server.find("afferent.engine.reference.worker.main"), key=lambda p: p.pid)[
-            rank : rank + 1
-        ]
+        return sorted(server.engine_workers(), key=lambda p: p.pid)[rank : rank + 1]
 
     def zygote() -> list[psutil.Process]:
         pool = server.find("afferent.preprocess.pool")
@@ -134,6 +132,7 @@ def find_victims(server: Server) -> dict[str, Callable[[], list[psutil.Process]]
         "zygote": zygote,
         "store": lambda: server.find("afferent.store.daemon.main"),
         "other engine worker": lambda: worker(1),
+        "forms": lambda: server.find("afferent.engine.reference.form.main"),
     }
 
 

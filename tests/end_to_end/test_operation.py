@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -26,6 +29,7 @@ from afferent.types import GiB, Modality
 from tests.ingest.test_fetch import media_host, send
 from tests.models import make_llava
 from tests.server import Server, ask, data_url, wait_until
+from tests.telemetry.collector import Collector, attributes_of
 
 QUESTION = "What is in the picture?"
 
@@ -67,8 +71,16 @@ def test_metrics_count_what_happened(server: Server, rng: np.random.Generator) -
 
 
 @pytest.fixture(scope="module")
-def explaining() -> Iterator[Server]:
-    with Server("--log-format", "json", "--log-level", "info", "--explain") as server:
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def explaining(collector: Collector) -> Iterator[Server]:
+    """Which sends its traces to the collector, too."""
+    arguments = ("--log-format", "json", "--log-level", "info", "--explain")
+    with Server(*arguments, env=collector.environ) as server:
         yield server
 
 
@@ -98,6 +110,8 @@ def test_json_logs_carry_the_request_id(explaining: Server, rng: np.random.Gener
     assert event["outcome"] == "ok"
     assert event["process"] == "frontend-0"
     assert event["ms"] > 0
+    assert (event["api"], event["media"]) == ("openai_chat", "image")
+    assert event["completion_tokens"] == response.json()["usage"]["completion_tokens"]
     trace = trace_of(explaining, response)
     stages = ["read body", "digest", "tokenize", "acquire"]
     stages += ["into the arena", "room for features", "queue jobs"]
@@ -111,6 +125,46 @@ def test_json_logs_carry_the_request_id(explaining: Server, rng: np.random.Gener
     for figure in (" kB", "copied", " ms"):
         assert figure in trace
     assert not [line for line in explaining.lines if "ERROR" in line or '"error"' in line]
+
+
+def test_a_request_is_a_trace_at_a_collector(
+    explaining: Server, collector: Collector, rng: np.random.Generator
+) -> None:
+    """Every stage, in all processes, below the client's own span; and no byte of the picture."""
+    picture = draw_image(rng).encode("PNG")
+    trace_id, parent_id = secrets.token_hex(16), secrets.token_hex(8)
+    body = ask([data_url(picture, "png")], QUESTION)
+    headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
+    url = f"{explaining.url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200
+
+    def found() -> list[Any]:
+        return [span for span in collector.of_trace(trace_id) if span.name == "chat shapes"]
+
+    wait_until(lambda: bool(found()))
+    (root,) = found()
+    stages = [span for span in collector.of_trace(trace_id) if span is not root]
+    assert root.parent_span_id.hex() == parent_id
+    assert {span.parent_span_id for span in stages} == {root.span_id}
+    names = {span.name for span in stages}
+    assert names >= {"read_body", "digest", "tokenize", "acquire", "decode", "process"}
+    assert names >= {"accept", "encode", "prefill"}
+    pids = {attributes_of(span)["process.pid"] for span in stages}
+    assert len(pids) == 4
+    assert pids <= {process.pid for process in explaining.processes()}
+    for span in stages:
+        assert root.start_time_unix_nano <= span.start_time_unix_nano + 1_000_000
+        assert span.end_time_unix_nano <= root.end_time_unix_nano + 1_000_000
+    said, usage = attributes_of(root), answer.json()["usage"]
+    assert said["gen_ai.response.id"] == answer.json()["id"]
+    assert said["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert said["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    (digest,) = said["afferent.item_digests"]
+    assert len(digest) == 64
+    sent = b"".join(collector.bodies)
+    assert picture[:64] not in sent
+    assert base64.b64encode(picture)[:64] not in sent
 
 
 def test_a_repeated_picture_is_a_hit(explaining: Server, rng: np.random.Generator) -> None:
@@ -180,7 +234,9 @@ def test_a_model_of_another_family(tmp_path: Path, rng: np.random.Generator) -> 
         max_new_tokens=10,
         **processor(images=[p.image for p in pictures], return_tensors="pt"),
     )[0, len(prompt.token_ids) :].tolist()
-    assert completion["choices"][0]["message"]["content"] == prompts.detokenizer().feed(generated)
+    detokenizer = prompts.detokenizer()
+    text = detokenizer.feed(generated) + detokenizer.flush()
+    assert completion["choices"][0]["message"]["content"] == text
 
 
 def test_workers_are_confined(server: Server) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+import websockets.exceptions
+import websockets.sync.client
 
 from afferent.engine.references import SCHEME, FeaturesReference, RawReference, sign
 from afferent.server.checks import BUILT_IN_MODELS
@@ -190,6 +192,47 @@ def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
     assert (tea.status_code, tea.content) == (418, b"\x00teapot")
     assert tea.headers["x-kind"] == "green"
     assert len(tea.headers.get_list("date")) == 1
+
+
+def test_websockets_pass(front: Front) -> None:
+    """Text and bytes in both directions, the subprotocol, and who closed it and why."""
+    url = front.server.url.replace("http:", "ws:") + "/v1/realtime?model=m"
+    with websockets.sync.client.connect(url, subprotocols=["a", "b"]) as client:  # type: ignore[list-item]
+        assert client.subprotocol == "b"
+        for said in ("hello", b"\0\xff", "", "x" * 400_000):
+            client.send(said)
+            assert client.recv(60) == said * 2
+        client.send("go")
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
+            client.recv(60)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4321
+    heard = front.engine.heard[-1]
+    assert (heard.target, heard.headers["user-agent"][:6]) == ("/v1/realtime?model=m", "Python")
+    with websockets.sync.client.connect(url) as client:
+        client.send("hello")
+        client.recv(60)
+        client.close(4000)
+    wait_until(lambda: front.engine.closed_with[-1] == 4000)
+    assert refusal_of(url.replace("/v1/realtime", "/v1/other")) == (400, "invalid_request")
+    with websockets.sync.client.connect(url) as client:
+        front.engine.__exit__(None, None, None)
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
+            client.recv(60)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code in (1001, 1013)  # it goes, or is gone
+    wait_until(lambda: front.server.get("/ready").status_code == 503)
+    assert refusal_of(url) == (503, "engine_unavailable")
+    front.engine.__enter__()
+    wait_until(lambda: front.server.get("/ready").status_code == 200)
+
+
+def refusal_of(url: str) -> tuple[int, str]:
+    """Of a WebSocket: the status, and the error's code."""
+    with pytest.raises(websockets.exceptions.InvalidStatus) as refused:
+        websockets.sync.client.connect(url)
+    response = refused.value.response
+    return response.status_code, json.loads(response.body)["error"]["code"]
 
 
 def test_a_repeat_is_found_and_has_the_same_name(front: Front, picture: str) -> None:

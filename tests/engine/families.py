@@ -15,12 +15,20 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma3ImageProcessorPil,
     Gemma3Processor,
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
+    Glm4vImageProcessorPil,
+    Glm46VImageProcessorPil,
+    GlmOcrConfig,
+    GlmOcrForConditionalGeneration,
     GotOcr2ImageProcessorPil,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessorPil,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    LightOnOcrConfig,
+    LightOnOcrForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaNextConfig,
@@ -227,6 +235,7 @@ def make_internvl(folder: Path) -> None:
     GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4).save_pretrained(
         folder
     )
+    write(folder, processor_class="InternVLProcessor", image_seq_length=4)
 
 
 def make_idefics3(folder: Path) -> None:
@@ -366,6 +375,66 @@ def _make_pixtral(folder: Path, config_of: Any, model_of: Any, *, merge: int, **
         size={"longest_edge": 112}, patch_size={"height": 14, "width": 14}
     ).save_pretrained(folder)
     write(folder, processor_class="PixtralProcessor", patch_size=14, spatial_merge_size=merge)
+
+
+def make_lighton_ocr(folder: Path) -> None:
+    """The same, with nothing behind the rows."""
+    _make_pixtral(
+        folder, LightOnOcrConfig, LightOnOcrForConditionalGeneration, merge=2, spatial_merge_size=2
+    )
+    write(folder, processor_class="LightOnOcrProcessor", patch_size=14, spatial_merge_size=2)
+
+
+def make_glm4v(folder: Path) -> None:
+    """Patches of 14 pixels, four of them to a token."""
+    _make_glm(folder, Glm4vConfig, Glm4vForConditionalGeneration)
+    Glm4vImageProcessorPil(**_GLM_SIZE).save_pretrained(folder)
+    write(folder, processor_class="Glm4vProcessor")
+
+
+def make_glm_ocr(folder: Path) -> None:
+    """The same, for pages."""
+    _make_glm(folder, GlmOcrConfig, GlmOcrForConditionalGeneration)
+    Glm46VImageProcessorPil(**_GLM_SIZE).save_pretrained(folder)
+    write(folder, processor_class="Glm46VProcessor")
+
+
+_GLM_SIZE: dict[str, Any] = {"size": {"shortest_edge": 4096, "longest_edge": 2 * 96 * 96}}
+
+
+def _make_glm(folder: Path, config_of: Any, model_of: Any) -> None:
+    tokenizer = make_tokenizer(
+        image_token="<|image|>",
+        video_token="<|video|>",
+        begin_image="<|begin_of_image|>",
+        end_image="<|end_of_image|>",
+        begin_video="<|begin_of_video|>",
+        end_video="<|end_of_video|>",
+    )
+    ids = tokenizer.convert_tokens_to_ids
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+    torch.manual_seed(0)
+    model = model_of(
+        config_of(
+            text_config={**TEXT, "pad_token_id": 2, "rope_parameters": rope},
+            vision_config={
+                "depth": 2,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "intermediate_size": 64,
+                "out_hidden_size": 32,
+                "image_size": 56,
+                "initializer_range": 0.3,
+            },
+            image_token_id=ids("<|image|>"),
+            video_token_id=ids("<|video|>"),
+            image_start_token_id=ids("<|begin_of_image|>"),
+            image_end_token_id=ids("<|end_of_image|>"),
+            video_start_token_id=ids("<|begin_of_video|>"),
+            video_end_token_id=ids("<|end_of_video|>"),
+        )
+    )
+    save(folder, model, tokenizer, "<|begin_of_image|><|image|><|end_of_image|>")
 
 
 def _tower(image_size: int, patch_size: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from afferent.runtime.sockets import new_address
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import CreateItem, Find, SealItem
+from afferent.store.protocol.results import ObjectInfo
 from afferent.types import (
     Failure,
     Item,
@@ -43,6 +44,7 @@ _SETTINGS: dict[str, Any] = {
     "encoder_cache_nbytes": 1 << 20,
     "kv_budget": KvBudget(),
     "step_timeout_s": 30.0,
+    "position_features": frozenset({"image_grid_thw"}),
 }
 
 
@@ -173,8 +175,11 @@ class Bench:
         placeholder = Placeholder(offset, length)
         return Item(Modality.IMAGE, key_of(key), outcome.handle, placeholder)
 
+    async def pinned(self) -> list[ObjectInfo]:
+        return [each for each in await self.store.list_objects() if each.pins]
+
     async def num_pinned(self) -> int:
-        return sum(bool(each.pins) for each in await self.store.list_objects())
+        return len(await self.pinned())
 
     async def until_nothing_is_pinned(self) -> None:
         async with asyncio.timeout(60):

@@ -49,7 +49,7 @@ class RandomSteps:
         start = self._computed[name]
         if chosen and start == len(known) - 1:
             return None
-        end = start + int(self._rng.integers(1, 41))
+        end = start + int(self._rng.integers(1, max(41, len(known) // 6)))
         if not self._model.runner.info.can_split_items:
             for item in each.items:
                 offset = item.placeholder.offset

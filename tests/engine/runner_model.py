@@ -268,6 +268,9 @@ MODELS: dict[str, Recipe] = {
     "llava_onevision": Recipe(families.make_llava_onevision),
     "pixtral": Recipe(families.make_pixtral),
     "mistral3": Recipe(families.make_mistral3),
+    "lighton_ocr": Recipe(families.make_lighton_ocr),
+    "glm4v": Recipe(families.make_glm4v),
+    "glm_ocr": Recipe(families.make_glm_ocr),
     "voxtral": Recipe(make_voxtral, Modality.AUDIO),
     "whisper": Recipe(families.make_whisper, Modality.AUDIO),
 }

@@ -80,6 +80,27 @@ def test_features_are_let_go_of_when_they_are_encoded(address: str) -> None:
     asyncio.run(run())
 
 
+def test_features_are_let_go_of_item_by_item(address: str) -> None:
+    """Of an item that stands twice in the prompt, once for each."""
+
+    async def run() -> None:
+        async with bench_of(address, max_num_batched_tokens=16) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            names = (b"i-first", b"i-second", b"i-first", b"i-third")
+            await bench.put(*dict.fromkeys(names))
+            items = [await bench.item(name, 16 * at + 2, 4) for at, name in enumerate(names)]
+            worker.pauses_at = lambda work: key_of(b"i-third") in [i.key for i in work.encode]
+            asked = asyncio.create_task(tokens_of(bench, request("a", 70, items)))
+            await until(lambda: not worker.hold.is_set())
+            assert [info.key for info in await bench.pinned()] == [key_of(b"i-third")]
+            worker.hold.set()
+            await asked
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
 def test_an_item_is_encoded_once_for_all(address: str) -> None:
     async def run() -> None:
         async with bench_of(address, num_workers=2, max_num_batched_tokens=16) as bench:

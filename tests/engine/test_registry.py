@@ -74,9 +74,9 @@ def test_a_package_adds_an_engine() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nonsense", ["'nonsense'", "broken, pocket, reference", "MODULE:FACTORY"]),
-        ("", ["''", "reference"]),
-        ("broken", ["'broken'", "pocket_engine:Nothing", "AttributeError"]),
+        ("nonsense", ["--engine nonsense", "broken, pocket, reference", "MODULE:FACTORY"]),
+        ("", ["--engine ''", "reference"]),
+        ("broken", ["--engine broken", "pocket_engine:Nothing", "AttributeError"]),
         ("no_such_module:engine", ["no_such_module:engine", "ModuleNotFoundError"]),
         ("afferent.types:nothing", ["afferent.types:nothing", "AttributeError"]),
         ("afferent.types:", ["afferent.types:"]),
@@ -85,7 +85,7 @@ def test_a_package_adds_an_engine() -> None:
         ("builtins:dict", ["builtins:dict", "gives a dict, which is no EngineKind"]),
         ("afferent.engine.contract:EngineKind", ["abstract", "connect"]),
         (f"{__name__}:Nameless", ["lacks name, a text", "settings_type, a subclass of Settings"]),
-        (f"{__name__}:Odd", ["lacks settings_type, a subclass of Settings (engine"]),
+        (f"{__name__}:Odd", ["lacks settings_type, a subclass of Settings"]),
     ],
 )
 def test_what_is_no_engine_is_one_line(

@@ -38,7 +38,12 @@ def site(store_address: str) -> EngineSite:
 def test_it_is_chosen_by_name() -> None:
     found = registry.find("vllm")
     assert isinstance(found, UpstreamKind)
-    assert found.takes_features(SHAPES)
+    assert found.takes_features(SHAPES, VllmSettings())
+    for told in (
+        "--mm-processor-kwargs '{\"max_pixels\": 9999}'",
+        "--mm-processor-kwargs.max_pixels=9999",
+    ):
+        assert not found.takes_features(SHAPES, VllmSettings(engine_args=told))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +67,8 @@ def test_what_is_refused_before_a_start(settings: dict[str, Any], words: str) ->
     ("settings", "words"),
     [
         ({"engine_url": ("unix:/a",), "engine_args": "--x"}, "somebody else runs"),
-        ({"engine_url": ("ftp://x",)}, "neither unix:PATH nor"),
-        ({"engine_url": ("/run/vllm.sock",)}, "neither unix:PATH nor"),
+        ({"engine_url": ("ftp://x",)}, "must be unix:PATH or"),
+        ({"engine_url": ("/run/vllm.sock",)}, "must be unix:PATH or"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) -> None:

@@ -20,7 +20,7 @@ from afferent.runtime import wire
 from afferent.schedule.step import Chunk
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.local_store import LocalStore
-from afferent.types import MiB, Sampling, decode, encode
+from afferent.types import Failure, MiB, Sampling, decode, encode
 
 
 class FragileRunner:
@@ -28,6 +28,7 @@ class FragileRunner:
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
+        self.failed: dict[str, Failure] = {}
 
     def begin(
         self,
@@ -37,6 +38,7 @@ class FragileRunner:
         sampling: Any,
         *,
         num_answered: int,
+        form_nbytes: int,
     ) -> None:
         if sequence_id == "misplaced":
             raise InvalidPlaceholders("not in order")
@@ -47,6 +49,8 @@ class FragileRunner:
             raise UnusableEmbeddings(sequence_id="unfilled")
         if "breaks" in names:
             raise RuntimeError
+        lost = Failure("invalid_form", "too much")
+        self.failed = {name: lost for name in names if name == "too much"}
         return [Chosen(name, 5) for name in names]
 
     def drop(self, sequence_id: str) -> None:
@@ -118,6 +122,16 @@ def test_one_sequence_fails_alone() -> None:
         }
         assert core.runner.dropped == ["misplaced", "unfilled"]
         assert [sequence_id for sequence_id, _ in done.spans] == ["fine"]
+
+
+def test_one_whose_form_can_not_be_followed_fails_alone() -> None:
+    with worker(has_partners=True) as (core, _):
+        core.ask("fine", decode=["goes on", "too much"])
+        done = core.answer()
+        assert codes(done) == {"too much": "invalid_form"}
+        assert core.runner.dropped == ["too much"]
+        core.ask(decode=["goes on"])
+        assert codes(core.answer()) == {}
 
 
 def test_a_step_that_breaks_fails_all_its_sequences() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from afferent import keys
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl, MediaTooLarge
-from afferent.ingest.fetch import Fetched, Fetcher
+from afferent.ingest.fetch import Fetcher, WantedFile
+from afferent.ingest.files import ReadFile
 
 MAX_NBYTES = 200_000
 IMAGE = bytes(range(256)) * 500
@@ -34,12 +36,28 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
+class Room:
+    """On the heap."""
+
+    def __init__(self) -> None:
+        self.blocks: list[memoryview] = []
+
+    async def make(self, sizes: Sequence[int]) -> list[memoryview]:
+        self.blocks = [memoryview(bytearray(nbytes)) for nbytes in sizes]
+        return self.blocks
+
+
 def get(url: str, *roots: Path, max_nbytes: int = MAX_NBYTES) -> bytes:
     async def main() -> bytes:
         fetcher = Fetcher(ServeConfig(file_roots=tuple(map(str, roots))))
         session = fetcher.session(max_nbytes=MAX_NBYTES * 2)
+        room = Room()
         try:
-            return await session.fetch(url, modality="image", max_nbytes=max_nbytes)
+            (read,) = await session.read_files([WantedFile(url, max_nbytes)], room.make)
+            (block,) = room.blocks
+            data = bytes(block[: read.nbytes])
+            assert read.digest == keys.digest(data)
+            return data
         finally:
             await fetcher.close()
 
@@ -150,51 +168,90 @@ def test_sizes_are_limited(root: Path) -> None:
 def test_files_count_towards_the_requests_budget(root: Path) -> None:
     async def main() -> None:
         fetcher = Fetcher(ServeConfig(file_roots=(str(root),)))
-        session = fetcher.session(max_nbytes=len(IMAGE) + 3)
-        url = f"file://{root}/a%20b.png"
-        pieces: list[bytes] = []
-        fetched = await session.fetch_into(
-            url, pieces.append, modality="image", max_nbytes=MAX_NBYTES
-        )
-        assert fetched == Fetched(len(IMAGE), fresh_s=0.0)
-        assert b"".join(pieces) == IMAGE
-        assert max(map(len, pieces)) <= 64 << 10
+        session, room = fetcher.session(max_nbytes=len(IMAGE) + 3), Room()
+        image = WantedFile(f"file://{root}/a%20b.png", MAX_NBYTES)
+        (read,) = await session.read_files([image], room.make)
+        assert bytes(room.blocks[0]) == IMAGE
+        assert read == ReadFile(len(IMAGE), keys.digest(IMAGE))
         with pytest.raises(MediaTooLarge):
-            await session.fetch(f"file://{root}/in/deep/%C3%BC", modality="image", max_nbytes=10)
+            await session.read_files([WantedFile(f"file://{root}/in/deep/%C3%BC", 10)], room.make)
         await fetcher.close()
 
     asyncio.run(main())
 
 
-def test_a_cancelled_read_has_stopped(root: Path) -> None:
-    """Nothing reaches the sink once the cancellation has come through."""
-    calls = 0
-    begun, go_on = threading.Event(), threading.Event()
-
-    def sink(data: bytes) -> None:
-        nonlocal calls
-        begun.set()
-        go_on.wait(60)
-        calls += 1
+def test_many_files_have_their_room_made_once(root: Path) -> None:
+    contents = {f"{number}": bytes([number]) * (number + 1) for number in range(40)}
+    for name, data in contents.items():
+        (root / name).write_bytes(data)
+    asked: list[Sequence[int]] = []
 
     async def main() -> None:
         fetcher = Fetcher(ServeConfig(file_roots=(str(root),)))
-        session = fetcher.session(max_nbytes=MAX_NBYTES)
-        task = asyncio.create_task(
-            session.fetch_into(
-                f"file://{root}/a%20b.png", sink, modality="image", max_nbytes=MAX_NBYTES
-            )
-        )
-        await asyncio.to_thread(begun.wait, 60)
-        task.cancel()
-        asyncio.get_running_loop().call_later(0.05, go_on.set)  # when the task has heard of it
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert calls == 1
+        session, room = fetcher.session(max_nbytes=MAX_NBYTES), Room()
+
+        async def make(sizes: Sequence[int]) -> list[memoryview]:
+            asked.append(sizes)
+            return await room.make(sizes)
+
+        wanted = [WantedFile(f"file://{root}/{name}", MAX_NBYTES) for name in contents]
+        read = await session.read_files(wanted, make)
+        assert asked == [[len(data) for data in contents.values()]]
+        assert list(map(bytes, room.blocks)) == list(contents.values())
+        assert [file.digest for file in read] == [*map(keys.digest, contents.values())]
         await fetcher.close()
 
     asyncio.run(main())
-    assert calls == 1
+
+
+def test_a_file_that_has_changed_is_what_was_read(root: Path) -> None:
+    """Longer than it was when there was room made for it, or shorter."""
+    path = root / "changes"
+
+    async def main(now: bytes) -> tuple[bytes, ReadFile]:
+        fetcher = Fetcher(ServeConfig(file_roots=(str(root),)))
+        session, room = fetcher.session(max_nbytes=MAX_NBYTES), Room()
+        path.write_bytes(b"12345678")
+
+        async def make(sizes: Sequence[int]) -> list[memoryview]:
+            path.write_bytes(now)
+            return await room.make(sizes)
+
+        (read,) = await session.read_files([WantedFile(f"file://{path}", 100)], make)
+        await fetcher.close()
+        return bytes(room.blocks[0][: read.nbytes]), read
+
+    for now in (b"123", b"", b"1234567890"):
+        data, read = asyncio.run(main(now))
+        assert data == now[:8]
+        assert read.digest == keys.digest(now[:8])
+
+
+def test_a_cancelled_read_has_closed_its_files(root: Path) -> None:
+    async def main() -> None:
+        fetcher = Fetcher(ServeConfig(file_roots=(str(root),)))
+        session, waits = fetcher.session(max_nbytes=MAX_NBYTES), asyncio.Event()
+        before = num_open()
+
+        async def make(sizes: Sequence[int]) -> list[memoryview]:
+            assert num_open() == before + 1
+            waits.set()
+            return await asyncio.get_running_loop().create_future()
+
+        wanted = [WantedFile(f"file://{root}/a%20b.png", MAX_NBYTES)]
+        task = asyncio.create_task(session.read_files(wanted, make))
+        await waits.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert num_open() == before
+        await fetcher.close()
+
+    asyncio.run(main())
+
+
+def num_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("root", ["media", "/no/such/folder", "/etc/../etc", "/etc/hostname", ""])
@@ -204,9 +261,6 @@ def test_roots_that_are_refused(root: str) -> None:
 
 
 def test_descriptors_are_closed(root: Path) -> None:
-    def num_open() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     def fetch_all() -> None:
         get(f"file://{root}/a%20b.png", root)
         for path in ("missing", "in", "large", "in/deep/missing"):

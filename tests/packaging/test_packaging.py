@@ -63,6 +63,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"afferent"}
     assert "afferent/py.typed" in names
+    assert ("afferent/preprocess/_native.abi3.so" in names) == (shutil.which("cc") is not None)
     assert "afferent/models/shapes/model.safetensors" in names
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -111,9 +112,23 @@ def test_a_users_program_passes_strict_checks(
     run(*command, cwd=tmp_path)
 
 
-def test_a_mistake_in_a_users_program_is_seen(installed: Path, tmp_path: Path) -> None:
-    """The types say something: a misspelt name and a wrong argument are errors."""
-    wrong = "from afferent import Itemcache\n"
+VIEWED = """\
+from afferent import Handle, Store
+
+def total(store: Store, handle: Handle) -> float:
+    with store.view(handle) as tree:
+        return float(tree["pixels"].smu())
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [("from afferent import Itemcache\n", "Itemcache"), (VIEWED, "smu")],
+)
+def test_a_mistake_in_a_users_program_is_seen(
+    wrong: str, named: str, installed: Path, tmp_path: Path
+) -> None:
+    """The types say something: a misspelt name is an error, also one of what a view shows."""
     (tmp_path / "program.py").write_text(wrong)
     mypy = Path(sys.executable).parent / "mypy"
     done = subprocess.run(
@@ -124,4 +139,4 @@ def test_a_mistake_in_a_users_program_is_seen(installed: Path, tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 1
-    assert "Itemcache" in done.stdout
+    assert named in done.stdout

@@ -54,8 +54,11 @@ def use_two_connections() -> int:
         DaemonStore(server.address, name="writer", writable=True) as writer,
     ):
         handle: Handle = writer.put("request", {"a": np.ones(3)})
-        with DaemonStore(server.address, name="reader") as reader, reader.view(handle):
-            nbytes = handle.nbytes
+        with (
+            DaemonStore(server.address, name="reader") as reader,
+            reader.view(handle) as tree,
+        ):
+            nbytes = handle.nbytes * int(tree["a"].sum() == 3)
         writer.release("request")
         try:
             writer.get("request", [handle])

@@ -17,13 +17,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from afferent.config import Limits
 from afferent.ingest.probe import probe_image
+from afferent.preprocess import resize
 from afferent.preprocess.decode.audio import decode_audio
 from afferent.preprocess.decode.image import decode_image
 from afferent.preprocess.decode.video import open_video
 from afferent.preprocess.discover import family_of
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.media import Media
-from afferent.preprocess.patches import write_patches
+from afferent.preprocess.media import DecodedImage, Media
 from afferent.preprocess.registry import AnyFamily
 from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
@@ -107,29 +107,29 @@ def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
 
 
-def test_an_image_is_resized_once_and_patched_in_place(qwen: QwenVlFamily) -> None:
-    pixels = np.asarray(photo(WIDTH, HEIGHT).convert("RGB"))
+def test_an_image_is_resized_in_strips_straight_into_patches(qwen: QwenVlFamily) -> None:
+    if resize.compiled is None:
+        pytest.skip("there is no compiled part")
+    work, _ = write(qwen, DecodedImage(np.asarray(photo(WIDTH, HEIGHT))))
+    assert qwen.resized(WIDTH, HEIGHT) != (WIDTH, HEIGHT)
+    assert num_copies(python_nbytes(work), PIXELS_NBYTES) == 0
+    assert torch_nbytes(work) == 0
+
+
+def test_without_the_compiled_part_an_image_is_resized_once_and_patched_in_place(
+    qwen: QwenVlFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resize, "compiled", None)
     width, height = qwen.resized(WIDTH, HEIGHT)
-    assert (width, height) != (WIDTH, HEIGHT)
-    resized_nbytes = 3 * width * height
-
-    def resized() -> Any:
-        return qwen.resampling.resize(pixels, width, height)
-
-    assert num_copies(python_nbytes(resized), PIXELS_NBYTES) == 0
+    work, _ = write(qwen, DecodedImage(np.asarray(photo(WIDTH, HEIGHT))))
+    assert num_copies(python_nbytes(work), PIXELS_NBYTES) == 0
     # torch resizes in two passes: the rows at their new length, then the columns.
-    passes_nbytes = 3 * width * HEIGHT + resized_nbytes
-    assert torch_nbytes(resized) == pytest.approx(passes_nbytes, rel=SLACK)
-    ready = resized()
-    out = np.empty((resized_nbytes // (3 * qwen.patch_size**2), 3 * qwen.patch_size**2), np.uint8)
-    patched = python_nbytes(
-        lambda: write_patches(ready, out, patch_size=qwen.patch_size, merge_size=qwen.merge_size)
-    )
-    assert num_copies(patched, resized_nbytes) == 0
+    passes_nbytes = 3 * width * (HEIGHT + height)
+    assert torch_nbytes(work) == pytest.approx(passes_nbytes, rel=SLACK)
 
 
 def test_a_whole_image(qwen: QwenVlFamily) -> None:
-    """Beside the arena: the pixels. What is resized is torch's, and counted above."""
+    """Beside the arena: the pixels. What resizing takes is counted above."""
     data = in_arena(encoded(photo(WIDTH, HEIGHT), "JPEG"))
     header = probe_image(bytes(data), LIMITS)
     plan = codec.plan(qwen.plan(header).tree)

@@ -28,6 +28,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 import afferent
 from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
 from afferent.ingest.probe import AudioHeader, ImageHeader, VideoHeader
+from afferent.preprocess import resize
 from afferent.preprocess.entry import EngineFacts
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.fixed import FixedFamily
@@ -166,7 +167,7 @@ def test_two_hundred_images(folder: Path) -> None:
         ours = colours_last(family, features["pixel_values"]).astype(np.int16)
         apart = np.abs(ours - np.rint(theirs))
         assert np.abs(theirs - np.rint(theirs)).max() < 0.01
-        assert apart.max() <= 2
+        assert apart.max() <= (2 if resize.compiled is None else 0)
         num_values, num_far = num_values + apart.size, num_far + np.count_nonzero(apart > 1)
         ready = inputs(family, features)
         assert {n: (a.dtype, a.shape) for n, a in ready.items()} == {

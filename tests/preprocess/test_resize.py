@@ -1,28 +1,50 @@
-"""Our resizing against Pillow's, and against torchvision's rule."""
+"""Our resizing against Pillow's, and against torchvision's rule; compiled, and by libraries."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from afferent.preprocess import resize
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.patches import write_patches
+from afferent.preprocess.patches import patch_views
 from afferent.preprocess.registry import describe
 from afferent.preprocess.resize import Resampling
+from afferent.preprocess.weights import AS_IT_IS
 from afferent.server.checks import BUILT_IN_MODELS
 from tests.preprocess.folders import draw_pixels, draw_size
 
 MODEL = BUILT_IN_MODELS / "shapes"
 FILTERS = list(Image.Resampling)
 BICUBIC = Resampling(int(Image.Resampling.BICUBIC))
+WEIGHED = [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS]
+
+needs_compiled = pytest.mark.skipif(resize.compiled is None, reason="there is no compiled part")
+
+
+@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "libraries"])
+def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who resizes."""
+    if request.param == "libraries":
+        monkeypatch.setattr(resize, "compiled", None)
+    return str(request.param)
+
+
+def some_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Often tiny: what lies beside a row or behind it must not be seen."""
+    most = int(rng.choice([5, 40, 300]))
+    return int(rng.integers(1, most)), int(rng.integers(1, most))
 
 
 @pytest.mark.parametrize("resample", FILTERS, ids=lambda each: each.name)
-def test_resizing_is_pillows(resample: Image.Resampling) -> None:
+def test_resizing_is_nearly_pillows(resample: Image.Resampling, part: str) -> None:
     """Noise of two values is the worst that can be resized: it is in here."""
     rng = np.random.default_rng(int(resample))
     num_values = num_far = 0
@@ -41,8 +63,79 @@ def test_resizing_is_pillows(resample: Image.Resampling) -> None:
     assert num_far <= 1e-4 * num_values
 
 
+@needs_compiled
+@pytest.mark.parametrize("resample", WEIGHED, ids=lambda each: each.name)
+def test_the_compiled_part_is_pillows_to_the_bit(resample: Image.Resampling) -> None:
+    rng = np.random.default_rng(int(resample) + 100)
+    for index in range(150):
+        pixels = draw_pixels(rng, *some_size(rng), index % 3)
+        if index % 2:
+            pixels = pixels // 128 * 255
+        size = some_size(rng)
+        expected = np.asarray(Image.fromarray(pixels).resize(size, resample))
+        made = Resampling(int(resample)).resize(pixels, *size)
+        np.testing.assert_array_equal(made, expected, err_msg=f"{pixels.shape} to {size}")
+
+
+@needs_compiled
+def test_large_images_are_pillows_to_the_bit() -> None:
+    """Made in many strips, with few weights each and with hundreds."""
+    rng = np.random.default_rng(8)
+    sizes = ((700, 1900), (690, 1910)), ((3000, 500), (10, 490)), ((60, 4000), (50, 7))
+    for (width, height), size in sizes:
+        pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+        expected = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+        np.testing.assert_array_equal(BICUBIC.resize(pixels, *size), expected)
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pixels": np.zeros((4, 5, 4), np.uint8)},
+        {"pixels": np.zeros((4, 5, 3), np.uint16)},
+        {"pixels": np.zeros((0, 5, 3), np.uint8)},
+        {"pixels": np.zeros((4, 10, 3), np.uint8)[:, ::2]},
+        {"across": (np.array([0, 4], np.int32), np.ones((2, 2), np.int32), 8)},
+        {"across": (np.array([-1, 3], np.int32), np.ones((2, 2), np.int32), 8)},
+        {"across": (np.array([3, 0], np.int32), np.ones((2, 2), np.int32), 8)},
+        {"across": (np.array([0, 3], np.int32), np.ones(3, np.int32), 8)},
+        {"across": (np.array([0, 3], np.int32), None, 8)},
+        {"across": (np.array([0, 3], np.int32), np.ones((2, 2), np.int32), 0)},
+        {"across": (np.array([0, 3], np.int32), np.ones((2, 2), np.int32), 31)},
+        {"down": (np.zeros(0, np.int32), np.ones(0, np.int32), 8)},
+        {"out": np.zeros((3, 4, 2), np.uint16)},
+        {"out": np.zeros((3, 4, 3), np.uint8)},
+        {"out": np.zeros((3, 4, 2, 1), np.uint8)},
+        {"out": np.zeros((4, 4, 2), np.uint8)},
+        {"out": np.zeros((3, 0, 2), np.uint8)},
+    ],
+    ids=str,
+)
+def test_what_would_lead_outside_is_refused(change: dict[str, Any]) -> None:
+    given: dict[str, Any] = {
+        "pixels": np.zeros((4, 5, 3), np.uint8),
+        "across": (np.array([0, 3], np.int32), np.full((2, 2), 128, np.int32), 8),
+        "down": AS_IT_IS,
+        "out": np.zeros((3, 4, 2), np.uint8),
+    }
+    assert resize.compiled is not None
+    resize.compiled.resample(*given.values())
+    with pytest.raises(ValueError, match=r"."):
+        resize.compiled.resample(*(given | change).values())
+
+
+@needs_compiled
+def test_what_can_not_be_written_is_refused() -> None:
+    out = np.zeros((3, 4, 5), np.uint8)
+    out.flags.writeable = False
+    assert resize.compiled is not None
+    with pytest.raises((BufferError, ValueError)):
+        resize.compiled.resample(np.zeros((4, 5, 3), np.uint8), AS_IT_IS, AS_IT_IS, out)
+
+
 @pytest.mark.parametrize("first", ["width", "height"])
-def test_the_order_of_the_two_directions_is_pillows(first: str) -> None:
+def test_the_order_of_the_two_directions_is_pillows(first: str, part: str) -> None:
     """Values are clipped between them, so the other order would be far off."""
     noise = np.random.default_rng(0).integers(0, 2, (200, 200, 3)).astype(np.uint8) * 255
     size = (110, 150) if first == "width" else (150, 50)
@@ -52,7 +145,7 @@ def test_the_order_of_the_two_directions_is_pillows(first: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "lanczos"])
-def test_torchvisions_rule(mode: str) -> None:
+def test_torchvisions_rule(mode: str, part: str) -> None:
     """Channel by channel, as torchvision is given an image; whatever it is enlarged by."""
     rng = np.random.default_rng(5)
     resampling = Resampling(int(Image.Resampling[mode.upper()]), "torchvision")
@@ -97,11 +190,27 @@ def test_read_only_pixels() -> None:
     assert (BICUBIC.resize(pixels, 30, 20) == 7).all()
 
 
-def test_patches() -> None:
-    patch, merge = 2, 2
-    pixels = np.arange(8 * 12 * 3, dtype=np.uint8).reshape(8, 12, 3)
-    out = np.zeros((24, 12), np.uint8)
-    write_patches(pixels, out, patch_size=patch, merge_size=merge)
+def test_pixels_lie_as_they_like(part: str) -> None:
+    """By planes, as what was resized before, in part of a larger image, or turned."""
+    whole = np.random.default_rng(3).integers(0, 256, (50, 70, 3), np.uint8)
+    expected = BICUBIC.resize(np.ascontiguousarray(whole[4:44, 5:65]), 30, 20)
+    planes = np.ascontiguousarray(whole.transpose(2, 0, 1)).transpose(1, 2, 0)
+    for pixels in (whole, planes):
+        assert (BICUBIC.resize(pixels[4:44, 5:65], 30, 20) == expected).all()
+    assert (BICUBIC.resize(whole[::-1], 70, 50) == whole[::-1]).all()
+    turned = whole[:, ::-1]
+    assert (BICUBIC.resize(turned, 30, 40) == BICUBIC.resize(turned.copy(), 30, 40)).all()
+
+
+@pytest.mark.parametrize("size", [(12, 8), (7, 5), (40, 90)], ids=str)
+def test_patches(size: tuple[int, int], part: str) -> None:
+    """Of an image that is as large already, and of ones that are resized."""
+    patch, merge, frames = 2, 2, 2
+    images = np.random.default_rng(1).integers(0, 256, (frames, size[1], size[0], 3), np.uint8)
+    out = np.zeros((24, 3 * frames * patch**2), np.uint8)
+    views = patch_views(out, 4, 6, patch_size=patch, merge_size=merge, num_frames=frames)
+    for image, view in zip(images, views, strict=True):
+        BICUBIC.write(image, view)
     places = [
         (row * merge + below, column * merge + right)
         for row in range(2)
@@ -109,16 +218,31 @@ def test_patches() -> None:
         for below in range(merge)
         for right in range(merge)
     ]
+    expected = np.stack([BICUBIC.resize(image, 12, 8) for image in images])
     for values, (row, column) in zip(out, places, strict=True):
-        cut = pixels[row * patch :, column * patch :][:patch, :patch]
-        assert (values.reshape(3, patch, patch) == cut.transpose(2, 0, 1)).all()
+        cut = expected[:, row * patch :, column * patch :][:, :patch, :patch]
+        assert (values.reshape(3, frames, patch, patch) == cut.transpose(3, 0, 1, 2)).all()
 
 
-def test_patches_are_written_in_place() -> None:
+def test_patches_are_written_in_place(part: str) -> None:
     """Whatever the strides of what they are written to."""
     pixels = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3)
     whole, scattered = np.zeros((4, 12), np.uint8), np.zeros((24, 4), np.uint8).T[:, ::2]
     for out in (whole, scattered):
-        write_patches(pixels, out, patch_size=2, merge_size=2)
+        BICUBIC.write(pixels, patch_views(out, 2, 2, patch_size=2, merge_size=2)[0])
     assert whole.any()
     assert (whole == scattered).all()
+
+
+def test_the_compiled_part_needs_no_torch() -> None:
+    """A pool starts a second sooner without."""
+    lines = (
+        "import sys, numpy as np",
+        "from afferent.preprocess import resize",
+        "resize.load()",
+        "resize.Resampling(3).resize(np.zeros((9, 9, 3), np.uint8), 5, 5)",
+        "print('torch' in sys.modules, resize.compiled is None)",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == said[1]

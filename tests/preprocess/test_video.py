@@ -14,7 +14,6 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from PIL import Image
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
@@ -31,6 +30,7 @@ from afferent.preprocess.families.qwen_video import (
     video_settings,
 )
 from afferent.preprocess.media import Pixels
+from afferent.preprocess.resize import Resampling
 from tests.media_files import ENCODERS, drawn_frame, make_av_audio, make_video, tone, turned
 
 LIMITS = Limits()
@@ -208,6 +208,9 @@ def _with_headers(packet: av.Packet, extradata: bytes | None) -> av.Packet:
     return changed
 
 
+BICUBIC = Resampling(3)
+
+
 class FakeVideo:
     def __init__(self, frames: list[Pixels], frames_per_s: float) -> None:
         height, width = frames[0].shape[:2]
@@ -217,11 +220,6 @@ class FakeVideo:
     def frames(self, indices: Sequence[int]) -> Iterator[Pixels]:
         for index in indices:
             yield self._frames[index]
-
-
-def bicubic(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    image = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BICUBIC)
-    return np.asarray(image)
 
 
 Ask = Callable[[list[tuple[str, list[Any]]]], list[Any]]
@@ -324,12 +322,13 @@ def test_features(ask: Ask, tmp_path: Path) -> None:
             settings = default_settings(generation, **given)
             planned = plan_video(settings, video.header)
             out = {name: np.zeros(spec.shape, spec.dtype) for name, spec in planned.specs.items()}
-            process_video(settings, video, out, bicubic)
+            process_video(settings, video, out, BICUBIC)
             indices = sampled_indices(settings, video.header)
             size = resized(settings, len(indices), video.header)
             assert size != (170, 300)
             file = tmp_path / f"{len(questions)}.npy"
-            np.save(file, np.stack([bicubic(frames[index], size) for index in indices]))
+            expected = [BICUBIC.resize(frames[index], *size[::-1]) for index in indices]
+            np.save(file, np.stack(expected))
             questions.append(("patches", [str(file), settings.patch_size]))
             questions.append(("prompt", [indices, 5.0, out["video_grid_thw"][0].tolist()]))
             made.append((generation, planned, out, file, len(indices) / num_frames * 5.0))

@@ -51,6 +51,23 @@ def test_a_large_item_waits_for_no_more_small_ones_than_its_own_work() -> None:
     assert served <= 1000 + 10
 
 
+def test_places_are_left_for_tenants_that_come_later() -> None:
+    """Whoever queues with all he has leaves as much free as he takes himself."""
+    queue: FairQueue[tuple[str, int]] = FairQueue()
+    taken = []
+    for name in ("one", "two", "three"):
+        number = 0
+        while queue.has_place(Share(name), 96):
+            queue.push((name, number), share=Share(name), flow=number, cost=1)
+            number += 1
+        taken.append(number)
+    assert taken == [48, 24, 12]
+    while queue.pop() is not None:
+        pass
+    queue.validate()
+    assert queue.has_place(Share("one"), 96)
+
+
 def test_tenants_share_by_weight() -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()
     shares = {"one": Share("one", 1.0), "three": Share("three", 3.0)}

@@ -150,7 +150,13 @@ async def frontend(
         store,
         gate,
         Processor(family, fingerprint(SHAPES, family)),
-        ItemSettings(limits=request_limits, shares=SHARES, timeout_s=30.0, num_digest_threads=1),
+        ItemSettings(
+            limits=request_limits,
+            limits_by_tenant={each.name: each.within(request_limits) for each in tenants},
+            shares=SHARES,
+            timeout_s=30.0,
+            num_workers=1,
+        ),
     )
     pipeline = Pipeline(
         store=store,
@@ -162,6 +168,7 @@ async def frontend(
     settings = AppSettings(
         model_name="shapes",
         limits=request_limits,
+        limits_by_tenant={each.name: each.within(request_limits) for each in tenants},
         request_timeout_s=request_timeout_s,
         explain=False,
         cors_origins=cors_origins,

@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
+from PIL import Image
 
+from afferent.config import Tenant
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import ReserveItem
 from afferent.types import KiB, MiB, ObjectKind
@@ -170,8 +173,8 @@ class Announced:
         self.is_stalled.set()
         await asyncio.Event().wait()
 
-    async def post(self, client: httpx.AsyncClient) -> httpx.Response:
-        headers = {"content-length": str(len(self._data))}
+    async def post(self, client: httpx.AsyncClient, key: str = "none") -> httpx.Response:
+        headers = {"content-length": str(len(self._data)), "x-api-key": key}
         return await client.post("/v1/chat/completions", content=self._chunks(), headers=headers)
 
 
@@ -222,6 +225,60 @@ def test_small_bodies_find_room_however_much_was_announced(
             return [(await each).status_code for each in posting]
 
     assert asyncio.run(main()) == [408] * 3
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_large_bodies_that_have_come_leave_room_for_small_ones(
+    address: str, other: DaemonStore
+) -> None:
+    """Until what they are made into has room, too: half of the raw share is all that they have."""
+    other.reserve("all", [ReserveItem(FEATURES, other.stat().kinds[FEATURES].capacity_nbytes)])
+    rng = np.random.default_rng(3)
+    noise = [Image.fromarray(rng.integers(0, 256, (900, 900, 3), np.uint8)) for _ in range(3)]
+    large = [ask([data_url(encoded(image, "PNG"), "png")], "What?") for image in noise]
+
+    async def main() -> list[int]:
+        async with frontend(address) as client:
+            posting = [asyncio.create_task(post(client, body)) for body in large]
+            await until_queued(posting)
+            stat = await asyncio.to_thread(other.stat)
+            uploads = stat.permits["uploads"]
+            assert (uploads.num_held > 0, uploads.num_queued) == (True, 2)
+            assert stat.kinds[RAW].held_nbytes <= RAW_SHARE / 2
+            await asyncio.to_thread(other.release, "all")
+            return [(await each).status_code for each in posting]
+
+    async def until_queued(posting: list[asyncio.Task[httpx.Response]]) -> None:
+        while (await asyncio.to_thread(other.stat)).num_reservations_queued == 0:
+            assert not any(each.done() for each in posting)
+            await asyncio.sleep(0.005)
+
+    assert asyncio.run(main()) == [200] * 3
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_a_tenant_leaves_room_for_the_bodies_of_others(address: str, other: DaemonStore) -> None:
+    """However much it announces: all of its own take half of what bodies on their way may."""
+    tenants = [Tenant(name=name, api_keys=(f"{name}-0123456789abcdef",)) for name in ("one", "two")]
+    one, two = (tenant.api_keys[0] for tenant in tenants)
+
+    def uploads(name: str) -> tuple[int, int]:
+        found = other.stat().permits.get(name)
+        return (found.num_held, found.num_queued) if found else (0, 0)
+
+    async def main() -> list[int]:
+        async with frontend(address, tenants=tenants, body_timeout_s=10.0) as client:
+            of_one = [Announced(2 * MiB - 200_000, 400_000) for _ in range(3)]
+            of_two = Announced(2 * MiB - 200_000, 400_000)
+            posting = [asyncio.create_task(body.post(client, one)) for body in of_one]
+            while uploads("uploads_of") != (2, 2):
+                await asyncio.sleep(0.001)
+            posting.append(asyncio.create_task(of_two.post(client, two)))
+            while uploads("uploads") != (4, 0):
+                await asyncio.sleep(0.001)
+            return [(await each).status_code for each in posting]
+
+    assert asyncio.run(main()) == [408] * 4
     wait_until(lambda: holds_nothing(other))
 
 

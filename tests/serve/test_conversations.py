@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from afferent.errors import Param, ResponseNotFound, StoreFull, StoreUnavailable
 from afferent.quota.shares import Share
@@ -86,7 +87,7 @@ def call(
     api = OpenAIResponses()
     body = received({"model": "shapes", "input": given, **parameters}, api.media_keys)
     found = api.parse(body, request_id=f"resp_{number}", model="shapes")
-    return replace(found, generate=replace(found.generate, share=Share(tenant)))
+    return replace(found, generate=structs.replace(found.generate, share=Share(tenant)))
 
 
 def user(text: str) -> Message:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from afferent.config import Tenant
+from afferent.config import RequestLimits, Tenant
 from afferent.engine.protocol import EngineEvent, EngineRequest
 from afferent.errors import StoreFull
 from afferent.serve.flow import counting
@@ -119,6 +119,34 @@ def test_what_a_refused_request_had_come_to_is_given_back(store_address: str) ->
                 await asyncio.to_thread(given_back)
 
     asyncio.run(main())
+
+
+def test_a_tenant_may_have_closer_limits_than_others(store_address: str) -> None:
+    key, other = "acme-key-0123456789", "other-key-0123456789"
+    acme = Tenant(
+        name="acme", api_keys=(key,), max_images=2, max_image_pixels=64 * 64, max_body_nbytes=40_000
+    )
+    free = Tenant(name="free", api_keys=(other,), max_images=4000)
+    small, large = (
+        data_url(encoded(photo(side, side, seed=side), "PNG"), "png") for side in (28, 84)
+    )
+    refused = {
+        "too_many_items": ask([small] * 3, "What?"),
+        "media_too_large": ask([large], "What?"),
+        "body_too_large": ask([], "What?" * 20_000),
+    }
+
+    async def main() -> None:
+        async with frontend(store_address, tenants=(acme, free)) as http:
+            for code, body in refused.items():
+                answer = await post(http, body, key=key)
+                assert answer.json()["error"]["code"] == code
+            allowed = await post(http, refused["body_too_large"], key=other)
+            assert allowed.json()["error"]["code"] == "context_length_exceeded"
+            assert acme.within(RequestLimits()).max_images == 2
+            assert free.within(RequestLimits()).max_images == RequestLimits().max_images
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_tenants_place_is_taken_until_its_request_has_ended(store_address: str) -> None:

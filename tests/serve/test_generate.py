@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from afferent.engine.protocol import Tokens
 from afferent.errors import StoreFull
 from afferent.preprocess.discover import family_of
 from afferent.serve.apis import openai
 from afferent.serve.flow.generate import AnswerWriter, merge
-from afferent.serve.flow.prompt import PromptBuilder
+from afferent.serve.flow.prompt import Detokenizer, PromptBuilder
 from afferent.serve.flow.request import End, Output, TextDelta, Usage
 from afferent.serve.flow.stops import StopMatcher
 from tests.serve.frontends import SHAPES, scored_token
@@ -143,3 +144,30 @@ def test_closing_closes_all(num_streams: int) -> None:
         assert numbers.num_open == 0
 
     asyncio.run(main())
+
+
+def test_a_character_that_is_cut_ends_as_a_replacement_character() -> None:
+    """As all tokens together are decoded; streamed, nothing of it comes before the end."""
+    whole = Tokenizer.from_file(str(SHAPES / "tokenizer.json"))
+    ids = whole.encode("a red 🙂", add_special_tokens=False).ids
+    for length in range(1, len(ids) + 1):
+        answer = AnswerWriter(0, 1, BUILDER.detokenizer(), StopMatcher(()))
+        made = [output for token in ids[:length] for output in answer.feed(Tokens([token], []))]
+        streamed = "".join(piece.text for piece in made if isinstance(piece, TextDelta))
+        assert "\ufffd" not in streamed
+        rest = [piece.text for piece in answer.finish("length") if isinstance(piece, TextDelta)]
+        assert streamed + "".join(rest) == whole.decode(ids[:length])
+
+
+def test_bytes_that_come_to_be_read_otherwise() -> None:
+    """Invalid bytes after valid ones, of a tokenizer that has a token for each byte."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "<unk>": 257}
+    model = models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(parts)
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.feed([token]) for token in (*b"/2\x8a\xd6", 256, 256, 0xC3)]
+    text = "".join(pieces) + detokenizer.flush()
+    assert text.startswith("/2")
+    assert text.endswith(" a a\ufffd")

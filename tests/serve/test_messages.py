@@ -233,7 +233,6 @@ def test_messages_that_are_refused(
         ({"tools": [{"name": "f", "input_schema": {}}]}, UnsupportedParameter),
         ({"tool_choice": {"type": "any"}}, UnsupportedParameter),
         ({"container": "c"}, UnsupportedParameter),
-        ({"output_config": {"format": {"type": "json_schema"}}}, UnsupportedParameter),
     ],
 )
 def test_parameters_that_are_not_served(

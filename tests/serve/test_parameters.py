@@ -42,6 +42,8 @@ ASKED: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "shapes", "prompt": "hi"},
 }
 SOMETHING_ELSE = ["else", 7.25, {"else": [1]}]
+SCHEMA_TEXT = '{"type": "object"}'
+SCHEMA_FORMAT = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
 VALUES: dict[str, tuple[Any, str, Any]] = {
     "max_tokens": (7, "max_tokens", 7),
     "max_completion_tokens": (7, "max_tokens", 7),
@@ -65,6 +67,14 @@ VALUES: dict[str, tuple[Any, str, Any]] = {
     "skip_special_tokens": (False, "skips_special", False),
     "chat_template_kwargs": ({"a": [1, "b"]}, "template.variables", {"a": [1, "b"]}),
     "add_generation_prompt": (False, "template.begins_answer", False),
+    "response_format": (SCHEMA_FORMAT, "json_schema", SCHEMA_TEXT),
+    "text": ({"format": SCHEMA_FORMAT}, "json_schema", SCHEMA_TEXT),
+    "output_config": ({"effort": "low", "format": SCHEMA_FORMAT}, "json_schema", SCHEMA_TEXT),
+    "output_format": (SCHEMA_FORMAT, "json_schema", SCHEMA_TEXT),
+    "structured_outputs": ({"choice": ["a", "b"]}, "choice", ("a", "b")),
+    "guided_json": (SCHEMA_TEXT, "json_schema", SCHEMA_TEXT),
+    "guided_regex": ("a+", "regex", "a+"),
+    "guided_choice": (["a"], "choice", ("a",)),
     "reasoning_effort": ("low", "template.variables", {"reasoning_effort": "low"}),
     "reasoning": ({"effort": "low"}, "template.variables", {"reasoning_effort": "low"}),
 }
@@ -305,10 +315,15 @@ EXTRAS: dict[str, Any] = {
     "min_tokens": 2,
     "stop_token_ids": [7],
 }
+FORMS: dict[str, Any] = {
+    "json_schema": {"json": {"type": "object"}},
+    "regex": {"regex": "a+"},
+    "choice": {"choice": ["a"]},
+}
 
 
 def test_an_engine_that_lists_nothing_is_not_asked_for_more(address: str) -> None:
-    assert set(EXTRAS) == set(get_args(SamplingExtra))
+    assert {*EXTRAS, *FORMS} == set(get_args(SamplingExtra))
     engine = ScriptedEngine([10])
 
     async def main() -> list[tuple[str, httpx.Response]]:
@@ -323,6 +338,32 @@ def test_an_engine_that_lists_nothing_is_not_asked_for_more(address: str) -> Non
         assert answer.status_code == 400, name
         assert f"the engine does not do {name}" in answer.text
     assert engine.requests == [], "nothing was done for them"
+
+
+def test_an_engine_that_does_no_forms_is_not_asked_for_any(address: str) -> None:
+    engine = ScriptedEngine([10])
+    engine.info = EngineInfo(4096, [2], supported=("regex",))
+
+    async def main() -> list[tuple[str, httpx.Response]]:
+        async with frontend(address, engine=engine) as client:
+            return [
+                (
+                    name,
+                    await client.post(
+                        api.path, json={**ASKED[api.name], "structured_outputs": form}
+                    ),
+                )
+                for api in APIS
+                for name, form in FORMS.items()
+            ]
+
+    for name, answer in asyncio.run(main()):
+        if name == "regex":
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 400, name
+        assert f"the engine does not do {name}, which structured_outputs asks for" in answer.text
+    assert {request.sampling.regex for request in engine.requests} == {"a+"}
 
 
 def test_an_engine_gets_what_it_says_that_it_does(address: str) -> None:

@@ -99,6 +99,24 @@ def test_special_tokens_in_a_clients_text_are_text(builder: PromptBuilder, text:
     assert text in decoded
 
 
+def test_text_around_items_is_the_same_however_often_it_comes(
+    builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is more of it than is remembered."""
+    monkeypatch.setattr("afferent.serve.flow.prompt._MAX_PIECES", 2)
+    image = Message("user", (MediaPart(Modality.IMAGE, None),))
+    written: Prompt = ("row one", 3, "row two", 3, "row three", 2)
+    first, again = (builder.build([image], [written]) for _ in range(2))
+    assert first == again
+    pieces = [builder.plain(piece, adds_special=False) for piece in written[::2]]  # type: ignore[arg-type]
+    (placeholder,) = first.placeholders
+    at = placeholder.offset - len(pieces[0])
+    assert first.token_ids[at : placeholder.offset] == pieces[0]
+    between = first.token_ids[placeholder.offset + 3 :][: len(pieces[1])]
+    assert between == pieces[1]
+    assert placeholder.length == 8 + len(pieces[1]) + len(pieces[2])
+
+
 def test_detokenizer_keeps_characters_whole(builder: PromptBuilder) -> None:
     text = "a red 日本 circle 🙂."
     tokens = builder.build([Message("user", (TextPart(text),))], []).token_ids
@@ -125,6 +143,28 @@ def test_templates_in_other_places_and_templates_that_refuse(tmp_path: Path) -> 
         (folder / "chat_template.json").write_text(json.dumps({"chat_template": escape}))
         with pytest.raises(InvalidRequest, match="can't express"):
             make_builder(folder).build([Message("user", (TextPart("hi"),))], [])
+
+
+def test_words_that_were_written_before(builder: PromptBuilder) -> None:
+    """The tokens between items are known then; the items are the request's own."""
+    message = Message("user", (MediaPart(Modality.IMAGE, "a"), TextPart("Once more, what?")))
+    first, again = (builder.build([message], plans(number)) for number in (3, 5))
+    assert again.placeholders == [Placeholder(first.placeholders[0].offset, 5)]
+    assert len(again.token_ids) == len(first.token_ids) + 2
+    assert builder.build([message], plans(3)) == first
+
+
+@pytest.mark.parametrize("word", ["{{ strftime_now('%f') }}", "{{ [1, 2]|random }}"])
+def test_templates_that_change_by_themselves_are_asked_each_time(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy_without(tmp_path / "m", "chat_template.jinja")
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": word}))
+    built, asked = make_builder(folder), []
+    monkeypatch.setattr(built, "_marked", lambda *_: asked.append(1) or [1])
+    for _ in range(2):
+        built.build([Message("user", (TextPart("hi"),))], [])
+    assert len(asked) == 2
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:

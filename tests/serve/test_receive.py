@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, cast
 
 from afferent.config import RequestLimits
-from afferent.ingest.digest import Digester
 from afferent.preprocess.discover import family_of
 from afferent.quota.shares import Share
 from afferent.serve.flow.item_state import Processor, RequestItems
@@ -47,7 +46,8 @@ def read(*parts: MediaPart, tenant: str = "", full_store: FullStore | None = Non
             Processor(family_of(SHAPES), b"fingerprint"),
             Names(store, timeout_s=1.0),
             limits=RequestLimits(),
-            digester=Digester(0),
+            limits_by_tenant={},
+            num_workers=0,
         )
         request = GenerateRequest(
             request_id="r", messages=(Message("user", parts),), share=Share(tenant)

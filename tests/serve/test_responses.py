@@ -319,7 +319,6 @@ def test_input_that_is_refused(given: Any, error: type[InvalidRequest], param: s
         ({"background": True}, UnsupportedParameter),
         ({"conversation": "conv_1"}, UnsupportedParameter),
         ({"prompt": {"id": "p"}}, UnsupportedParameter),
-        ({"text": {"format": {"type": "json_object"}}}, UnsupportedParameter),
         ({"tools": [{"type": "web_search"}]}, UnsupportedParameter),
         ({"tool_choice": "required"}, UnsupportedParameter),
         ({"truncation": "auto"}, UnsupportedParameter),

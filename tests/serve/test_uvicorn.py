@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 import pytest
+import uvicorn
 from uvicorn.protocols.http import flow_control
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -25,6 +26,7 @@ OVERRIDDEN = {
         "send_400_response"
     ),
     FlowControl: "__init__ pause_reading pause_writing resume_writing",
+    uvicorn.Server: "main_loop on_tick handle_exit startup shutdown",
 }
 ATTRIBUTES = {
     HttpToolsProtocol: "transport flow headers parser pipeline cycle",

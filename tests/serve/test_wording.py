@@ -34,7 +34,7 @@ def refusal(body: Any) -> InvalidRequest:
         ({"temperature": "hot"}, "temperature must be a number, not text"),
         ({"top_p": 0}, "top_p must be more than 0"),
         ({"top_p": 1.5}, "top_p must be at most 1"),
-        ({"top_k": 1.5}, "top_k must be a whole number, not a number"),
+        ({"top_k": 1.5}, "top_k must be a whole number, not a fraction"),
         ({"min_p": 2}, "min_p must be between 0 and 1"),
         ({"frequency_penalty": 3}, "frequency_penalty must be between -2 and 2"),
         ({"repetition_penalty": 0}, "repetition_penalty must be more than 0"),
@@ -51,18 +51,24 @@ def refusal(body: Any) -> InvalidRequest:
         ({"messages": []}, "messages must have at least 1 entry"),
         ({"messages": None}, "messages must be a list, not null"),
         ({"messages": [{"content": "a"}]}, "messages[0] lacks role"),
-        ({"messages": [{"role": "x", "content": "a"}]}, "messages[0].role can't be 'x'"),
+        (
+            {"messages": [{"role": "x", "content": "a"}]},
+            "messages[0].role can't be 'x': it is assistant, developer, function, system, tool or "
+            "user",
+        ),
         (
             {"messages": content({"type": "text"})},
             "messages[0].content[0] lacks text",
         ),
         (
             {"messages": content({"type": "image", "image": "x"})},
-            "messages[0].content[0].type can't be 'image'",
+            "messages[0].content[0].type can't be 'image': it is text, refusal, image_url, "
+            "video_url, audio_url or input_audio",
         ),
         (
             {"messages": content({"type": "image_url", "image_url": "https://a/b"})},
-            "messages[0].content[0].image_url must be an object, not text",
+            "messages[0].content[0].image_url must be an object, not text; it may have url or "
+            "detail",
         ),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from afferent.errors import StoreUnavailable
+from afferent.store.client.async_item_cache import AsyncItemCache
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
 from afferent.store.client.store import Store
 from afferent.store.daemon.server import StoreServer
@@ -40,9 +42,12 @@ class LoopStore:
         if not callable(value):
             return value
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        async def in_loop(*args: Any, **kwargs: Any) -> Any:
             result = value(*args, **kwargs)
-            return self._run(result) if asyncio.iscoroutine(result) else result
+            return await result if asyncio.iscoroutine(result) else result
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._run(in_loop(*args, **kwargs))
 
         return call
 
@@ -54,6 +59,22 @@ class LoopStore:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class LoopCache:
+    """An `AsyncItemCache` behind the calls of an `ItemCache`."""
+
+    def __init__(self, store: LoopStore, **options: Any) -> None:
+        self.store = store
+        self._cache = AsyncItemCache(store._store, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._cache, name)
+        return lambda *args, **kwargs: self.store._run(method(*args, **kwargs))
+
+
+def cache_of(store: Any, **options: Any) -> Any:
+    return (LoopCache if isinstance(store, LoopStore) else ItemCache)(store, **options)
 
 
 class SharedDaemon:

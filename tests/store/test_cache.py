@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from afferent import keys
-from afferent.errors import FormatError, StaleHandle, StoreFull
+from afferent.errors import ArenaTooSmall, FormatError, StaleHandle, StoreFull
+from afferent.store.client.async_item_cache import AsyncItemCache
+from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
+from afferent.store.client.operations import Loaded
 from afferent.store.client.store import Store
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.results import ObjectInfo
-from afferent.types import ContentKey, MiB, ObjectKind
+from afferent.types import ContentKey, MiB, Modality, ObjectKind
 from tests.server import wait_until
-from tests.store.stores import STORES, SharedDaemon
+from tests.store.stores import STORES, SharedDaemon, cache_of
 
 WEIGHTS = keys.digest(b"weights")
 
@@ -31,7 +37,7 @@ def key_of(number: int) -> ContentKey:
     )
 
 
-@pytest.fixture(params=["local", "daemon"])
+@pytest.fixture(params=list(STORES))
 def store(request: pytest.FixtureRequest, daemon: SharedDaemon) -> Iterator[Store]:
     with STORES[request.param](daemon) as made:
         yield made
@@ -39,7 +45,8 @@ def store(request: pytest.FixtureRequest, daemon: SharedDaemon) -> Iterator[Stor
 
 @pytest.fixture
 def cache(store: Store) -> ItemCache:
-    return ItemCache(store, weights=WEIGHTS)
+    made: ItemCache = cache_of(store, weights=WEIGHTS)
+    return made
 
 
 def test_allocate_write_publish_find(store: Store, cache: ItemCache) -> None:
@@ -66,13 +73,14 @@ def test_each_operation_is_one_round_trip_or_two(
     store: Store, cache: ItemCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    real = store._exchange
+    target: Any = getattr(store, "_store", store)
+    real = target._call
 
-    def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(type(request).__name__)
-        return real(request, *args, **kwargs)
+    def counted(call: Any) -> Any:
+        calls.append(type(call.request).__name__)
+        return real(call)
 
-    monkeypatch.setattr(store, "_exchange", counted)
+    monkeypatch.setattr(target, "_call", counted)
     arrays = {key_of(number): np.full((4, 8), number, np.float32) for number in range(50)}
     cache.set_data("r", {key: {"pixel_values": array} for key, array in arrays.items()})
     assert calls == ["Acquire", "Seal"]
@@ -82,6 +90,9 @@ def test_each_operation_is_one_round_trip_or_two(
     assert len(cache.get_embeddings("r", arrays)) == 50
     cache.release("r")
     assert calls == ["Acquire", "Acquire", "Release"]
+    calls.clear()
+    assert len(cache.load("r", [bytes([number]) for number in range(50)], load_key)) == 50
+    assert calls == ["Acquire", "Seal"]
 
 
 def test_embeddings_belong_to_weights(store: Store, cache: ItemCache) -> None:
@@ -90,7 +101,7 @@ def test_embeddings_belong_to_weights(store: Store, cache: ItemCache) -> None:
     found = cache.get_embeddings("r", [key_of(1), key_of(2)])
     assert list(found) == [key_of(1)]
     assert np.array_equal(found[key_of(1)], array)
-    other = ItemCache(store, weights=keys.digest(b"other weights"))
+    other = cache_of(store, weights=keys.digest(b"other weights"))
     assert other.get_embeddings("r", [key_of(1)]) == {}
     assert cache.get_data("r", [key_of(1)]) == {}
 
@@ -165,17 +176,21 @@ def test_what_can_not_be_made_is_left_for_others(
 
 def test_what_is_no_key_is_named(cache: ItemCache) -> None:
     bare: Any = key_of(1)  # instead of a list of it
-    for wanted, words in (([b"abc"], "one of these has 3"), (bare, "is of type int")):
-        with pytest.raises(
-            FormatError, match=f"a key is 32 bytes, made by afferent.keys; .*{words}"
-        ):
+    for wanted, words in (
+        ([b"abc"], "a key is 32 bytes, made by afferent.keys; .* has 3"),
+        (bare, "keys must be a list, not bytes"),
+    ):
+        with pytest.raises(FormatError, match=words):
             cache.get_or_make("r", wanted, lambda _: {}, max_nbytes=100)
         with pytest.raises(FormatError, match=words):
             cache.get_embeddings("r", wanted)
         with pytest.raises(FormatError, match=words):
             cache.store.delete(wanted)
-    with pytest.raises(FormatError, match="a key is 32 bytes"):
-        cache.store.put("r", {}, key=b"abc")
+
+
+def test_a_tree_is_put_under_a_key_or_none() -> None:
+    with LocalStore(MiB) as store, pytest.raises(FormatError, match="a key is 32 bytes"):
+        store.put("r", {}, key=b"abc")
 
 
 def test_data_as_tensors_of_torch(cache: ItemCache) -> None:
@@ -264,6 +279,152 @@ def test_an_encoder_process_and_a_language_model_process_share_embeddings() -> N
         del found
         cache.release("r")
         wait_until(lambda: store.stat().held_nbytes == 0)
+
+
+def load_key(digest: bytes) -> ContentKey:
+    return keys.item_key(tenant="", fingerprint=b"f", modality=Modality.IMAGE, media=digest)
+
+
+def contents(store: Store, loaded: list[Loaded]) -> list[bytes]:
+    return [bytes(store.block(one.handle)) for one in loaded]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_files_and_bytes_are_loaded_together(
+    store: Store, tmp_path: Path, num_workers: int
+) -> None:
+    """Twice, so that memory is read into that was read into before; larger files come later."""
+    cache = cache_of(store, kind=ObjectKind.RAW, num_workers=num_workers)
+    for turn in range(2):
+        data = [bytes([turn, number]) * (1 + number * 50) for number in range(50)]
+        sources: list[Any] = [memoryview(one) for one in data]
+        for number in range(0, 50, 2):
+            path = tmp_path / f"{turn}-{number}"
+            path.write_bytes(data[number])
+            sources[number] = path if number % 4 else str(path)
+        loaded = cache.load("r", [*sources, sources[0], data[3]], load_key)
+        assert contents(store, loaded) == [*data, data[0], data[3]]
+        assert [one.digest for one in loaded[:50]] == [*map(keys.digest, data)]
+        assert [one.key for one in loaded[:50]] == [*map(load_key, map(keys.digest, data))]
+        again = cache.load("other", data, load_key)
+        assert [one.handle for one in again] == [one.handle for one in loaded[:50]]
+        assert store.stat().kinds[ObjectKind.RAW].num_objects == 50
+        for request in ("r", "other"):
+            cache.release(request)
+        assert store.stat().held_nbytes == 0
+        store.evict(ObjectKind.RAW)
+
+
+def test_large_files_are_loaded(store: Store, tmp_path: Path) -> None:
+    """Larger than the pieces that are read into; with the default kind, there is room for one."""
+    cache = cache_of(store)
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * 5000)
+    (loaded,) = cache.load("r", [path], load_key)
+    assert contents(store, [loaded]) == [path.read_bytes()]
+    path.write_bytes(bytes(5 * MiB))
+    with pytest.raises(ArenaTooSmall):
+        cache.load("r", [path], load_key)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_can_not_be_loaded_leaves_nothing(
+    store: Store, tmp_path: Path, num_workers: int
+) -> None:
+    cache = cache_of(store, num_workers=num_workers)
+    (tmp_path / "empty").touch()
+    for bad, error, words in (
+        (tmp_path / "missing", FileNotFoundError, "missing"),
+        (tmp_path / "empty", FormatError, "source 3 has no bytes"),
+        (b"", FormatError, "source 3 has no bytes"),
+        (tmp_path, IsADirectoryError, "directory"),
+    ):
+        with pytest.raises(error, match=words):
+            cache.load("r", [b"1", b"2", b"3", bad, b"4"], load_key)
+    with pytest.raises(FormatError, match="key has 3"):
+        cache.load("r", [b"1"], lambda _: ContentKey(b"abc"))
+    assert store.stat().num_objects == 0
+    assert len(cache.load("r", [b"1"], load_key)) == 1
+
+
+@pytest.mark.parametrize("store", ["local", "async"], indirect=True)
+def test_what_another_loads_is_waited_for(store: Store) -> None:
+    cache = cache_of(store)
+    (key, other) = (load_key(keys.digest(one)) for one in (b"one", b"other"))
+    (slot,) = cache.allocate("first", {key: 3})
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(cache.load, "second", [b"one", b"other"], load_key)
+        wait_until(lambda: store.stat().num_joined == 1 and len(sealed(store)) == 1)
+        assert not loading.done()
+        slot.block[:] = b"one"
+        cache.publish("first", {slot.handle: 3})
+        loaded = loading.result(60)
+    assert [one.key for one in loaded] == [key, other]
+    assert contents(store, loaded) == [b"one", b"other"]
+
+
+@pytest.mark.parametrize("store", ["local", "async"], indirect=True)
+def test_what_another_gives_up_is_loaded(store: Store) -> None:
+    cache = cache_of(store)
+    cache.allocate("first", {load_key(keys.digest(b"one")): 3})
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(cache.load, "second", [b"one"], load_key)
+        wait_until(lambda: store.stat().num_joined == 1)
+        cache.release("first")
+        assert contents(store, loading.result(60)) == [b"one"]
+
+
+def sealed(store: Store) -> list[ObjectInfo]:
+    return [info for info in store.list_objects() if info.state == "sealed"]
+
+
+def test_many_calls_at_a_time_read_into_memory_of_their_own(store: Store, tmp_path: Path) -> None:
+    cache = cache_of(store, num_workers=1)
+
+    def load(number: int) -> list[bytes]:
+        data = [bytes([number, n]) * 500 for n in range(20)]
+        paths = [tmp_path / f"{number}-{n}" for n in range(20)]
+        for path, one in zip(paths, data, strict=True):
+            path.write_bytes(one)
+        loaded = cache.load(f"r{number}", paths, load_key)
+        assert contents(store, loaded) == data
+        return data
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len({one for data in threads.map(load, range(16)) for one in data}) == 320
+
+
+def test_an_awaited_maker_that_is_cancelled_leaves_the_item_to_others(
+    daemon: SharedDaemon,
+) -> None:
+    async def main(address: str) -> None:
+        store = await AsyncDaemonStore.connect(address, name="cache", writable=True)
+        cache, begun = AsyncItemCache(store), asyncio.Event()
+
+        async def never(_: ContentKey) -> Any:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        async def soon(_: ContentKey) -> Any:
+            await asyncio.sleep(0)
+            return {"x": np.arange(4)}
+
+        wanted = [key_of(1)]
+        first = asyncio.create_task(cache.get_or_make("a", wanted, never, max_nbytes=1000))
+        await begun.wait()
+        second = asyncio.create_task(cache.get_or_make("b", wanted, soon, max_nbytes=1000))
+        while (await store.stat()).num_joined == 0:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        found = await second
+        assert found[key_of(1)]["x"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        del found
+        await cache.release("b")
+        await store.close()
+
+    asyncio.run(main(daemon.address))
 
 
 def test_a_local_cache() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from afferent.errors import NoPermitLeft, NotPermitted
 from afferent.quota.permits import MAX_QUEUED, PermitRequest, PermitStatistics, Semaphores, Work
+from afferent.quota.shares import Share
 from afferent.store.protocol import requests
 from afferent.types import Lease
 from tests.examples import examples
@@ -48,6 +50,17 @@ def test_as_many_as_the_limit_and_the_rest_in_order() -> None:
     assert semaphores.statistics() == {GATE: PermitStatistics(2, 0)}
 
 
+def test_to_give_up_a_call_that_was_refused_gives_nothing_back() -> None:
+    store = Store()
+    store.call(FRONTEND, requests.AcquirePermit, "r", GATE, 1, True)
+    again = store.send(FRONTEND, requests.AcquirePermit, "r", GATE, 1, True)
+    assert store.failure(FRONTEND, again) == "not_permitted"
+    store.call(FRONTEND, requests.ReleasePermit, "r", GATE, again)
+    assert store.state.semaphores.statistics() == {GATE: PermitStatistics(1, 0)}
+    store.call(FRONTEND, requests.ReleasePermit, "r", GATE, again - 1)
+    assert store.state.semaphores.statistics() == {}
+
+
 def test_who_does_not_queue_is_refused() -> None:
     semaphores = Semaphores()
     enter(semaphores, entry(0, semaphore=TENANT, limit=1), queue=False)
@@ -68,11 +81,14 @@ def test_a_request_enters_once_and_the_queue_is_bounded() -> None:
     for again in (0, 1):
         with pytest.raises(NotPermitted):
             semaphores.acquire(entry(again, limit=1), queue=True)
-    for number in range(2, MAX_QUEUED + 1):
+    most = MAX_QUEUED // 2
+    for number in range(2, most + 1):
         semaphores.acquire(entry(number, limit=1), queue=True)
     with pytest.raises(NoPermitLeft, match="too many"):
-        semaphores.acquire(entry(MAX_QUEUED + 1, limit=1), queue=True)
-    for number in range(MAX_QUEUED + 1):
+        semaphores.acquire(entry(most + 1, limit=1), queue=True)
+    other = replace(entry(most + 1, limit=1), share=Share("another"))
+    assert not semaphores.acquire(other, queue=True)
+    for number in range(most + 2):
         semaphores.retire((1, f"r{number}"), ())
     assert settle(semaphores) == []
     assert semaphores.statistics() == {}

@@ -121,6 +121,16 @@ def test_unreserving_what_was_granted_returns_what_is_left() -> None:
     assert store.state.statistics().reserved_nbytes == 512
 
 
+def test_unreserving_what_was_refused_takes_nothing_of_what_another_call_was_given() -> None:
+    store = Store(capacity_nbytes=2048)
+    store.reserve(FRONTEND, "r", 768)
+    refused = store.reserve(FRONTEND, "r", 768)
+    assert store.failure(FRONTEND, refused) == "arena_too_small"
+    for never_given in (refused, 1000):  # the other one has not even arrived
+        store.call(FRONTEND, requests.Unreserve, "r", [ReserveItem(RAW, 768)], never_given)
+        assert store.state.statistics().reserved_nbytes == 768
+
+
 @pytest.mark.parametrize("how", ["release", "disconnect", "die"])
 def test_reservations_go_with_their_lease(how: str) -> None:
     store = Store(capacity_nbytes=2048)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from afferent.quota.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, SealItem
-from afferent.store.protocol.results import ClientInfo, Evicted, ObjectInfo, Order, Statistics
+from afferent.store.protocol.results import (
+    ClientInfo,
+    Evicted,
+    ObjectInfo,
+    Order,
+    Statistics,
+    TenantInfo,
+)
 from afferent.types import Handle, ObjectKind
 from tests.store.pure_store import (
     FEATURES,
@@ -249,6 +257,27 @@ def test_what_is_deleted_is_made_anew() -> None:
     assert states(store.claim(OTHER, "r", KEY, KEY_2)) == ["owner", "hit"]
     store.call(FRONTEND, requests.Get, "s", [second.handle])
     assert store.refusal(FRONTEND, requests.Get, "s", [first.handle]) == "stale_handle"
+
+
+def test_whose_requests_wait_and_for_what() -> None:
+    store = Store(capacity_nbytes=4096)
+    store.acquire(OTHER, "job")
+    for request, share in (("a 1", Share("a", 2.0)), ("a 2", Share("a", 2.0)), ("b", Share("b"))):
+        store.send(FRONTEND, requests.Introduce, request, share)
+    store.reserve(FRONTEND, "a 1", 1500)
+    store.reserve(FRONTEND, "a 2", 1000)
+    for request in ("b", "nameless"):
+        store.send(FRONTEND, requests.AcquirePermit, request, "preprocess", 1, True)
+    found = store.call(SECOND, requests.Tenants, returns=list[TenantInfo])
+    assert found == [
+        TenantInfo("", 1.0, num_permits_queued=1, num_jobs=1),
+        TenantInfo("a", 2.0, 1536, num_reservations_queued=1, queued_nbytes=1024),
+    ]
+    store.release(FRONTEND, "a 1")
+    store.release(FRONTEND, "a 2")
+    store.release(FRONTEND, "b")
+    found = store.call(SECOND, requests.Tenants, returns=list[TenantInfo])
+    assert found == [TenantInfo("", 1.0, num_jobs=1)]
 
 
 def test_what_the_store_says_of_itself() -> None:

@@ -74,6 +74,7 @@ def test_each_verb_has_a_method() -> None:
     store.evict(ObjectKind.RAW)
     store.list_objects()
     store.list_clients()
+    store.list_tenants()
     store.take()
     store.finish(Order(1, HANDLE, [], b""))
     store.stat()

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import afferent.engine.reference.kind
 import afferent.engine.vllm.kind
 import afferent.engine.vllm.plugin.counting  # as a frontend does, once an engine is chosen
-import afferent.serve.frontend  # noqa: F401 - and with it whatever declares a metric or a stage
+import afferent.serve.frontend
+import afferent.tier.main  # noqa: F401 - and with them whatever declares a metric or a stage
 from afferent import errors
 from afferent.engine.metrics import engine_readings
 from afferent.engine.protocol import EngineStats
@@ -27,6 +28,7 @@ from afferent.serve.flow.counting import AnswerTimes, count_lateness, count_requ
 from afferent.store.client.metrics import store_readings
 from afferent.store.state.machine import StoreState
 from afferent.telemetry import exposition
+from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import REGISTRY, Registry
 from afferent.telemetry.trace import STAGES, Trace
@@ -97,8 +99,8 @@ def test_the_store_and_the_engine_say_what_they_do() -> None:
     capacity = [found["afferent_arena_capacity_bytes", kind] for kind in kinds]
     assert capacity == [statistics.kinds[kind].capacity_nbytes for kind in ObjectKind]
     taken = {labels: n for (name, labels), n in found.items() if name == "afferent_permits_taken"}
-    names = ("preprocess", "uploads", "tenant", "other")
-    assert list(taken.values()) == [0, 0, 2, 5]
+    names = ("preprocess", "uploads", "uploads_of", "tenant", "other")
+    assert list(taken.values()) == [0, 0, 0, 2, 5]
     assert list(taken) == [(("semaphore", name),) for name in names]
     stats = EngineStats(num_steps=7, num_encoded=[1] * 70)
     found = parsed(engine_readings(stats))
@@ -190,6 +192,7 @@ def test_the_page_lists_every_metric_and_its_labels() -> None:
 def test_an_event_loop_that_was_held_up_says_so() -> None:
 
     async def main() -> None:
+        JOURNAL.begin(Trace("r", "POST /"))  # who answers nobody is looked at less often
         task = asyncio.create_task(count_lateness())
         await asyncio.sleep(0)
         time.sleep(0.3)  # noqa: ASYNC251 - what holds it up

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from vllm.multimodal.inputs import (
@@ -15,10 +20,17 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
 )
 
-from afferent.engine.vllm import items
+from afferent import keys
+from afferent.engine.vllm import items, place
 from afferent.engine.vllm.plugin import probe
+from afferent.engine.vllm.plugin.arena import Arena
+from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.errors import FormatError
+from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.types import ContentKey, MiB, ObjectKind
 
 
 def there_and_back(item: MultiModalKwargsItem, **limits: int) -> MultiModalKwargsItem:
@@ -85,7 +97,77 @@ def hooks() -> None:
     assert probe._missing(probe._Hook("vllm.nothing", "at_all")) == "vllm.nothing.at_all"
 
 
+def killed() -> None:
+    """The store is killed between the look-up and the reading of what was found: what is read is
+    right, or nothing is; then all goes on.
+    """
+    os.environ[place.SECRET] = "00" * 16
+    with StoreServer(64 * MiB) as server:
+        arena = Arena(place.Place(server.address), name="worker")
+        _kill_between(server, arena)
+        arena.close()
+
+
+def _kill_between(server: StoreServer, arena: Arena) -> None:
+    wanted = [ContentKey(keys.digest(b"item %d" % number)) for number in range(3)]
+    config: Any = SimpleNamespace(
+        model=str(BUILT_IN_MODELS / "shapes"), dtype=torch.float32, quantization=None
+    )
+    kept = KeptEmbeddings(arena, config, publishes=True)
+    _wait_until(lambda: kept._cache is not None)
+    rows = [torch.full((5, 7), float(number)) for number in range(3)]
+    look_up = arena.store.acquire
+
+    def look_up_and_kill(*args: Any) -> Any:
+        outcomes = look_up(*args)
+        assert all(outcome.handle is not None for outcome in outcomes)
+        before = server.pid
+        os.kill(before, signal.SIGKILL)
+        _wait_until(lambda: _is_another(server, before))
+        return outcomes
+
+    for _ in range(2):
+        _publish(arena, kept, wanted, rows)
+        arena.store.acquire = look_up_and_kill  # type: ignore[method-assign]
+        found = kept.find(wanted, torch.device("cpu"))
+        arena.store.acquire = look_up  # type: ignore[method-assign]
+        for each, right in zip(found, rows, strict=True):
+            assert each is None or torch.equal(each, right)
+        _wait_until(lambda: arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0)
+        assert kept.find(wanted, torch.device("cpu")) == [None] * 3
+
+
+def _is_another(server: StoreServer, before: int) -> bool:
+    try:
+        DaemonStore(server.address, name="looker").close()
+    except Exception:
+        return False
+    return server.pid != before
+
+
+def _publish(
+    arena: Arena, kept: KeptEmbeddings, wanted: Sequence[ContentKey], rows: list[torch.Tensor]
+) -> None:
+    with arena.request("features") as request:
+        handles = [
+            arena.store.put(request, {"x": row}, key=key)
+            for key, row in zip(wanted, rows, strict=True)
+        ]
+        kept.publish(request, dict(zip(wanted, zip(handles, rows, strict=True), strict=True)))
+    for each, right in zip(kept.find(wanted, torch.device("cpu")), rows, strict=True):
+        assert each is not None
+        assert torch.equal(each, right)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 _BATCHED = MultiModalBatchedField()
 
 if __name__ == "__main__":
-    {"fields": fields, "many": many, "refusals": refusals, "hooks": hooks}[sys.argv[1]]()
+    whats = (fields, many, refusals, hooks, killed)
+    {what.__name__: what for what in whats}[sys.argv[1]]()

@@ -31,6 +31,8 @@ SEMAPHORE = "preprocess"
 """Of the count gate."""
 UPLOADS = "uploads"
 """Of MiB that large bodies are going to be, and are not in all."""
+UPLOADS_OF = "uploads_of"
+"""The same of one tenant: `uploads_of/acme`."""
 
 ADMISSION_SECONDS = histogram(
     "afferent_admission_seconds",
@@ -101,8 +103,8 @@ class Gate:
             timeout_s: For one request to be let in: for its bytes, and again for its turn.
             max_concurrency: Requests that may have entered, and not been forgotten, at a time, over
                 all processes; 0: any number.
-            max_uploads_nbytes: Of bodies on their way, as long as they will be, over all processes;
-                0: any number. A thirty-second of it and less is not counted.
+            max_uploads_nbytes: Of large bodies, as long as they will be, until `end_upload`, over
+                all processes; 0: any number. A thirty-second of it and less is not counted.
             clock: Seconds, which only grow.
         """
         self._store, self._timeout_s = store, timeout_s
@@ -156,30 +158,38 @@ class Gate:
                     request, SEMAPHORE, limit=self._max_concurrency, timeout_s=self._timeout_s
                 )
 
-    async def begin_upload(self, request: str, nbytes: int) -> bool:
+    async def begin_upload(self, request: str, nbytes: int, *, tenant: str = "") -> bool:
         """Wait until a body that is to be so long may take room before it is there; whether it has
         to be said when it is (`end_upload`).
 
-        So small ones find room, however many large ones have been announced.
+        So small ones find room, however many large ones have been announced; and large ones do,
+        however many a tenant has announced: all of one tenant take half of it at most. The nameless
+        are no tenant.
 
         Raises:
             NoPermitLeft, DeadlineExceeded: As from `enter`.
         """
         if nbytes <= self._max_uploads_nbytes // _SMALL_PART or not self._max_uploads_nbytes:
             return False
+        limits = {UPLOADS: self._max_uploads_nbytes}
+        if tenant:  # first, so that who waits for his own keeps nobody else waiting
+            limits = {f"{UPLOADS_OF}/{tenant}": self._max_uploads_nbytes // 2, **limits}
         with self._for_bytes.standing():
-            await self._store.acquire_permit(
-                request,
-                UPLOADS,
-                limit=max(self._max_uploads_nbytes // MiB, 1),
-                number=math.ceil(nbytes / MiB),
-                timeout_s=self._timeout_s,
-            )
+            for semaphore, limit_nbytes in limits.items():
+                await self._store.acquire_permit(
+                    request,
+                    semaphore,
+                    limit=max(limit_nbytes // MiB, 1),
+                    number=math.ceil(nbytes / MiB),
+                    timeout_s=self._timeout_s,
+                )
         return True
 
-    def end_upload(self, request: str) -> None:
-        """The body is there."""
+    def end_upload(self, request: str, *, tenant: str = "") -> None:
+        """What came is made into features, or let go of; of a forgotten request it is, too."""
         self._store.release_permit(request, UPLOADS)
+        if tenant:
+            self._store.release_permit(request, f"{UPLOADS_OF}/{tenant}")
 
     @asynccontextmanager
     async def reserve(self, request: str, nbytes: Mapping[ObjectKind, int]) -> AsyncIterator[None]:

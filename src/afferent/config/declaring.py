@@ -36,6 +36,7 @@ class Group(StrEnum):
     MEMORY = "memory"
     PREPROCESSING = "preprocessing"
     FETCHING = "fetching"
+    TIER = "tier"
     LOGGING = "logging"
     TIMEOUTS = "timeouts"
     LIMITS = "limits"
@@ -51,7 +52,8 @@ _ABOUT = {
     Group.MEMORY: "how the arena and other memory is divided",
     Group.PREPROCESSING: "how media become features",
     Group.FETCHING: "media by URL, and files",
-    Group.LOGGING: "what is logged, and how",
+    Group.TIER: "what nodes share, beyond one machine",
+    Group.LOGGING: "what is logged and shown, and how",
     Group.TIMEOUTS: "how long anything may take",
     Group.LIMITS: "what a request and its media may be",
 }
@@ -133,6 +135,8 @@ class Setting:
     group: Group
     unit: str
     bounds: str
+    demand: str
+    """What a value has to be, in words that complete "must be"."""
     is_secret: bool
     is_table: bool
 
@@ -203,6 +207,7 @@ def _resolve(field: msgspec.structs.FieldInfo, struct: type[Settings]) -> Settin
         group=declaration.group,
         unit=declaration.unit or _unit(field.name, field.type),
         bounds=_bounds(field.name, declaration.meta),
+        demand=_demand(field.name, field.type, declaration.meta),
         is_secret=declaration.is_secret,
         is_table=declaration.is_table,
     )
@@ -222,16 +227,35 @@ def _unit(key: str, kind: Any) -> str:
     return {int: "N", float: "NUMBER"}.get(kind, "TEXT")
 
 
-def _bounds(key: str, meta: Meta) -> str:
-    """In words; that something is above 0 goes without saying."""
+def _demand(key: str, kind: Any, meta: Meta) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        return "a list, separated by commas"
+    if kind not in (int, float):
+        return "true or false" if kind is bool else "text"
+    noun = "a whole number" if kind is int else "a number"
+    if key.endswith("_nbytes"):
+        noun = "a size in bytes, KiB, MiB or GiB, such as 512MiB"
+    bounds = _bounds(key, meta, leaves_out_zero=False)
+    return f"{noun}, {bounds}" if bounds else noun
+
+
+def _bounds(key: str, meta: Meta, *, leaves_out_zero: bool = True) -> str:
+    """In words; in a table it goes without saying that something is not below 0."""
 
     def show(value: float) -> str:
-        return format_nbytes(int(value)) if key.endswith("_nbytes") else f"{value:g}"
+        return format_nbytes(int(value)) if key.endswith("_nbytes") else f"{value:.12g}"
 
     words = [
-        (meta.ge if meta.ge is None or meta.ge > 0 else None, "at least"),
-        (meta.gt or None, "above"),
+        (meta.ge, "at least"),
+        (meta.gt, "above"),
         (meta.le if meta.le is None or meta.le < 2**31 else None, "at most"),
         (meta.lt, "below"),
     ]
-    return ", ".join(f"{word} {show(bound)}" for bound, word in words if bound is not None)
+    said = [
+        f"{word} {show(bound)}"
+        for bound, word in words
+        if bound is not None and not (leaves_out_zero and bound == 0)
+    ]
+    return ", ".join(said)

@@ -28,7 +28,7 @@ def common(known: Mapping[str, Setting], *, command: str, width: int) -> str:
     for group in Group:
         if group is not Group.COMMON and (chosen := in_group(known, group)):
             lines.append(f"  {group:<14} {group.about} ({len(chosen)})")
-    lines.append(f"An engine's own: {command} --engine NAME --help engine, or --help all.")
+    lines.append(f"An engine's own: {command} --engine NAME --help engine.")
     return "\n".join(lines)
 
 

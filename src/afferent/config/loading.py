@@ -14,6 +14,7 @@ is, is a setting too, so it is read first::
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,8 +126,10 @@ def _layers(
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} can't be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--config {file}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {file}: this is no TOML: {error}") from error
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -151,16 +154,34 @@ def _convert(one: Setting, value: Any, origin: str) -> Any:
         raise ConfigError(f"{one.key} are tables of the file ({origin})")
     if one.is_table and one.is_list and isinstance(value, list):
         return _tables(one, value, origin)
+    read = value
     try:
         if isinstance(value, str):
             if one.is_size:
-                value = parse_nbytes(value)
+                read = parse_nbytes(value)
             elif one.is_list:
-                value = [part for part in value.split(",") if part]
-        return msgspec.convert(value, one.type, strict=not isinstance(value, str))
+                read = [part for part in value.split(",") if part]
+        return msgspec.convert(read, one.type, strict=not isinstance(read, str))
     except (msgspec.ValidationError, ConfigError) as error:
-        shown = "" if one.is_secret else f" = {value!r}"
-        raise ConfigError(f"{one.key}{shown} ({origin}): {_in_words(error)}") from error
+        raise ConfigError(f"{_as_given(one, value, origin)}: {_wanted(one, error)}") from error
+
+
+def _as_given(one: Setting, value: object, origin: str) -> str:
+    """A setting as whoever gave it has written it."""
+    match origin:
+        case "flag":
+            return one.flag if one.is_secret else f"{one.flag} {shlex.quote(str(value))}"
+        case "environment":
+            return one.variable if one.is_secret else f"{one.variable}={value}"
+        case _:
+            shown = "" if one.is_secret else f" = {value!r}"
+            return f"{one.key}{shown} ({origin})"
+
+
+def _wanted(one: Setting, error: Exception) -> str:
+    """What a value of it has to be."""
+    words = _in_words(error)
+    return words if words in IN_WORDS.values() else f"must be {one.demand}"
 
 
 def _tables(one: Setting, tables: list[Any], origin: str) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta, Struct
 
 from afferent.config.declaring import Group, Settings, setting
@@ -18,16 +19,31 @@ LEAST_FROZEN_TIMEOUT_S = 3.0
 _API_KEY = r"^[!-~]{16,256}\Z"
 _OPTIONAL_API_KEY = rf"{_API_KEY}|^\Z"
 _TENANT_NAME = r"^[a-z0-9][a-z0-9-]{0,31}\Z"
+_HOST_PORT = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z"
+_ORIGIN = r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)\Z"
+_FOLDER = r"^/"
+_ADDRESS = r"^[A-Za-z0-9.:_%-]+\Z"
+_NAME = r"^\S*\Z"
+_TIER_SECRET = r"^([!-~]{16,256})?\Z"  # noqa: S105 a pattern
 _KEYS = "an API key needs 16 to 256 printable characters, none of them blank or beyond ASCII"
 IN_WORDS = {
     _API_KEY: _KEYS,
     _OPTIONAL_API_KEY: _KEYS,
     _TENANT_NAME: "1 to 32 characters of a-z, 0-9 and -, no dash first",
+    _HOST_PORT: "each must be HOST:PORT, such as media.internal:8080",
+    _ORIGIN: "each must be an origin such as https://example.org, without a path, or *",
+    _FOLDER: "each must be an absolute path of a folder",
+    _ADDRESS: "must be an address or a name, such as 0.0.0.0, without a port or a scheme",
+    _NAME: "must have no blanks",
+    _TIER_SECRET: "needs 16 to 256 printable characters, none of them blank or beyond ASCII",
 }
 """What patterns mean."""
 
 ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
 """Printable, without blanks, and too long to be guessed."""
+_HostPort = Annotated[str, Meta(pattern=_HOST_PORT)]
+_Origin = Annotated[str, Meta(pattern=_ORIGIN)]
+_Folder = Annotated[str, Meta(pattern=_FOLDER)]
 
 
 class ModalityLimits(NamedTuple):
@@ -82,13 +98,13 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Group.FETCHING,
         ge=0,
     )
-    fetch_allow: tuple[str, ...] = setting(
+    fetch_allow: tuple[_HostPort, ...] = setting(
         (),
         "your own media hosts that may be fetched from though they are private",
         Group.FETCHING,
         unit="HOST:PORT,...",
     )
-    file_roots: tuple[str, ...] = setting(
+    file_roots: tuple[_Folder, ...] = setting(
         (),
         "folders whose files may be named by file: URLs; none by default",
         Group.FETCHING,
@@ -126,6 +142,9 @@ class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
 
+_LIMITS_OF_TENANTS = ("max_images", "max_image_pixels", "max_body_nbytes")
+
+
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Somebody with API keys of its own. What it has cached, no other tenant can hit."""
 
@@ -135,16 +154,33 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At a time, over all frontends; 0: no limit of its own."""
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """Its share of what is short, compared with other tenants' of weight 1."""
+    max_images: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """In a request; 0: as for everybody. More than everybody may is what everybody may."""
+    max_image_pixels: Annotated[int, Meta(ge=0)] = 0
+    """Of an image; likewise."""
+    max_body_nbytes: Annotated[int, Meta(ge=0)] = 0
+    """Of a request's body; likewise."""
+
+    def within(self, limits: RequestLimits) -> RequestLimits:
+        """These limits, with its own where they are closer."""
+        own = {name: getattr(self, name) for name in _LIMITS_OF_TENANTS}
+        closer = {name: min(most, getattr(limits, name)) for name, most in own.items() if most}
+        return msgspec.structs.replace(limits, **closer) if closer else limits
 
 
 class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of ``afferent serve``, but for its engine's own."""
 
-    model: str = setting(
-        "shapes", "folder of a transformers image-text model, or the built-in one", Group.COMMON
+    model: str = setting("shapes", "a model's folder, or its name on the hub", Group.COMMON)
+    revision: str = setting(
+        "", "branch, tag or commit of a model that is on the hub", Group.COMMON, unit="NAME"
     )
     served_model_name: str = setting(
-        "", "its name in the API; default: the folder's name", Group.COMMON, unit="NAME"
+        "",
+        "its name in the API; default: the model's own",
+        Group.COMMON,
+        pattern=_NAME,
+        unit="NAME",
     )
     engine: str = setting(
         "reference",
@@ -153,7 +189,9 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Group.COMMON,
         unit="NAME",
     )
-    host: str = setting("127.0.0.1", "address to listen on", Group.COMMON, unit="ADDRESS")
+    host: str = setting(
+        "127.0.0.1", "address to listen on", Group.COMMON, pattern=_ADDRESS, unit="ADDRESS"
+    )
     port: int = setting(8000, "port to listen on; 0 takes a free one", Group.COMMON, ge=0, le=65535)
     api_key: str = setting(
         "",
@@ -165,7 +203,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     tenants: tuple[Tenant, ...] = setting(
         (),
-        "[[tenants]] of the file: name, api_keys, max_requests and weight of each",
+        "[[tenants]] of the file: name, api_keys, weight and limits of each",
         Group.COMMON,
         is_secret=True,
         is_table=True,
@@ -178,11 +216,19 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     arena_nbytes: int = setting(
         0,
-        "shared memory for media, features and embeddings; 0: what suits the memory",
+        "shared memory for media and features; 0: what fits",
         Group.COMMON,
         ge=0,
     )
     explain: bool = setting(False, "print a trace of each request", Group.COMMON)
+    ui: int = setting(
+        -1,
+        "port of the live page; 0: a free one, -1: none",
+        Group.COMMON,
+        ge=-1,
+        le=65535,
+        unit="PORT",
+    )
 
     unknown_fields: Literal["ignore", "refuse"] = setting(
         "ignore",
@@ -190,7 +236,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         "one is refused in any case, and an upstream such as vLLM decides for itself",
         Group.LIMITS,
     )
-    cors_origin: tuple[str, ...] = setting(
+    cors_origin: tuple[_Origin, ...] = setting(
         (),
         "whose pages may ask from a browser, such as https://example.org; * means anybody's, none "
         "nobody's; an upstream such as vLLM has a setting of its own",
@@ -238,16 +284,63 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     alloc_workers: int = setting(
         1,
-        "threads that hash a request's media before they are allocated; 0: one by one",
+        "threads that read and hash a request's media before they are allocated; 0: one by one",
         Group.PREPROCESSING,
         ge=0,
         le=64,
+    )
+
+    tier: str = setting(
+        "",
+        "where nodes leave for one another what they have made: redis://HOST, rediss:// (TLS), "
+        "valkey://, file:///FOLDER, or what fsspec opens; none: nowhere",
+        Group.TIER,
+        pattern=_NAME,
+        unit="URL",
+        is_secret=True,
+    )
+    tier_secret: str = setting(
+        "",
+        "what the nodes of a fleet share, best by the environment: whoever has the tier and not "
+        "this can't pass anything off as theirs",
+        Group.TIER,
+        pattern=_TIER_SECRET,
+        unit="TEXT",
+        is_secret=True,
+    )
+    tier_timeout_s: float = setting(
+        1.0, "for one answer of the tier; then the item is made here", Group.TIER, gt=0, le=60
+    )
+    tier_wait_s: float = setting(
+        5.0, "longest wait for what another node is making", Group.TIER, ge=0, le=60
+    )
+    tier_ttl_s: float = setting(
+        86_400.0, "for so long what was made is kept there", Group.TIER, ge=1
+    )
+    tier_max_nbytes: int = setting(256 * MiB, "largest object that is kept there", Group.TIER, gt=0)
+    tier_write_nbytes_per_s: int = setting(
+        0, "most that is written there in a second; 0: no limit", Group.TIER, ge=0, unit="BYTES"
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "least severe events to log", Group.LOGGING
     )
     log_format: Literal["text", "json"] = setting("text", "form of the log lines", Group.LOGGING)
+    ui_host: str = setting(
+        "127.0.0.1",
+        "address that the live page listens on; others than loopback need a key",
+        Group.LOGGING,
+        pattern=_ADDRESS,
+        unit="ADDRESS",
+    )
+    ui_key: str = setting(
+        "",
+        "key that the live page asks for; default: --api-key; none: no key is asked for",
+        Group.LOGGING,
+        pattern=_OPTIONAL_API_KEY,
+        unit="KEY",
+        is_secret=True,
+    )
 
     request_timeout_s: float = setting(300.0, "for one request in all", Group.TIMEOUTS, gt=0)
     preprocess_timeout_s: float = setting(
@@ -265,11 +358,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
 
     def check(self) -> None:
         if 0 < self.arena_nbytes < MiB:
-            raise ConfigError(f"arena_nbytes = {self.arena_nbytes}: at least 1 MiB, or 0")
+            raise ConfigError(f"--arena-nbytes {self.arena_nbytes}: must be at least 1MiB, or 0")
         if self.raw_share + self.embeddings_share + self.records_share >= 1:
             raise ConfigError(
-                "raw_share, embeddings_share and records_share leave nothing of the arena for "
-                "features"
+                f"--raw-share {self.raw_share:g}, --embeddings-share {self.embeddings_share:g} and "
+                f"--records-share {self.records_share:g} leave nothing of the arena for features: "
+                "they must be below 1 in all"
             )
         names = [tenant.name for tenant in self.tenants]
         keys = [key for tenant in self.tenants for key in tenant.api_keys]
@@ -277,6 +371,11 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         for what, values in (("tenant's name", names), ("API key", keys)):
             if len(set(values)) < len(values):  # which key it is, is not for a log
                 raise ConfigError(f"a {what} stands twice in the settings")
+
+    @property
+    def page_key(self) -> str:
+        """What the live page asks for; empty: nothing."""
+        return self.ui_key or self.api_key
 
     @property
     def limits(self) -> Limits:
@@ -287,6 +386,13 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     def request_limits(self) -> RequestLimits:
         names = RequestLimits.__struct_fields__
         return RequestLimits(**{name: getattr(self, name) for name in names})
+
+    @property
+    def limits_by_tenant(self) -> dict[str, RequestLimits]:
+        """Of those that have limits of their own."""
+        limits = self.request_limits
+        within = {tenant.name: tenant.within(limits) for tenant in self.tenants}
+        return {name: own for name, own in within.items() if own is not limits}
 
     @property
     def num_preprocess_workers(self) -> int:

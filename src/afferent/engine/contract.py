@@ -46,6 +46,7 @@ class EngineSite:
         shares: What part of the arena each kind of object has.
         left_nbytes: Memory that is left to the server beside the arena, all processes, and what
             the engine has reserved; an engine may divide it as it likes.
+        has_tier: Whether there is something beyond this machine to look for embeddings in.
     """
 
     model_folder: Path
@@ -54,6 +55,7 @@ class EngineSite:
     store_address: str
     shares: Mapping[ObjectKind, float]
     left_nbytes: int
+    has_tier: bool = False
 
     @property
     def needed_family(self) -> AnyFamily:
@@ -155,6 +157,10 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
             UnsupportedModel: Likewise.
         """
 
+    def needs_weights(self, settings: SettingsT) -> bool:
+        """Whether the folder has to have the model's weights; a hub's are downloaded then."""
+        return True
+
     @abstractmethod
     def reserved_nbytes(self, model_folder: Path, settings: SettingsT) -> int:
         """The machine's memory that its processes take whatever is asked of them, and keep for
@@ -187,7 +193,7 @@ class UpstreamKind(Backend[SettingsT, LinkT]):
     """A backend with an API of its own: chat templates, tokens and answers are its own."""
 
     @abstractmethod
-    def takes_features(self, model_folder: Path) -> bool:
+    def takes_features(self, model_folder: Path, settings: SettingsT) -> bool:
         """Whether features that are made here may stand for media of this model; if not, it gets
         them as they came.
         """

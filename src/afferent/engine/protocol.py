@@ -94,6 +94,9 @@ SamplingExtra = Literal[
     "logit_bias",
     "min_tokens",
     "stop_token_ids",
+    "json_schema",
+    "regex",
+    "choice",
 ]
 """What no engine is taken to do unless it says so."""
 
@@ -117,7 +120,8 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
             never gets one that does.
         supported: Fields of `Sampling` that it does besides: ``min_p``, ``repetition_penalty``,
             ``frequency_penalty``, ``presence_penalty``, ``logit_bias``, ``min_tokens``,
-            ``stop_token_ids``. Requests that ask for others are refused likewise.
+            ``stop_token_ids``, ``json_schema``, ``regex``, ``choice``. Requests that ask for others
+            are refused likewise.
         vocab_size: How many tokens the model chooses from; ids beyond are refused. 0: not said.
     """
 
@@ -207,6 +211,8 @@ class Engine(Protocol):
                 retryable.
             InvalidPlaceholders: They overlap, are not in order, or lie outside of the prompt.
             UnsupportedParameter: The sampling asks for what this engine can't do.
+            InvalidForm: Answers of the form that it asks for can't be made; also later, where one
+                becomes too much to go on with.
             StaleHandle: An item's features are gone.
             StoreRestarted: They were lost with a former life of the store.
         """

@@ -8,6 +8,7 @@ called without arguments and gives an `EngineKind` or an `UpstreamKind`: a subcl
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -18,7 +19,7 @@ from msgspec import Struct
 
 from afferent.config import Settings
 from afferent.engine.contract import EngineKind, UpstreamKind
-from afferent.errors import ConfigError
+from afferent.errors import ConfigError, in_a_line
 
 GROUP: Final = "afferent.engines"
 
@@ -47,7 +48,9 @@ def find(name: str) -> AnyKind:
     offered = BUILT_IN if name in BUILT_IN else {**_installed(), **BUILT_IN}
     if name not in offered:
         choices = ", ".join(sorted(offered))
-        raise ConfigError(f"there is no engine {name!r}; there are: {choices}, or MODULE:FACTORY")
+        raise ConfigError(
+            f"--engine {shlex.quote(name)}: must be one of {choices}, or MODULE:FACTORY"
+        )
     return _made(name, offered[name])
 
 
@@ -56,17 +59,15 @@ def _installed() -> dict[str, str]:
 
 
 def _made(name: str, path: str) -> AnyKind:
+    chosen = f"--engine {shlex.quote(name)}"
     module_name, _, attribute = path.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
         made = factory()
     except Exception as error:  # it is not ours, and may raise anything
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"the engine {name!r} can't be loaded from {path}: {what}") from error
+        raise ConfigError(f"{chosen}: {path} can't be loaded: {in_a_line(error)}") from error
     if not isinstance(made, EngineKind | UpstreamKind):
-        raise ConfigError(
-            f"{path} gives a {type(made).__name__}, which is no EngineKind (engine {name!r})"
-        )
+        raise ConfigError(f"{chosen}: {path} gives a {type(made).__name__}, which is no EngineKind")
     if missing := list(_missing(made)):
         raise ConfigError(f"{path} lacks {', and '.join(missing)} (engine {name!r})")
     return made

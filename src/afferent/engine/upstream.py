@@ -41,6 +41,30 @@ class UpstreamAnswer:
     chunks: AsyncIterator[bytes]
 
 
+class UpstreamSocket(Protocol):
+    """A WebSocket to an upstream, which is open."""
+
+    @property
+    def subprotocol(self) -> str | None:
+        """What the upstream has chosen."""
+
+    @property
+    def close_code(self) -> int:
+        """Why it was closed, when it is."""
+
+    async def send(self, message: str | bytes) -> None:
+        """Raises: EngineUnavailable: It is closed."""
+        ...
+
+    def messages(self) -> AsyncIterator[str | bytes]:
+        """What comes, until it is closed."""
+        ...
+
+    async def close(self, code: int) -> None:
+        """Say why, and wait a moment for the answer."""
+        ...
+
+
 class Upstream(Protocol):
     """A server as a frontend sees it."""
 
@@ -68,6 +92,20 @@ class Upstream(Protocol):
 
         Raises:
             EngineUnavailable: It is not there, or went away; retryable.
+        """
+        ...
+
+    def connect(
+        self, request: UpstreamRequest, subprotocols: Sequence[str]
+    ) -> AbstractAsyncContextManager[UpstreamSocket]:
+        """Open a WebSocket; to leave the context is to close it.
+
+        Args:
+            subprotocols: Of which the upstream may choose one.
+
+        Raises:
+            EngineUnavailable: It is not there; retryable.
+            InvalidRequest: It takes no WebSocket there.
         """
         ...
 

@@ -13,9 +13,11 @@ from msgspec import Struct
 
 from afferent import keys
 from afferent.errors import ConfigError
+from afferent.preprocess.family import read_json
 
 _TAG = b"afferent/weights/v1"
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_EMBEDDING = ".embed_tokens.weight"
 _OTHER_FORMS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -36,8 +38,8 @@ def weights_files(folder: Path) -> list[Path]:
     if (index := folder / _INDEX).is_file():
         try:
             names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{index}: {error}") from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{index} can't be read: {error}") from error
         if foreign := sorted(name for name in names if not name or Path(name).name != name):
             raise ConfigError(f"{index} names {foreign[0]!r}, which is no file of its folder")
         return [folder / name for name in sorted(names)]
@@ -53,16 +55,27 @@ def check_weights(folder: Path) -> None:
     """Read the files' headers, and nothing else of them.
 
     Raises:
-        ConfigError: The folder has no weights that are read, or one of the files is broken.
+        ConfigError: The folder has no weights that are read, one of the files is broken, or they
+            are of another model than its ``config.json`` says.
     """
     from safetensors import SafetensorError, safe_open  # readers of digests lack it
 
+    found: list[tuple[int, ...]] = []
     for file in weights_files(folder):
         try:
-            with safe_open(file, framework="numpy"):
-                pass
+            with safe_open(file, framework="numpy") as tensors:
+                names = [name for name in tensors.keys() if name.endswith(_EMBEDDING)]  # noqa: SIM118
+                found += [tuple(tensors.get_slice(name).get_shape()) for name in names]
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} can't be read: {error}") from error
+    config = read_json(folder / "config.json")
+    text = config.get("text_config", config)
+    wanted = (text.get("vocab_size"), text.get("hidden_size")) if isinstance(text, dict) else ()
+    if found and all(isinstance(n, int) for n in wanted) and wanted not in found:
+        raise ConfigError(
+            f"the weights in {folder} are of another model than its config.json: embeddings of "
+            f"tokens are {' x '.join(map(str, found[0]))}, not {' x '.join(map(str, wanted))}"
+        )
 
 
 def weights_nbytes(folder: Path) -> int:

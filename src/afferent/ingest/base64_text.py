@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import binascii
+import string
 
 import pybase64
 
 from afferent.errors import InvalidMedia
+
+_QUANTUM = 4
+_PADDING = ord("=")
+_ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 
 
 class Base64Text:
@@ -21,9 +26,25 @@ class Base64Text:
         self._rest = b""  # fewer than four characters, which give no byte yet
         self._padded = False
 
-    def num_left_over(self, num_chars: int) -> int:
-        """How many of so many characters to come would give no byte yet."""
-        return (len(self._rest) + num_chars) & 3
+    def decode_whole(self, text: memoryview) -> tuple[bytes, bytes] | None:
+        """What `decode` would give, in two pieces and without a copy of ``text``.
+
+        ``None``, and nothing has changed, if some of it is no base64, or if the item ends in it.
+        """
+        begun = -len(self._rest) % _QUANTUM
+        end = len(text) - (len(text) - begun) % _QUANTUM
+        rest = bytes(text[end:])
+        if self._padded or end <= begun or rest.translate(None, _ALPHABET):
+            return None
+        if text[end - 1] == _PADDING or (begun and text[begun - 1] == _PADDING):
+            return None
+        try:
+            first = pybase64.b64decode(self._rest + bytes(text[:begun]), validate=True)
+            data = pybase64.b64decode(text[begun:end], validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        self._rest = rest
+        return first, data
 
     def decode(self, text: bytes | memoryview) -> bytes:
         """The bytes that ``text`` completes.
@@ -41,7 +62,7 @@ class Base64Text:
             raise _malformed()
         if not whole:
             return b""
-        self._padded = text[whole - 1] == ord("=")
+        self._padded = text[whole - 1] == _PADDING
         try:
             # Of the strict calls the fastest; on large pieces it lets other threads run.
             return pybase64.b64decode(memoryview(text)[:whole], validate=True)

@@ -182,7 +182,10 @@ class BodyCutter:
         """
         view = memoryview(chunk)
         for start in range(0, len(view), _WINDOW_NBYTES):
-            self._buffer += view[start : start + _WINDOW_NBYTES]  # the only copy of it
+            window = view[start : start + _WINDOW_NBYTES]
+            if self._step is BodyCutter._cut and not self._buffer and self._decode(window):
+                continue
+            self._buffer += window  # the only copy of it
             while self._step(self):
                 pass
             self._keep()
@@ -258,9 +261,6 @@ class BodyCutter:
         quote = self._buffer.find(b'"', self._pos)
         end = quote if quote >= 0 else len(self._buffer)
         if self._buffer.find(b"\\", self._pos, end) < 0:
-            if quote < 0:
-                # What is left over stays here: put before the next piece, it has that copied.
-                end = max(end - self._base64.num_left_over(end - self._pos), self._pos)
             self._write(memoryview(self._buffer)[self._pos : end])
         else:
             if quote < 0:
@@ -292,11 +292,23 @@ class BodyCutter:
         self._head, self._nbytes, self._base64 = head, 0, Base64Text()
         self._sink.begin()
 
+    def _decode(self, window: memoryview) -> bool:
+        """Hand on a window that is base64 from end to end, as most of an item's are: it is decoded
+        where it lies, and nothing is looked for in it.
+        """
+        pieces = self._base64.decode_whole(window)
+        for data in pieces or ():
+            self._hand_on(data)
+        return pieces is not None
+
     def _write(self, text: bytes | memoryview) -> None:
         try:
             data = self._base64.decode(text)
         except InvalidMedia as error:
             raise self._malformed() from error
+        self._hand_on(data)
+
+    def _hand_on(self, data: bytes) -> None:
         if data:
             self._nbytes += len(data)
             self._sink.write(data)

@@ -142,7 +142,10 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
             addresses = await self._resolve(host, port) if literal is None else [literal]
             if authority(host, port) not in self._allow and not all(map(is_public, addresses)):
                 if literal is not None:
-                    raise ForbiddenUrl("the media host's address is not a public one")
+                    raise ForbiddenUrl(
+                        "the media host's address is not a public one; others are allowed by the "
+                        "server's --fetch-allow HOST:PORT"
+                    )
                 raise FetchFailed(_NOT_FOUND)
             for address in addresses[:_MAX_DIALLED]:
                 try:

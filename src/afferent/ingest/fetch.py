@@ -12,7 +12,7 @@ import itertools
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -23,11 +23,12 @@ from afferent.errors import FetchFailed, NoPermitLeft
 from afferent.ingest.delivery import Budget, Delivery, MakeRoom, Sink
 from afferent.ingest.dial import BoundedStream, CheckedBackend, Resolve, Resolver
 from afferent.ingest.fetch_policy import Target, check_redirect, check_url
-from afferent.ingest.files import FileRoots
+from afferent.ingest.files import FileRoots, OpenFile, ReadFile
 from afferent.ingest.pace import Pace
 from afferent.ingest.places import FairPlaces, PlacesByName, User
 from afferent.ingest.url_memory import fresh_s as freshness
 from afferent.quota.shares import NAMELESS, Share
+from afferent.runtime.tasks import in_thread
 from afferent.types import Modality
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -50,7 +51,7 @@ class Fetcher:
     ) -> None:
         self._limits, self._grace_s = limits, grace_s
         self._resolver = Resolver()
-        self._files = FileRoots(limits.file_roots)
+        self.files = FileRoots(limits.file_roots)
         self._places = PlacesByName(limits.fetch_max_per_host)
         self._connections = FairPlaces(_MAX_CONNECTIONS)
         self._num_sessions = itertools.count()
@@ -76,9 +77,6 @@ class Fetcher:
         self, url: str, delivery: Delivery, *, modality: Modality, user: User
     ) -> None:
         """As `FetchSession.fetch_into`."""
-        if url[:5].lower() == "file:":
-            await self._files.read_into(url, delivery)
-            return
         try:
             await self._follow(url, delivery, modality, user)
         except (TimeoutError, httpcore.TimeoutException) as error:
@@ -173,7 +171,15 @@ class Fetcher:
     async def close(self) -> None:
         await self._pool.aclose()
         await self._resolver.close()
-        self._files.close()
+        self.files.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFile:
+    """A file that may have up to ``max_nbytes``."""
+
+    url: str
+    max_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +208,8 @@ class FetchSession:
     ) -> Fetched:
         """Hand the bytes behind a URL to ``sink``, and count them.
 
-        The sink is called from a thread for files, otherwise from the event loop; never after this
-        has returned or raised. After an error, what it got is of no use.
+        The sink is called from the event loop; never after this has returned or raised. After an
+        error, what it got is of no use.
 
         Raises:
             NoPermitLeft: Too many are being fetched; try again.
@@ -218,11 +224,47 @@ class FetchSession:
                 await self._fetcher.fetch_into(url, delivery, modality=modality, user=self._user)
             return Fetched(delivery.nbytes, delivery.fresh_s)
 
+    async def read_files(
+        self,
+        wanted: Sequence[WantedFile],
+        make_room: Callable[[Sequence[int]], Awaitable[Sequence[memoryview]]],
+    ) -> list[ReadFile]:
+        """Read and digest files by ``file:`` URL, in a thread.
+
+        Args:
+            make_room: Given how long they are in bytes, blocks that are as long.
+
+        Raises:
+            ForbiddenUrl: One is not a plain file under a root, or reached through a link.
+            FetchFailed: One can't be read.
+            MediaTooLarge: As for `fetch_into`.
+        """
+        opened: list[OpenFile] = []
+        try:
+            urls = [file.url for file in wanted]
+            await in_thread(self._fetcher.files.open_files, urls, opened)
+            for file, known in zip(wanted, opened, strict=True):
+                delivery = Delivery(_nowhere, max_nbytes=file.max_nbytes, budget=self._budget)
+                delivery.announce(known.nbytes)
+            blocks = await make_room([file.nbytes for file in opened])
+            return await in_thread(_read_each, opened, blocks)
+        finally:
+            for known in opened:
+                known.close()
+
     async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
         """The bytes behind a URL. Raises as `fetch_into` does."""
         data = bytearray()
         await self.fetch_into(url, data.extend, modality=modality, max_nbytes=max_nbytes)
         return bytes(data)
+
+
+def _read_each(files: Sequence[OpenFile], blocks: Sequence[memoryview]) -> list[ReadFile]:
+    return [file.read_into(block) for file, block in zip(files, blocks, strict=True)]
+
+
+def _nowhere(_: bytes) -> None:
+    """A sink for what goes elsewhere."""
 
 
 def _values(response: httpcore.Response, name: bytes) -> list[bytes]:

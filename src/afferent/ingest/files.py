@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from afferent import keys
 from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl
-from afferent.ingest.delivery import Delivery
 from afferent.ingest.fetch_policy import check_characters
 
-_PIECE_NBYTES = 64 << 10
+_PIECE_NBYTES = 64 << 20  # a thread that is to end is waited for
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: to open a pipe that nobody writes to would take forever.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -29,6 +27,39 @@ class _Root:
 
     parts: tuple[bytes, ...]
     descriptor: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A plain file, and how many bytes it had when it was opened."""
+
+    descriptor: int
+    nbytes: int
+
+    def read_into(self, block: memoryview) -> ReadFile:
+        """Read as much of it as ``block`` takes, and digest it.
+
+        Raises:
+            FetchFailed: It can't be read.
+        """
+        nbytes = 0
+        with _explained():
+            while nbytes < len(block) and (
+                num_read := os.readv(self.descriptor, [block[nbytes : nbytes + _PIECE_NBYTES]])
+            ):
+                nbytes += num_read
+        return ReadFile(nbytes, keys.digest(block[:nbytes]))
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """How much was read, and the digest of it (`afferent.keys.digest`)."""
+
+    nbytes: int
+    digest: bytes
 
 
 class FileRoots:
@@ -51,30 +82,17 @@ class FileRoots:
             raise
         self._roots.sort(key=lambda root: len(root.parts), reverse=True)
 
-    async def read_into(self, url: str, delivery: Delivery) -> None:
-        """Deliver the file, from a thread; nothing is delivered once this has returned or raised.
+    def open_files(self, urls: Sequence[str], opened: list[OpenFile]) -> None:
+        """Open files, and append them to ``opened``; those that are there are to be closed.
 
         Raises:
             ForbiddenUrl: Not a plain file under a root, or reached through a link.
-            FetchFailed: It can't be read.
-            MediaTooLarge: It exceeds what may be delivered.
+            FetchFailed: It can't be opened.
         """
-        root, names = self._locate(url)
-        stop, loop = threading.Event(), asyncio.get_running_loop()
-
-        def prepare(nbytes: int) -> None:
-            asyncio.run_coroutine_threadsafe(delivery.prepare(nbytes), loop).result()
-
-        work = asyncio.to_thread(_read, root, names, delivery, prepare, stop)
-        reading = asyncio.ensure_future(work)
-        try:
-            await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            stop.set()
-            while not reading.done():  # its sink may be gone once we return
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([reading])
-            raise
+        for url in urls:
+            root, names = self._locate(url)
+            with _explained():
+                opened.append(_open(root, names))
 
     def close(self) -> None:
         for root in self._roots:
@@ -88,7 +106,7 @@ class FileRoots:
             depth = len(root.parts)
             if parts[:depth] == root.parts and len(parts) > depth:
                 return root, parts[depth:]
-        raise ForbiddenUrl("files are read from the folders only that the server was given")
+        raise ForbiddenUrl("files are read below the folders of the server's --file-roots only")
 
 
 def file_parts(url: str) -> tuple[bytes, ...]:
@@ -117,16 +135,26 @@ def file_parts(url: str) -> tuple[bytes, ...]:
 def _open_root(path: str) -> _Root:
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
-        raise ConfigError(f"file_roots: {path!r} is not an absolute path")
+        raise ConfigError(f"--file-roots {path}: must be an absolute path, without ..")
     try:
         descriptor = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
     except OSError as error:
-        raise ConfigError(f"file_roots: {path!r} is not a folder that can be opened") from error
+        raise ConfigError(
+            f"--file-roots {path}: must be a folder that can be opened ({error.strerror})"
+        ) from error
     return _Root(tuple(map(os.fsencode, pure.parts[1:])), descriptor)
 
 
-@contextmanager
-def _opened(root: _Root, names: Sequence[bytes]) -> Iterator[int]:
+def _open(root: _Root, names: Sequence[bytes]) -> OpenFile:
+    descriptor = _walk(root, names)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise _not_plain()
+    return OpenFile(descriptor, status.st_size)
+
+
+def _walk(root: _Root, names: Sequence[bytes]) -> int:
     """The file's descriptor. One name after another is opened, so that no link can lead astray."""
     *folders, name = names
     descriptor = os.dup(root.descriptor)
@@ -135,29 +163,15 @@ def _opened(root: _Root, names: Sequence[bytes]) -> Iterator[int]:
             inner = os.open(folder, _FOLDER, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
-        inner = os.open(name, _FILE, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = inner
-        yield descriptor
+        return os.open(name, _FILE, dir_fd=descriptor)
     finally:
         os.close(descriptor)
 
 
-def _read(
-    root: _Root,
-    names: Sequence[bytes],
-    delivery: Delivery,
-    prepare: Callable[[int], None],
-    stop: threading.Event,
-) -> None:
+@contextmanager
+def _explained() -> Iterator[None]:
     try:
-        with _opened(root, names) as descriptor:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise _not_plain()
-            prepare(status.st_size)
-            while not stop.is_set() and (data := os.read(descriptor, _PIECE_NBYTES)):
-                delivery.write(data)
+        yield
     except OSError as error:
         # A link in place of a folder or a file; ENXIO is a socket's, or a pipe's.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):

@@ -14,6 +14,7 @@ import numpy as np
 
 from afferent.admit.gate import Gate
 from afferent.errors import MediaTooLarge
+from afferent.ingest.shared_room import SharedRoom
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import Handle, KiB, MiB, ObjectKind
@@ -46,6 +47,7 @@ class RawMedia:
     Attributes:
         origin: How they came: ``data`` or ``fetch``.
         fresh_s: For how long they may be taken for what their URL leads to.
+        digest: Of the bytes, where they were digested as they came.
     """
 
     origin: str
@@ -55,6 +57,7 @@ class RawMedia:
     start: int = 0
     is_sealed: bool = False
     fresh_s: float = 0.0
+    digest: bytes | None = None
 
 
 class RawBuffer:
@@ -64,14 +67,20 @@ class RawBuffer:
     """
 
     def __init__(
-        self, store: AsyncDaemonStore, request_id: str, allowance: HeapAllowance | None = None
+        self,
+        store: AsyncDaemonStore,
+        request_id: str,
+        allowance: HeapAllowance | None = None,
+        room: SharedRoom | None = None,
     ) -> None:
+        """``room``: for an item whose length is announced, beside others of the request."""
         self._store, self._request_id = store, request_id
-        self._allowance = allowance or HeapAllowance()
+        self._allowance, self._room = allowance or HeapAllowance(), room
         self._allowed_nbytes = 0
         self._heap = bytearray()
         self._handle: Handle | None = None
         self._block: memoryview | None = None
+        self._shared_start: int | None = None  # where in the object, if others are in it
         self.nbytes = 0
 
     @property
@@ -87,7 +96,7 @@ class RawBuffer:
             DeadlineExceeded: Not in time.
         """
         (handle,) = await gate.create(self._request_id, [CreateItem(ObjectKind.RAW, nbytes)])
-        self._move_to(handle)
+        self._move_to(handle, self._store.block(handle))
 
     async def make_room(self, nbytes: int) -> None:
         """So many bytes in all may follow; what is not there is taken at once, or not at all.
@@ -96,17 +105,20 @@ class RawBuffer:
             StoreFull: There is no room now.
             ArenaTooSmall: There never is.
         """
-        has_nbytes = self._allowed_nbytes if self._handle is None else self._handle.nbytes
+        has_nbytes = self._allowed_nbytes if self._block is None else len(self._block)
         if nbytes <= has_nbytes:
             return
         if self._handle is None and self._allowance.take(nbytes - self._allowed_nbytes):
             self._allowed_nbytes = nbytes
+        elif self._room is not None and self._handle is None and not self.nbytes:
+            place = await self._room.take(nbytes)
+            self._move_to(place.handle, place.block, shared_start=place.start)
         else:
             # At first it is what was announced; after that, who knows.
             step_nbytes = min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0
             item = CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
             (handle,) = await self._store.create(self._request_id, [item])
-            self._move_to(handle)
+            self._move_to(handle, self._store.block(handle))
 
     def write(self, data: bytes) -> None:
         """Append; there is room for it."""
@@ -128,23 +140,31 @@ class RawBuffer:
                 RawMedia(origin, nbytes, data=whole[start : start + nbytes])
                 for start, nbytes in parts
             ]
+        handle, first = self._handle, self._shared_start
         if not self.nbytes:
-            self._store.discard(self._request_id, [self._handle])
+            if first is None:
+                self._store.discard(self._request_id, [handle])
             return [RawMedia(origin, 0, data=b"") for _ in parts]
-        used = msgspec.structs.replace(self._handle, nbytes=self.nbytes)
-        return [RawMedia(origin, nbytes, handle=used, start=start) for start, nbytes in parts]
+        if first is None:
+            handle, first = msgspec.structs.replace(handle, nbytes=self.nbytes), 0
+        return [
+            RawMedia(origin, nbytes, handle=handle, start=first + start) for start, nbytes in parts
+        ]
 
     async def finish_sealed(self, *, origin: str) -> RawMedia:
-        """No more comes: one item. Room that it does not need is free at once."""
+        """No more comes: one item. Room that it does not need is free at once; what lies beside
+        others is sealed with them.
+        """
         (raw,) = self.finish([(0, self.nbytes)], origin=origin)
-        if raw.handle is None:
+        if raw.handle is None or self._shared_start is not None:
             return raw
         (sealed,) = await self._store.seal(self._request_id, [SealItem(raw.handle, raw.nbytes)])
         return replace(raw, handle=sealed, is_sealed=True)
 
-    def _move_to(self, handle: Handle) -> None:
+    def _move_to(
+        self, handle: Handle, block: memoryview, *, shared_start: int | None = None
+    ) -> None:
         """Go on in a new object."""
-        block = self._store.block(handle)
         before = np.frombuffer(self._block if self._block is not None else self._heap, np.uint8)
         # Other threads run meanwhile, which they do not while a memoryview is copied.
         np.copyto(np.frombuffer(block, np.uint8)[: self.nbytes], before[: self.nbytes])
@@ -153,5 +173,6 @@ class RawBuffer:
         self._heap = bytearray()
         self._allowance.take(-self._allowed_nbytes)
         self._allowed_nbytes = 0
-        if old is not None:
+        if old is not None and self._shared_start is None:
             self._store.discard(self._request_id, [old])
+        self._shared_start = shared_start

@@ -2,49 +2,149 @@
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import pybase64
 
 from afferent.config import Limits
 from afferent.errors import ForbiddenUrl, InvalidMedia
-from afferent.ingest.fetch import FetchSession
-from afferent.ingest.raw import RawBuffer, RawMedia
-from afferent.types import Modality
+from afferent.ingest.fetch import FetchSession, WantedFile
+from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
+from afferent.ingest.shared_room import SharedRoom
+from afferent.runtime.tasks import gather
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import CreateItem
+from afferent.types import Handle, Modality, ObjectKind
 
 _BARE_BASE64: Final = re.compile(r"[A-Za-z0-9+/\r\n]{64}|[A-Za-z0-9+/\r\n]{16,}={0,2}\Z")
+_FILES_AT_ONCE: Final = 32
+"""Each of them is open until all of them have been read."""
 _WITHOUT_LINE_BREAKS: Final = {ord("\r"): None, ord("\n"): None}
 
 
-async def read_media(
-    url: str, modality: Modality, buffer: RawBuffer, *, limits: Limits, fetches: FetchSession
-) -> RawMedia:
-    """The encoded bytes of the item behind ``url``; those of a fetch come into ``buffer``.
+@dataclass(frozen=True, slots=True)
+class WantedMedia:
+    """An item of which a URL came."""
 
-    A ``data:`` URL is one that a streaming reader has left in the JSON: it is short, or odd.
+    url: str
+    modality: Modality
 
-    Raises:
-        InvalidMedia: Or one of its subclasses, which say what is wrong.
-        StoreFull: There is no room in the arena now.
+
+class MediaSource:
+    """The media of one request of which URLs came: all are read and digested side by side, into
+    room that is asked for together.
     """
-    most = limits.of(modality).max_nbytes
-    if url[:5].lower() != "data:":
-        if _BARE_BASE64.match(url):
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        request_id: str,
+        *,
+        limits: Limits,
+        fetches: FetchSession,
+        num_workers: int = 1,
+    ) -> None:
+        """``num_workers``: threads that read and digest files."""
+        self._store, self._request_id = store, request_id
+        self._limits, self._fetches = limits, fetches
+        self._heap = HeapAllowance()
+        self._turns = asyncio.Semaphore(max(num_workers, 1))
+
+    async def read_all(self, wanted: Sequence[WantedMedia]) -> list[RawMedia]:
+        """The encoded bytes of all, in order. What came into the arena is not sealed.
+
+        Raises:
+            InvalidMedia: Or one of its subclasses, which say what is wrong.
+            StoreFull: There is no room in the arena now.
+        """
+        is_file = [item.url[:5].lower() == "file:" for item in wanted]
+        files = [item for item, yes in zip(wanted, is_file, strict=True) if yes]
+        others = [item for item, yes in zip(wanted, is_file, strict=True) if not yes]
+        room = SharedRoom(self._store, self._request_id, num_items=len(others))
+        groups = [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]
+        work = [self._read_files(group) for group in groups]
+        read = await gather([*work, *(self._read_one(item, room) for item in others)])
+        by_file = iter([raw for group in read[: len(work)] for raw in group])
+        by_url = iter(_settled([raw for (raw,) in read[len(work) :]], room))
+        return [next(by_file if yes else by_url) for yes in is_file]
+
+    async def _read_files(self, files: Sequence[WantedMedia]) -> list[RawMedia]:
+        """One allocation for all of them, in the arena or on the heap. An empty one is refused
+        before it could be sealed.
+        """
+        handles: list[Handle] = []
+        blocks: list[memoryview] = []
+
+        async def make_room(sizes: Sequence[int]) -> list[memoryview]:
+            if self._heap.take(sum(sizes)):
+                blocks.extend(memoryview(bytearray(nbytes)) for nbytes in sizes)
+            else:
+                items = [CreateItem(ObjectKind.RAW, max(nbytes, 1)) for nbytes in sizes]
+                handles.extend(await self._store.create(self._request_id, items))
+                pairs = zip(handles, sizes, strict=True)
+                blocks.extend(self._store.block(handle)[:nbytes] for handle, nbytes in pairs)
+            return blocks
+
+        limits = [self._limits.of(item.modality).max_nbytes for item in files]
+        asked = [WantedFile(item.url, most) for item, most in zip(files, limits, strict=True)]
+        async with self._turns:
+            read = await self._fetches.read_files(asked, make_room)
+        if not handles:
+            return [
+                RawMedia("fetch", file.nbytes, data=bytes(block[: file.nbytes]), digest=file.digest)
+                for file, block in zip(read, blocks, strict=True)
+            ]
+        used = [
+            msgspec.structs.replace(handle, nbytes=file.nbytes)
+            for handle, file in zip(handles, read, strict=True)
+        ]
+        return [
+            RawMedia("fetch", file.nbytes, handle=handle, digest=file.digest)
+            for handle, file in zip(used, read, strict=True)
+        ]
+
+    async def _read_one(self, wanted: WantedMedia, room: SharedRoom) -> list[RawMedia]:
+        """A ``data:`` URL is one that a streaming reader has left in the JSON: it is short, or
+        odd.
+        """
+        if wanted.url[:5].lower() == "data:":
+            return [_decode(wanted)]
+        if _BARE_BASE64.match(wanted.url):
             raise ForbiddenUrl(
-                f"this is base64, and no URL: put data:{modality}/...;base64, in front of it"
+                f"this is base64, and no URL: put data:{wanted.modality}/...;base64, in front of it"
             )
-        fetched = await fetches.fetch_into(
-            url, buffer.write, modality=modality, max_nbytes=most, make_room=buffer.make_room
+        buffer = RawBuffer(self._store, self._request_id, self._heap, room)
+        fetched = await self._fetches.fetch_into(
+            wanted.url,
+            buffer.write,
+            modality=wanted.modality,
+            max_nbytes=self._limits.of(wanted.modality).max_nbytes,
+            make_room=buffer.make_room,
         )
-        return replace(await buffer.finish_sealed(origin="fetch"), fresh_s=fetched.fresh_s)
-    header, comma, payload = url[5:].partition(",")
+        return [replace(await buffer.finish_sealed(origin="fetch"), fresh_s=fetched.fresh_s)]
+
+
+def _settled(media: Sequence[RawMedia], room: SharedRoom) -> list[RawMedia]:
+    """Media in objects that are as long as they have to be."""
+    used = room.settle({raw.handle for raw in media if raw.handle is not None})
+    return [
+        raw if raw.handle is None else replace(raw, handle=used.get(raw.handle, raw.handle))
+        for raw in media
+    ]
+
+
+def _decode(wanted: WantedMedia) -> RawMedia:
+    header, comma, payload = wanted.url[5:].partition(",")
     if not comma or not header.lower().endswith(";base64"):
-        raise ForbiddenUrl(f"a data: URL has the form data:{modality}/...;base64,...")
+        raise ForbiddenUrl(f"a data: URL has the form data:{wanted.modality}/...;base64,...")
     try:
         data = pybase64.b64decode(payload.translate(_WITHOUT_LINE_BREAKS), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidMedia(f"the base64 of the {modality} file is malformed") from error
+        raise InvalidMedia(f"the base64 of the {wanted.modality} file is malformed") from error
     return RawMedia("data", len(data), data=data)

@@ -1,8 +1,9 @@
-"""What ``afferent store`` takes. Imports nothing heavy: it is read for every ``--help``."""
+"""What ``afferent store``, ``tier``, ``top`` and ``restart`` take; imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from afferent.config import parse_nbytes
 from afferent.errors import ConfigError
@@ -11,6 +12,7 @@ from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import GiB, ObjectKind
 
 _KINDS = [kind.value for kind in ObjectKind]
+_TIERED = [ObjectKind.FEATURES.value, ObjectKind.EMBEDDINGS.value]
 
 
 def add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,6 +26,70 @@ def add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     _add_questions(verbs)
     _add_changes(verbs)
     _add_run(verbs)
+
+
+def add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    top = commands.add_parser(
+        "top",
+        help="what a running server is doing, as it goes on",
+        description="What a server is doing: the way of the data, the arena, the gate, requests "
+        "with their stages. q ends it. Without a terminal: one frame.",
+    )
+    _add_pid(top)
+    _add_frames(top)
+
+
+def add_tier(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``tier`` and all below it."""
+    tier = commands.add_parser(
+        "tier",
+        help="look into a tier that nodes share, check it, or remove what is in it",
+        description="Look into a tier that nodes share. Which one, and with what secret, say the "
+        "settings of afferent serve: AFFERENT_TIER and AFFERENT_TIER_SECRET, or --config.",
+    )
+    verbs = tier.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    stat = verbs.add_parser("stat", help="whether it answers, how full it is, what is in it")
+    verify = verbs.add_parser(
+        "verify",
+        help="read all that is in it, and check every byte",
+        description="Read all that is in it and check every byte. What is not as it was sealed is "
+        "deleted, and counted; then the exit status is 1.",
+    )
+    evict = verbs.add_parser(
+        "evict",
+        help="remove objects: by key, by kind, or all",
+        description="Remove what this fleet has put there: what has other secrets is not touched "
+        "but by --all.",
+    )
+    for verb in (stat, verify, evict):
+        verb.add_argument("--tier", metavar="URL", help="which one")
+        verb.add_argument("--config", type=Path, metavar="FILE", help="settings of afferent serve")
+    _add_json(stat)
+    what = evict.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--key", action="append", metavar="KEY", help="64 hexadecimal digits, as logs have them"
+    )
+    what.add_argument("--kind", choices=_TIERED, help="all of this kind")
+    what.add_argument("--all", action="store_true", help="everything, strangers included")
+
+
+def add_restart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    restart = commands.add_parser(
+        "restart",
+        help="restart a running server's frontends one by one, or its engine",
+        description="frontends: one after the other; each is replaced before it leaves, and no "
+        "request is lost. engine: nobody is let in (503 with Retry-After) until those who are "
+        "inside have their answers and the engine is there again. The exit status is 1 if it came "
+        "to nothing.",
+    )
+    restart.add_argument("what", choices=["frontends", "engine"])
+    _add_pid(restart)
+
+
+def _add_pid(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pid", type=int, metavar="PID", help="of which server (its supervisor), if several run"
+    )
 
 
 def _add_questions(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,14 +109,18 @@ def _add_questions(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="What goes on in the store, until Ctrl-C. Without a terminal: one frame.",
     )
     _add_address(top)
-    top.add_argument(
+    _add_frames(top)
+
+
+def _add_frames(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--interval",
         type=_seconds,
         default=1.0,
         metavar="SECONDS",
         help="from one frame to the next (default: 1)",
     )
-    frames = top.add_mutually_exclusive_group()
+    frames = parser.add_mutually_exclusive_group()
     frames.add_argument("--count", type=_positive, metavar="N", help="end after so many frames")
     frames.add_argument("--once", action="store_true", help="print one frame, after one interval")
 
@@ -60,7 +130,8 @@ def _add_changes(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "evict",
         help="remove objects, by key or by kind",
         description="Remove objects: those of the given keys, or the least recently used of a "
-        "kind. What somebody holds keeps its place until it is let go.",
+        "kind. What somebody holds keeps its place until it is let go. Of which store is said "
+        "by --address, or confirmed.",
     )
     _add_address(evict)
     evict.add_argument(

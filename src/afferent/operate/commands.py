@@ -15,6 +15,8 @@ from afferent.operate.stats import object_document, stat_document
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 
+_REMOVING = ("evict", "clear")
+
 Command = Callable[[Running, DaemonStore, argparse.Namespace, Console], None]
 
 
@@ -37,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         "clear": removal.clear,
     }
     running = daemons.choose(daemons.find(), args.address)
+    if args.verb in _REMOVING and args.address is None:
+        daemons.confirm(running, f"afferent store {args.verb}")
     with running.connect() as store:
         commands[args.verb](running, store, args, console)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,15 +59,23 @@ def find() -> list[Running]:
 
     Read from /proc: to connect to each, only to see who it is, would show in their logs.
     """
+    found = [_running(address, pids) for address, pids in listening()]
+    # One at a path of the user's choice is known by its daemon alone.
+    stores = [one for one in found if short(one.address) != one.address or one.daemon_pid]
+    return sorted(stores, key=lambda running: running.address)
+
+
+def listening() -> Iterator[tuple[str, list[int]]]:
+    """The address of each socket that listens at a path, and this user's processes that have it
+    open.
+    """
     sockets = dict(_listening(Path("/proc/net/unix").read_text()))
     owners: dict[int, list[int]] = {}
     for pid in _own_processes():
         for inode in sockets.keys() & _sockets_of(pid):
             owners.setdefault(inode, []).append(pid)
-    found = [_running(sockets[inode], pids) for inode, pids in owners.items()]
-    # One at a path of the user's choice is known by its daemon alone.
-    stores = [one for one in found if short(one.address) != one.address or one.daemon_pid]
-    return sorted(stores, key=lambda running: running.address)
+    for inode, pids in owners.items():
+        yield sockets[inode], pids
 
 
 def short(address: str) -> str:
@@ -99,6 +108,20 @@ def choose(running: Sequence[Running], name: str | None) -> Running:
     else:
         problem = f"no store has the address {name!r}; these run"
     raise ConfigError("\n  ".join([problem + ":", *map(str, matching or running)]))
+
+
+def confirm(running: Running, command: str) -> None:
+    """Ask whether this store is meant, which nobody has named.
+
+    Raises:
+        ConfigError: It is not, or nobody is there to ask.
+    """
+    named = f"{command} --address {short(running.address)}"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(f"say which store is meant, though only one runs: {named}")
+    print(f"{running}\n{command} on this store? [y/N] ", end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was removed")
 
 
 def _listening(table: str) -> Iterator[tuple[int, str]]:

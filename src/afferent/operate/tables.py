@@ -54,7 +54,7 @@ def who(number: int, clients: Mapping[int, ClientInfo]) -> str:
     if number == _STORE:
         return "the store"
     client = clients.get(number)
-    return f"{_clean(client.name)} {client.pid}" if client else f"client {number}"
+    return f"{clean(client.name)} {client.pid}" if client else f"client {number}"
 
 
 # stat
@@ -87,7 +87,7 @@ def kinds(statistics: Statistics) -> Table:
         ("  held", lambda kind: f"{kind.num_held:,}"),
         ("evicted so far", lambda kind: f"{kind.num_evicted:,}"),
     ]
-    table = _table("", *statistics.kinds, numbers=set(statistics.kinds))
+    table = plain_table("", *statistics.kinds, numbers=set(statistics.kinds))
     for name, cell in rows:
         table.add_row(name, *map(cell, statistics.kinds.values()))
     return table
@@ -112,14 +112,14 @@ def _work(statistics: Statistics) -> Table:
 
 def clients(infos: Sequence[ClientInfo]) -> Table:
     """Who is connected or still holds something; who holds most comes first."""
-    table = _table(
+    table = plain_table(
         "client", "pid", "state", "objects held", "held", "reserved",
         numbers={"pid", "objects held", "held", "reserved"},
     )  # fmt: skip
     _fold(table.columns[0])
     for info in sorted(infos, key=lambda info: (-info.held_nbytes, info.client)):
         table.add_row(
-            _clean(info.name),
+            clean(info.name),
             str(info.pid),
             "connected" if info.connected else Text("lost", style="red"),
             f"{info.num_held:,}",
@@ -133,7 +133,7 @@ def clients(infos: Sequence[ClientInfo]) -> Table:
 
 
 def objects(infos: Sequence[ObjectInfo], by_number: Mapping[int, ClientInfo]) -> Table:
-    table = _table(
+    table = plain_table(
         "key", "kind", "state", "size", "generation", "held by", numbers={"size", "generation"}
     )
     _fold(table.columns[-1])
@@ -158,7 +158,7 @@ def objects(infos: Sequence[ObjectInfo], by_number: Mapping[int, ClientInfo]) ->
 def top(snapshot: Snapshot, rates: Rates, *, num_clients: int = 10) -> RenderableType:
     """One frame: how full each kind is, what happens a second, who holds most."""
     statistics = snapshot.statistics
-    table = _table(
+    table = plain_table(
         "", "", "used", "share", "reserved", "evicted/s",
         numbers={"used", "share", "reserved", "evicted/s"},
     )  # fmt: skip
@@ -171,7 +171,7 @@ def top(snapshot: Snapshot, rates: Rates, *, num_clients: int = 10) -> Renderabl
             size(kind_stats.reserved_nbytes),
             f"{rates.evictions[kind]:,.1f}",
         )
-    held, evictable, free = _marks()
+    held, evictable, free = marks()
     lines = (
         f"{held} held   {evictable} evictable   {free} free",
         f"hits/s {rates.hits:,.1f}   missing/s {rates.misses:,.1f}   "
@@ -196,11 +196,11 @@ def _bar(kind: KindStatistics) -> str:
     """The held, the evictable and the free part of a share."""
     scale = _BAR_WIDTH / max(kind.capacity_nbytes, 1)
     held, used = ceil(kind.held_nbytes * scale), ceil(kind.used_nbytes * scale)
-    parts = zip(_marks(), (held, used - held, _BAR_WIDTH - used), strict=True)
+    parts = zip(marks(), (held, used - held, _BAR_WIDTH - used), strict=True)
     return "".join(mark * width for mark, width in parts)
 
 
-def _marks() -> tuple[str, str, str]:
+def marks() -> tuple[str, str, str]:
     """For held, evictable and free, as far as the output can show them."""
     can_draw = (sys.stdout.encoding or "").lower().startswith("utf")
     return ("█", "▒", "·") if can_draw else ("#", "=", ".")
@@ -224,7 +224,7 @@ def left(statistics: Statistics, kinds: Sequence[ObjectKind]) -> str:
     )
 
 
-def _table(*columns: str, numbers: set[str]) -> Table:
+def plain_table(*columns: str, numbers: set[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
         table.add_column(
@@ -241,6 +241,6 @@ def _fold(column: Column) -> None:
     column.no_wrap, column.overflow = False, "fold"
 
 
-def _clean(name: str) -> str:
+def clean(name: str) -> str:
     """A name that a process has given itself, without what could steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in name)

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from afferent.errors import UnsupportedModel
+from afferent.errors import ConfigError, UnsupportedModel
 from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.family import MAX_SAMPLED_FRAMES
+from afferent.preprocess.family import MAX_SAMPLED_FRAMES, read_json
 from afferent.preprocess.registry import AnyFamily, describe
 
 _MEASURE: Final = "afferent.preprocess.measure"
 _TIMEOUT_S = 300.0
+_KNOWN_IN: Final = ("auto_mappings.py", "configuration_auto.py")
+"""Where `transformers` lists the types that it knows."""
+
+
+def refuse_unknown(folder: Path) -> None:
+    """Say at once what would else be found out by importing `transformers`.
+
+    Raises:
+        UnsupportedModel: It has never heard of models of this type.
+        ConfigError: The folder does not say of what type it is.
+    """
+    model_type = read_json(folder / "config.json").get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ConfigError(f"{folder / 'config.json'} names no model_type")
+    library = find_spec("transformers")
+    if library is None or library.origin is None:
+        return
+    auto = Path(library.origin).parent / "models" / "auto"
+    files = [path for name in _KNOWN_IN if (path := auto / name).is_file()]
+    if files and not any(f'("{model_type}", ' in path.read_text() for path in files):
+        version = metadata.version("transformers")
+        raise UnsupportedModel(
+            f"{folder}: transformers {version} knows no models of the type {model_type!r}, and no "
+            "code of a model's folder is run"
+        )
 
 
 def family_of(
@@ -35,13 +62,20 @@ def family_of(
     known = describe(folder, reference=reference, max_sampled_frames=max_sampled_frames)
     if known is not None:
         return known
-    done = subprocess.run(
-        [sys.executable, "-m", _MEASURE, str(folder)],
-        capture_output=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _MEASURE, str(folder)],
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnsupportedModel(
+            f"the model in {folder} can't be served: its processor was not loaded in "
+            f"{_TIMEOUT_S:.0f} s"
+        ) from None
     if done.returncode != 0:
-        reason = done.stderr.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+        said = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"
+        reason = said.rsplit("\n", 1)[-1]
         raise UnsupportedModel(f"the model in {folder} can't be served: {reason}")
     return msgspec.json.decode(done.stdout, type=AdapterFamily)

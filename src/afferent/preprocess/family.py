@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:  # UnicodeDecodeError among them
         raise ConfigError(f"{path} can't be read: {error}") from error
 
 

@@ -1,23 +1,35 @@
-"""Cutting an image into the patches that a vision transformer reads."""
+"""Where the pixels of an image belong among the patches that a vision transformer reads."""
 
 from __future__ import annotations
 
-from afferent.preprocess.media import Array, Pixels
+from afferent.preprocess.media import Array
 
 
-def write_patches(pixels: Pixels, out: Array, *, patch_size: int, merge_size: int) -> None:
-    """Write the patches of ``pixels`` into ``out``, in one pass.
+def patch_views(
+    patches: Array,
+    rows: int,
+    columns: int,
+    *,
+    patch_size: int,
+    merge_size: int,
+    num_frames: int = 1,
+) -> Array:
+    """A view of ``patches`` for `Resampling.write`, one for each frame.
 
     Patches that the model merges later, ``merge_size`` by ``merge_size``, follow each other.
 
     Args:
-        pixels: ``(height, width, 3)``, both sides multiples of ``patch_size * merge_size``.
-        out: ``(num_patches, 3 * patch_size**2)``; each patch channel by channel.
+        patches: ``(rows * columns, 3 * num_frames * patch_size**2)``; each patch channel by
+            channel, and of each channel frame by frame.
+        rows: Of patches; a multiple of ``merge_size``.
+        columns: Likewise.
         patch_size: Side of a patch in pixels.
         merge_size: Side of a group of patches.
+
+    Returns:
+        ``(num_frames, 3, rows, columns)`` of pixels, where each side is cut in three: groups, the
+        patches of a group, the pixels of a patch.
     """
     patch, merge = patch_size, merge_size
-    rows, columns = pixels.shape[0] // (patch * merge), pixels.shape[1] // (patch * merge)
-    groups = pixels.reshape(rows, merge, patch, columns, merge, patch, 3)
-    shape = (rows, columns, merge, merge, 3, patch, patch)
-    out.reshape(shape)[...] = groups.transpose(0, 3, 1, 4, 6, 2, 5)
+    groups = (rows // merge, columns // merge, merge, merge, 3, num_frames, patch, patch)
+    return patches.reshape(groups).transpose(5, 4, 0, 2, 6, 1, 3, 7)

@@ -21,9 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from afferent.errors import ConfigError, Unavailable
+from afferent.errors import ConfigError, Unavailable, UnsupportedModel
 from afferent.preprocess import sandbox
 from afferent.preprocess.launch import PoolSettings, worker_names
+from afferent.preprocess.model_index import keep_index
 from afferent.preprocess.worker import Worker
 from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
 from afferent.runtime.proc_stat import ProcStat
@@ -202,8 +203,11 @@ def _keep_libraries_quiet() -> None:
 def main() -> None:
     child = ChildProcess.start()
     child.report("loading the model's processor")
+    keep_index()
     try:
         Zygote(child, child.settings(PoolSettings)).run()
+    except UnsupportedModel as error:
+        child.refuse(error.message)
     except ConfigError as error:
         log.error(error.message)  # noqa: TRY400
         raise SystemExit(1) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,14 +12,16 @@ import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor
 
-from afferent.errors import InternalError, UnsupportedModel
+from afferent.errors import InternalError, UnsupportedModel, in_a_line
 from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.family import MediaTokens, ProcessorLayout
 from afferent.preprocess.media import Array, DecodedImage
 from afferent.preprocess.plan import FeaturePlan
 from afferent.types import TensorSpec
 
-_PROBE_SIZE = (97, 61)
+_PROBE_SIZES = ((97, 61), (64, 64), (61, 97))
+_PROBE_TEXTS = ("It ", "is", "", "not")
+"""Before, between and behind images of these sizes."""
 
 
 class Reference:
@@ -43,6 +45,16 @@ class Reference:
     def plan(self, header: ImageHeader) -> FeaturePlan:
         """Exact, however much work that is."""
         return self._processor.plan(header)
+
+    def whole(self, image: DecodedImage, text: str) -> Mapping[str, Any]:
+        """All that the processor makes of a prompt of this image and a text, the prompt included.
+
+        Raises:
+            InternalError: It is not loaded as a whole, since the family is known.
+        """
+        if not isinstance(self._processor, WholeProcessor):
+            raise InternalError("only the image processor is loaded")
+        return self._processor.run(Image.fromarray(image.pixels), text)
 
     def process(self, image: DecodedImage, out: Mapping[str, Array]) -> None:
         """Write the processor's features into ``out``.
@@ -81,23 +93,28 @@ class WholeProcessor:
         self._tokenizer = self._processor.tokenizer
         self._embed = tokens.embed
         self._marker = self._tokenizer.convert_ids_to_tokens(tokens.marker)
+        if self._marker is None:
+            raise UnsupportedModel(
+                f"the tokenizer has no token {tokens.marker}, which is an image's"
+            )
         alone = self._tokenizer(self._marker)["input_ids"]
         self._before = alone.index(tokens.marker)
         self._after = len(alone) - self._before - 1
-        probe = Image.new("RGB", _PROBE_SIZE)
+        probe = Image.new("RGB", _PROBE_SIZES[0])
         made = self.run(probe)
         # What the one makes of an image and the other does not drop is for the model.
         images = load_images(folder)
         self._names = set(made) & set(images(probe, return_tensors="np"))
         self._check(made)
+        self._check_around()
 
-    def run(self, image: Image.Image) -> Mapping[str, Any]:
-        """The model's inputs for a prompt of nothing but this image.
+    def run(self, image: Image.Image, text: str = "") -> Mapping[str, Any]:
+        """The model's inputs for a prompt of this image and the text.
 
         Not the image processor's alone: the whole one may have other settings for it.
         """
         made: Mapping[str, Any] = self._processor(
-            text=self._marker, images=image, return_tensors="np"
+            text=f"{self._marker}{text}", images=image, return_tensors="np"
         )
         return made
 
@@ -124,12 +141,28 @@ class WholeProcessor:
 
     def _check(self, made: Mapping[str, Any]) -> None:
         """The text was decoded from tokens, and has to give the same tokens again."""
-        embed = self._tokenizer.convert_ids_to_tokens(self._embed)
         pieces = self._prompt(made)
-        text = "".join(piece if isinstance(piece, str) else embed * piece for piece in pieces)
-        same = self._tokenizer(text)["input_ids"] == np.asarray(made["input_ids"])[0].tolist()
+        same = self._ids(self._written(pieces)) == np.asarray(made["input_ids"])[0].tolist()
         if not same or not any(isinstance(piece, int) for piece in pieces):
             raise UnsupportedModel("the processor's prompt can't be taken apart into text")
+
+    def _check_around(self) -> None:
+        """An image has to be written alike wherever it stands, and what is around it left alone."""
+        images = [Image.new("RGB", size) for size in _PROBE_SIZES]
+        asked = self._marker.join(_PROBE_TEXTS)
+        made = self._processor(text=asked, images=images, return_tensors="np")["input_ids"]
+        written = [self._written(self.plan(ImageHeader(*size)).prompt) for size in _PROBE_SIZES]
+        text = "".join(map("".join, zip(_PROBE_TEXTS, [*written, ""], strict=True)))
+        if self._ids(text) != np.asarray(made)[0].tolist():
+            raise UnsupportedModel("its processor changes what stands around images, too")
+
+    def _written(self, pieces: Sequence[int | str]) -> str:
+        embed = self._tokenizer.convert_ids_to_tokens(self._embed)
+        return "".join(piece if isinstance(piece, str) else embed * piece for piece in pieces)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        return ids
 
 
 def load_images(folder: str) -> Any:
@@ -153,9 +186,22 @@ def load_processor(folder: str) -> Any:
     return processor
 
 
+def _all_said(error: BaseException | None) -> str:
+    """What it says, and what those say that it came from."""
+    said = ""
+    while error is not None:
+        said, error = f"{said}\n{error}", error.__cause__ or error.__context__
+    return said
+
+
 def _load(auto: Any, folder: str) -> Any:
     try:
         return auto.from_pretrained(folder, trust_remote_code=False)
-    except (ImportError, OSError, ValueError) as error:
-        hint = "" if find_spec("torchvision") else "; many need torchvision, which is not installed"
-        raise UnsupportedModel(f"transformers can't load the model's processor{hint}") from error
+    except Exception as error:  # they are of many kinds, and each has its own ways to fail
+        hint = in_a_line(error)
+        if find_spec("torchvision") is None and "torchvision" in _all_said(error).casefold():
+            hint = (
+                "it needs torchvision; install the extra with pip install '.[torchvision]' in the "
+                "clone of Afferent"
+            )
+        raise UnsupportedModel(f"transformers can't load the model's processor: {hint}") from error

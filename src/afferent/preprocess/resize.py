@@ -1,26 +1,41 @@
-"""Resizing pixels as torchvision does, or Pillow. Needs torch; frontends never call it.
+"""Resizing pixels as torchvision does, or Pillow, straight to where they belong; in workers only.
 
 A model's own processor resizes by torchvision where that is installed, as it is beside vLLM, and by
-Pillow elsewhere. torchvision leaves bytes to torch's filters, whose results are the same here.
-
-Pillow's results come several times faster by the same filters: over 99 % of the values are equal,
-and of the rest few differ by more than 1 of 255 and none by more than 2
-(`tests/preprocess/test_resize.py`). The two drift apart where an image is enlarged a lot; such
-images are small, and Pillow does them.
+Pillow elsewhere. The compiled part gives the bytes of either. Where it could not be built
+(`docs/adr/0034`), torch's filters stand for torchvision's, with the same results, and for Pillow's:
+over 99 % of the values are equal then, and of the rest few differ by more than 1 of 255 and none by
+more than 2 (`tests/preprocess/test_resize.py`). The two drift apart where an image is enlarged a
+lot; such images are small, and Pillow does them.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, TypeVar
+import logging
+import math
+from types import ModuleType
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from PIL import Image
 
-from afferent.preprocess.media import Pixels
+from afferent.preprocess import weights
+from afferent.preprocess.media import Array, Pixels
+from afferent.preprocess.weights import AS_IT_IS, Rule
 from afferent.store.block.torch_tensors import as_tensor
+
+log = logging.getLogger(__name__)
+
+compiled: ModuleType | None
+"""``None`` where it could not be built."""
+try:
+    from afferent.preprocess import _native
+
+    compiled = _native
+except ImportError:
+    compiled = None
 
 _MODES = {
     Image.Resampling.BILINEAR: "bilinear",
@@ -31,7 +46,7 @@ _MAX_ENLARGEMENT = 2
 
 S = TypeVar("S", bound=Struct)
 
-ResizeRule = Literal["pillow", "torchvision"]
+ResizeRule = Rule
 """Whose results are meant."""
 
 
@@ -56,6 +71,45 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
         """
         if pixels.shape[:2] == (height, width):
             return pixels
+        if not self._is_compiled:
+            return self._resized_by_others(pixels, width, height)
+        out: Array = np.empty((3, height, width), np.uint8)
+        self.write(pixels, out)
+        return out.transpose(1, 2, 0)
+
+    def write(self, pixels: Pixels, out: Array) -> None:
+        """Resize pixels into ``out``, with no picture in between where that can be.
+
+        Args:
+            pixels: As for `resize`.
+            out: ``(3, rows ..., columns ...)``: a view of what is to be written, in which each side
+                may be cut into as many dimensions as the other.
+        """
+        half = out.ndim // 2
+        height, width = math.prod(out.shape[1 : half + 1]), math.prod(out.shape[half + 1 :])
+        if self._is_compiled:
+            self._weigh(pixels, width, height, out)
+            return
+        resized = self.resize(pixels, width, height).reshape(*out.shape[1:], 3)
+        np.copyto(out, np.moveaxis(resized, -1, 0))
+
+    @property
+    def _is_compiled(self) -> bool:
+        return compiled is not None and self.filter in weights.FILTERS
+
+    def _weigh(self, pixels: Pixels, width: int, height: int, out: Array) -> None:
+        if pixels.strides[1:] not in ((3, 1), (1, pixels.shape[0] * pixels.shape[1])):
+            pixels = np.ascontiguousarray(pixels)
+        rows, columns = pixels.shape[:2]
+        across = weights.table(columns, width, self.filter, self.rule)
+        down = weights.table(rows, height, self.filter, self.rule)
+        if self.rule == "pillow" and _is_down_first(pixels, width, height):
+            between: Array = np.empty((3, height, columns), np.uint8)
+            _native.resample(pixels, AS_IT_IS, down, between)
+            pixels, down = between.transpose(1, 2, 0), AS_IT_IS
+        _native.resample(pixels, across, down, out)
+
+    def _resized_by_others(self, pixels: Pixels, width: int, height: int) -> Pixels:
         mode = _MODES.get(Image.Resampling(self.filter))
         if mode is not None and self.rule == "torchvision":
             return _pixels(_interpolate(_batch(pixels), height, width, mode))
@@ -71,6 +125,14 @@ def by_rule(struct: S, rule: ResizeRule) -> S:
     return msgspec.structs.replace(struct, **changed) if changed else struct
 
 
+def _is_down_first(pixels: Pixels, width: int, height: int) -> bool:
+    """Which direction goes first matters: values are clipped to bytes in between. torch begins with
+    the rows' own, and so does Pillow unless most of the work is in the other.
+    """
+    rows, columns = pixels.shape[:2]
+    return bool(height < rows and rows - height > 2 * (columns - width))
+
+
 def _resize_like_pillow(
     pixels: Pixels, width: int, height: int, filter: int, mode: str | None
 ) -> Pixels:
@@ -79,15 +141,15 @@ def _resize_like_pillow(
         image = Image.fromarray(pixels).resize((width, height), Image.Resampling(filter))
         return np.asarray(image)
     tensor = _batch(pixels)
-    # Which direction goes first matters: values are clipped to bytes in between. torch begins with
-    # the rows' own, and so does Pillow unless most of the work is in the other.
-    if height < rows and rows - height > 2 * (columns - width):
+    if _is_down_first(pixels, width, height):
         tensor = _interpolate(tensor, height, columns, mode)
     return _pixels(_interpolate(tensor, height, width, mode))
 
 
 def _batch(pixels: Pixels) -> Any:
-    """``(1, 3, rows, columns)``, the same memory."""
+    """``(1, 3, rows, columns)``, the same memory, where torch can have that."""
+    if min(pixels.strides) < 0:
+        pixels = np.ascontiguousarray(pixels)
     return as_tensor(pixels).permute(2, 0, 1)[None]
 
 
@@ -96,9 +158,15 @@ def _pixels(batch: Any) -> Pixels:
     return pixels
 
 
+def load() -> None:
+    """Load what `Resampling` will need; a zygote calls this so that its forks have it."""
+    if compiled is None:
+        log.info("images are resized by libraries: the compiled part was not built, or lacks AVX2")
+        _load_torch()
+
+
 @functools.cache
-def load() -> Any:
-    """torch's functions; a zygote calls this so that its forks have them."""
+def _load_torch() -> Any:
     # Frontends and the supervisor import this module with a family, and have no memory for torch.
     from torch.nn import functional
 
@@ -107,6 +175,7 @@ def load() -> Any:
 
 def _interpolate(tensor: Any, height: int, width: int, mode: str) -> Any:
     try:
-        return load().interpolate(tensor, size=(height, width), mode=mode, antialias=True)
+        interpolate = _load_torch().interpolate
+        return interpolate(tensor, size=(height, width), mode=mode, antialias=True)
     except RuntimeError as error:  # torch's way to say that there is no memory
         raise MemoryError from error

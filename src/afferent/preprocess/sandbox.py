@@ -1,8 +1,8 @@
-"""What a preprocess worker may do: decoders read hostile bytes, so as little as possible.
+"""What a process may do that reads hostile bytes, such as a decoder: as little as possible.
 
-A worker can't open sockets, start programs, stop other processes, or write files; its memory, its
-descriptors and the processor time of each item are limited. It keeps what it had before: the
-arena's map and its connection to the store. It can still read what its user may read.
+A preprocess worker can't open sockets, start programs, stop other processes, or write files; its
+memory, its descriptors and the processor time of each item are limited. It keeps what it had
+before: the arena's map and its connection to the store. It can still read what its user may read.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def enter(*, memory_nbytes: int) -> None:
     Raises:
         ConfigError: The kernel refuses, or is not one that we know the calls of.
     """
-    _limit(resource.RLIMIT_DATA, _data_nbytes() + memory_nbytes)
+    _limit(resource.RLIMIT_DATA, data_nbytes() + memory_nbytes)
     _limit(resource.RLIMIT_NOFILE, _highest_fd() + _SPARE_FDS)
     _limit(resource.RLIMIT_CORE, 0)
     _refuse_calls()
@@ -120,8 +120,8 @@ def _limit(what: int, value: int) -> None:
     resource.setrlimit(what, (least, least))
 
 
-def _data_nbytes() -> int:
-    """What counts towards RLIMIT_DATA now."""
+def data_nbytes() -> int:
+    """This process's private memory, as its limit counts it."""
     match = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if match is None:
         raise ConfigError("/proc/self/status does not say how much memory this process has")

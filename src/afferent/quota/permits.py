@@ -17,7 +17,8 @@ from afferent.errors import NoPermitLeft, NotPermitted, StoreError
 from afferent.quota.shares import NAMELESS, FairQueue, Share
 from afferent.types import ClientId, Lease, Ticket
 
-MAX_QUEUED = 1024
+MAX_QUEUED = 2048
+"""For one semaphore; half of them for one tenant."""
 
 Work = tuple[int, ClientId]
 """A job, and the worker that has taken it."""
@@ -51,7 +52,7 @@ class PermitRequest:
 
 @dataclass(slots=True, eq=False)
 class _Semaphore:
-    holders: dict[Lease, int]
+    holders: dict[Lease, PermitRequest]
     queue: dict[Lease, PermitRequest] = field(default_factory=dict)
     order: FairQueue[Lease] = field(default_factory=FairQueue)
     num_lingering: int = 0
@@ -59,7 +60,7 @@ class _Semaphore:
     """Of both."""
 
     def grant(self, asked: PermitRequest) -> None:
-        self.holders[asked.lease] = asked.wanted
+        self.holders[asked.lease] = asked
         self.num_held += asked.wanted
 
 
@@ -71,7 +72,6 @@ class Semaphores:
         self._of_lease: dict[Lease, set[str]] = {}  # of which it has, or wants, a permit
         # Permits of requests that have gone, and the work that is still done for them.
         self._lingering: list[tuple[str, frozenset[Work], int]] = []
-        self._num_queued = 0
         self._stirred: dict[str, None] = {}  # where something has changed for those who queue
 
     # Questions
@@ -92,6 +92,12 @@ class Semaphores:
             family.num_queued += len(semaphore.queue)
         return found
 
+    def queued_shares(self) -> list[Share]:
+        """Whose requests wait for a permit, one by one."""
+        return [
+            asked.share for found in self._semaphores.values() for asked in found.queue.values()
+        ]
+
     # Events
 
     def acquire(self, asked: PermitRequest, *, queue: bool) -> bool:
@@ -108,7 +114,7 @@ class Semaphores:
         is_free = not semaphore.queue and semaphore.num_held + asked.wanted <= asked.limit
         if not is_free and not queue:
             raise NoPermitLeft("as many requests as may are at work; try again")
-        if not is_free and self._num_queued >= MAX_QUEUED:
+        if not is_free and not semaphore.order.has_place(asked.share, MAX_QUEUED):
             raise NoPermitLeft("too many requests wait for their turn; try again")
         self._semaphores[name] = semaphore
         self._of_lease.setdefault(lease, set()).add(name)
@@ -117,15 +123,21 @@ class Semaphores:
         else:
             semaphore.queue[lease] = asked
             semaphore.order.push(lease, share=asked.share, flow=lease, cost=asked.wanted)
-            self._num_queued += 1
         return is_free
 
-    def release(self, lease: Lease, name: str) -> Ticket | None:
+    def release(self, lease: Lease, name: str, *, ticket: Ticket | None = None) -> Ticket | None:
         """Give a permit back at once; the call to answer, if the request was still waiting.
 
         Nothing happens where it is not.
+
+        Args:
+            ticket: Only if it is the one of this call.
         """
         if name not in self._of_lease.get(lease, ()):
+            return None
+        semaphore = self._semaphores[name]
+        asked = semaphore.holders.get(lease) or semaphore.queue[lease]
+        if ticket not in (None, asked.ticket):
             return None
         return self._remove(lease, name)
 
@@ -143,7 +155,7 @@ class Semaphores:
         for name in list(self._of_lease.get(lease, ())):
             semaphore = self._semaphores[name]
             if lease in semaphore.holders and (left := self._uncovered(name, work)):
-                number = semaphore.holders[lease]
+                number = semaphore.holders[lease].wanted
                 semaphore.num_lingering += number
                 semaphore.num_held += number
                 self._lingering.append((name, left, number))
@@ -177,15 +189,13 @@ class Semaphores:
             if is_next and name not in self._stirred:
                 raise StoreError("a permit is free while a request waits for it")
             lingering = sum(number for other, _, number in self._lingering if other == name)
-            held = sum(semaphore.holders.values()) + lingering
+            held = sum(asked.wanted for asked in semaphore.holders.values()) + lingering
             if (semaphore.num_lingering, semaphore.num_held) != (lingering, held):
                 raise StoreError("the permits of requests that have gone do not add up")
             for lease in (*semaphore.holders, *semaphore.queue):
                 where.setdefault(lease, set()).add(name)
         if where != self._of_lease:
             raise StoreError("the list of semaphores by request is wrong")
-        if self._num_queued != sum(len(semaphore.queue) for semaphore in self._semaphores.values()):
-            raise StoreError("those who queue for a semaphore do not add up")
 
     # Inner steps
 
@@ -194,10 +204,10 @@ class Semaphores:
         names.discard(name)
         if not names:
             del self._of_lease[lease]
-        semaphore.num_held -= semaphore.holders.pop(lease, 0)
+        held = semaphore.holders.pop(lease, None)
+        semaphore.num_held -= held.wanted if held is not None else 0
         asked = semaphore.queue.pop(lease, None)
         semaphore.order.discard(lease)
-        self._num_queued -= asked is not None
         self._changed(name)
         return asked.ticket if asked is not None else None
 
@@ -233,7 +243,6 @@ class Semaphores:
                 break
             semaphore.order.pop()
             del semaphore.queue[lease]
-            self._num_queued -= 1
             semaphore.grant(asked)
             entered.append(asked)
         return entered

@@ -56,6 +56,7 @@ class _Tenant(Generic[H]):
     weight: float
     start: float
     now: float = 0.0
+    num_waiting: int = 0
     flows: dict[Hashable, _Flow[H]] = field(default_factory=dict)
     ready: Earliest[float, _Flow[H]] = field(default_factory=Earliest)
 
@@ -79,6 +80,16 @@ class FairQueue(Generic[H]):
     def __contains__(self, item: H) -> bool:
         return item in self._where
 
+    def has_place(self, share: Share, limit: int) -> bool:
+        """Whether one more may queue where ``limit`` items do at most.
+
+        A tenant has at most as many places as are left free: alone it has half of them, and however
+        many others queue with all they have, one that comes new finds some.
+        """
+        tenant = self._tenants.get(share.tenant)
+        num_waiting = tenant.num_waiting if tenant is not None else 0
+        return num_waiting < limit - len(self)
+
     def push(self, item: H, *, share: Share = NAMELESS, flow: Hashable, cost: float) -> None:
         """
         Args:
@@ -99,6 +110,7 @@ class FairQueue(Generic[H]):
                 self._ready.put(tenant, tenant.start)
         else:
             waits.costs[item] = cost
+        tenant.num_waiting += 1
         self._where[item] = (tenant, waits)
 
     def peek(self) -> H | None:
@@ -148,6 +160,8 @@ class FairQueue(Generic[H]):
         if {item: (tenant, flow) for item, tenant, flow in queued} != self._where:
             raise StoreError("the list of what is queued is wrong")
         for name, tenant in self._tenants.items():
+            if tenant.num_waiting != sum(len(flow.costs) for flow in tenant.flows.values()):
+                raise StoreError(f"what tenant {name!r} waits for does not add up")
             if any(not flow.costs for flow in tenant.flows.values()):
                 raise StoreError("a request that queues for nothing is remembered")
             if self._ready.tag(tenant) != (tenant.start if tenant.flows else None):
@@ -183,6 +197,7 @@ class FairQueue(Generic[H]):
         tenant, flow = self._where.pop(item)
         is_first = next(iter(flow.costs)) == item
         del flow.costs[item]
+        tenant.num_waiting -= 1
         if not flow.costs:
             del tenant.flows[flow.name]
             tenant.ready.remove(flow)

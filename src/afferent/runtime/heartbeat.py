@@ -4,7 +4,8 @@ read.
 A process that was stopped, or hangs, keeps its connections and looks alive. So each beats, from
 where its beating proves that it goes on, and who has been silent for long is shown by ``/ready``
 and replaced by its parent. To beat is to write eight bytes: nothing can fill up or block, and to
-read needs nobody's help, not even the supervisor's.
+read needs nobody's help, not even the supervisor's. The same memory says whether requests are let
+in, and how many are inside.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SILENT_S = 3.0
 """Who has not beaten for so long is shown as frozen."""
 _MOST_BETWEEN_LOOKS_S = 2 * PERIOD_S
 _BEAT = struct.Struct("@Q")  # native: written in one go, so nobody reads the half of one
+_ROW = struct.Struct("@QQ")
+"""The last beat, and how many requests are inside."""
 
 
 class BoardPlace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +62,7 @@ class Board:
             watchers: Who beats for those that don't do it themselves.
         """
         fd = os.memfd_create("afferent-beats", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _BEAT.size * len(names))
+        os.ftruncate(fd, _ROW.size * len(names) + _BEAT.size)
         place = BoardPlace(
             fd=fd,
             names=tuple(names),
@@ -76,11 +79,11 @@ class Board:
         """They don't run, or are only about to: nobody waits for their beats."""
         for name in names:
             self._write(name, 0)
+            self.count_inside(name, 0)
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, int]:
         """When each has beaten last, in ns of the monotonic clock; without those that rest."""
-        data = os.pread(self.place.fd, _BEAT.size * len(self._rows), 0)
-        beats = [beat for (beat,) in _BEAT.iter_unpack(data)]
+        beats = [beat for beat, _ in self._read_rows()]
         wanted = self._rows if names is None else names
         return {name: beats[self._rows[name]] for name in wanted if beats[self._rows[name]]}
 
@@ -90,11 +93,39 @@ class Board:
         silent = [name for name, beat in self.read().items() if beat < least_ns]
         return [name for name in silent if self.place.watchers.get(name) not in silent]
 
+    # The doors, by which requests come in
+
+    def close_doors(self, are_closed: bool) -> None:
+        """No process lets requests in until they are open again."""
+        os.pwrite(self.place.fd, _BEAT.pack(are_closed), self._doors_at)
+
+    @property
+    def are_doors_closed(self) -> bool:
+        return os.pread(self.place.fd, _BEAT.size, self._doors_at) != _BEAT.pack(False)
+
+    def count_inside(self, name: str, num_inside: int) -> None:
+        """So many requests are inside that this process has let in."""
+        at = _ROW.size * self._rows[name] + _BEAT.size
+        os.pwrite(self.place.fd, _BEAT.pack(num_inside), at)
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that any process is answering."""
+        return sum(num_inside for _, num_inside in self._read_rows())
+
     def close(self) -> None:
         os.close(self.place.fd)
 
+    @property
+    def _doors_at(self) -> int:
+        return _ROW.size * len(self._rows)
+
+    def _read_rows(self) -> list[tuple[int, int]]:
+        data = os.pread(self.place.fd, _ROW.size * len(self._rows), 0)
+        return [(beat, num_inside) for beat, num_inside in _ROW.iter_unpack(data)]
+
     def _write(self, name: str, beat: int) -> None:
-        os.pwrite(self.place.fd, _BEAT.pack(beat), _BEAT.size * self._rows[name])
+        os.pwrite(self.place.fd, _BEAT.pack(beat), _ROW.size * self._rows[name])
 
 
 class Watch:

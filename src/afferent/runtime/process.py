@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -34,6 +34,11 @@ _PR_SET_PDEATHSIG = 1
 
 LOST_PARTNERS = os.EX_TEMPFAIL
 """The exit status of a child that ends because those it works with are gone; it is not at fault."""
+
+REFUSED = os.EX_CONFIG
+"""The exit status of a child that can't do what it was told, as it has reported; nor could the next
+one.
+"""
 
 Settings = TypeVar("Settings", bound=Struct)
 
@@ -179,6 +184,11 @@ class ChildProcess:
             gc.enable()
         status = Status(ready=ready, text=text)
         os.write(self._status_fd, msgspec.json.encode(status) + b"\n")
+
+    def refuse(self, why: str) -> NoReturn:
+        """End, and have the operator read ``why``: another start would not help."""
+        self.report(why)
+        raise SystemExit(REFUSED)
 
     def beat(self, name: str = "") -> None:
         """Show that this process goes on. Who has once done so must go on doing it, twice a

@@ -35,9 +35,28 @@ def new_address(name: str) -> str:
     Raises:
         ConfigError: It would be too long, or the folder can't be made.
     """
-    address = str(_own.folder() / f"{name}-{secrets.token_hex(4)}.sock")
+    return address_in(_own.folder(), name)
+
+
+def own_folder() -> Path:
+    """Where `new_address` is; others of this process's server may have theirs there, too."""
+    return _own.folder()
+
+
+def address_in(folder: Path, name: str) -> str:
+    """A new path in the folder of another process.
+
+    Raises:
+        ConfigError: It would be too long.
+    """
+    address = str(folder / f"{name}-{secrets.token_hex(4)}.sock")
     check_length(address)
     return address
+
+
+def addresses_in(folder: Path, name: str) -> list[str]:
+    """All that have been made there for this name; who made one may have been killed."""
+    return sorted(str(path) for path in folder.glob(f"{name}-*.sock"))
 
 
 def check_length(path: str) -> None:

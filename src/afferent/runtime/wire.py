@@ -329,14 +329,19 @@ class AsyncChannel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, payload: bytes) -> None:
-        """Queue a frame; a peer that does not read is cut off before it costs much memory.
+        """Queue a frame; as `send_packed`."""
+        self.send_packed(pack_frame(payload))
+
+    def send_packed(self, frames: bytes) -> None:
+        """Queue frames that have been packed, in one write; a peer that does not read is cut off
+        before it costs much memory.
 
         Raises:
             ConnectionClosed: The connection has ended.
         """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionClosed("the connection is gone")
-        self._transport.write(pack_frame(payload))
+        self._transport.write(frames)
         if self._transport.get_write_buffer_size() > _MAX_UNSENT_NBYTES:
             self._transport.abort()
 

@@ -94,6 +94,12 @@ class Scheduler:
         sequence = self._find(sequence_id)
         return sequence.num_acquired == sequence.index.num_seen
 
+    def num_items_acquired(self, sequence_id: str) -> int:
+        """How many of its items, from the first on, are encoded, or are in the step that was given
+        out last. A preemption takes them all away.
+        """
+        return self._find(sequence_id).num_acquired
+
     def num_items_kept(self, sequence_id: str) -> int:
         """Items of a sequence that are not forgotten; of a session, those still to be computed."""
         return len(self._find(sequence_id).index)

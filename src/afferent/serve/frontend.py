@@ -6,6 +6,7 @@ python -m afferent.serve.frontend FD      (started by the supervisor)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -26,7 +27,7 @@ from afferent.engine import registry
 from afferent.engine.contract import Caller, EngineKind, UpstreamKind
 from afferent.engine.protocol import Engine, check_engine
 from afferent.engine.upstream import Upstream
-from afferent.errors import InternalError
+from afferent.errors import ConfigError, InternalError
 from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import fingerprint
 from afferent.runtime.heartbeat import Board
@@ -43,14 +44,18 @@ from afferent.serve.http.app import Frontend
 from afferent.serve.http.auth import Access
 from afferent.serve.http.connection import ConnectionLimits, connection_class, guard
 from afferent.serve.http.disconnects import HangUps
+from afferent.serve.http.doors import Doors
 from afferent.serve.http.endpoint import AppSettings
-from afferent.serve.launch import FrontendSettings
+from afferent.serve.http.reports import AskEngine, Reports, no_engine, reports_place
+from afferent.serve.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.serve.upstream.app import UpstreamFrontend
 from afferent.serve.upstream.exchange import Passage
 from afferent.serve.upstream.items import ReferenceStage
 from afferent.serve.upstream.prompts import PromptTokens
+from afferent.serve.upstream.sockets import SocketPassage
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.pushing import push_counts
+from afferent.telemetry.spans import Tracing
 from afferent.types import ObjectKind, decode
 
 log = logging.getLogger(__name__)
@@ -83,6 +88,7 @@ class _Base:
     gate: Gate
     access: Access
     board: Board | None
+    tracing: Tracing | None
 
     @property
     def folder(self) -> Path:
@@ -94,10 +100,12 @@ class _Base:
         return AppSettings(
             model_name=self.settings.model_name,
             limits=config.request_limits,
+            limits_by_tenant=config.limits_by_tenant,
             request_timeout_s=config.request_timeout_s,
             explain=config.explain,
             refuses_unknown=config.unknown_fields == "refuse",
             cors_origins=config.cors_origin,
+            tracing=self.tracing,
         )
 
     def items(self, processor: Processor) -> ItemStage:
@@ -108,25 +116,26 @@ class _Base:
             processor,
             ItemSettings(
                 limits=config.request_limits,
+                limits_by_tenant=config.limits_by_tenant,
                 shares=config.shares,
                 timeout_s=config.request_timeout_s,
-                num_digest_threads=config.alloc_workers,
+                num_workers=config.alloc_workers,
             ),
         )
 
 
-_Close = Callable[[], Awaitable[None]]
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The application, how to close what is behind it, and what the engine says of itself."""
+
+    app: ASGIApp
+    close: Callable[[], Awaitable[None]]
+    stats: AskEngine
 
 
 async def _serve(
-    child: ChildProcess,
-    settings: FrontendSettings,
-    make: Callable[[_Base], tuple[ASGIApp, _Close]],
+    child: ChildProcess, settings: FrontendSettings, make: Callable[[_Base], _Made]
 ) -> None:
-    """
-    Args:
-        make: Gives the application, and how to close it.
-    """
     config = settings.config
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     background = [
@@ -140,13 +149,28 @@ async def _serve(
         max_concurrency=config.max_mm_preprocess_concurrency,
         max_uploads_nbytes=int(store.capacity_nbytes * config.shares[ObjectKind.RAW] / 2),
     )
-    access = Access(store, api_key=config.api_key, tenants=config.tenants)
-    app, close = make(
-        _Base(settings=settings, store=store, gate=gate, access=access, board=child.board)
+    doors = Doors(child.board, child.name) if child.board is not None else None
+    access = Access(store, api_key=config.api_key, tenants=config.tenants, doors=doors)
+    tracing = Tracing.of_environment(model_name=settings.model_name)
+    made = make(
+        _Base(
+            settings=settings,
+            store=store,
+            gate=gate,
+            access=access,
+            board=child.board,
+            tracing=tracing,
+        )
     )
+    stack = contextlib.ExitStack()
+    if settings.sockets_folder:
+        reports = Reports(child.name, settings.model_name, settings.store_address, made.stats)
+        place = stack.enter_context(reports_place(Path(settings.sockets_folder)))
+        background.append(asyncio.create_task(reports.serve(place)))
     hang_ups = HangUps()
     listener = socket.socket(fileno=settings.listener_fd)
-    server = _server(app, config, hang_ups, listener)
+    server = _server(made.app, config, hang_ups, listener)
+    asyncio.get_running_loop().add_signal_handler(LEAVE_SIGNAL, server.leave)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
     # Before anybody is notified that we serve; the first who come wait for the server a moment.
     listener.listen(BACKLOG)
@@ -158,10 +182,13 @@ async def _serve(
         hang_ups.close()
         for task in background:
             task.cancel()
-        await close()
+        stack.close()
+        await made.close()
+        if tracing is not None:
+            tracing.close()
 
 
-def _with_engine(engine: Engine, base: _Base) -> tuple[ASGIApp, _Close]:
+def _with_engine(engine: Engine, base: _Base) -> _Made:
     """Our own APIs, over an engine that takes tokens."""
     folder, family = base.folder, base.settings.family
     if family is None:
@@ -176,10 +203,10 @@ def _with_engine(engine: Engine, base: _Base) -> tuple[ASGIApp, _Close]:
     app = Frontend(
         pipeline, base.gate, base.app_settings, access=base.access, board=base.board
     ).app()
-    return app, pipeline.close
+    return _Made(app, pipeline.close, engine.stats)
 
 
-def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
+def _in_front(upstream: Upstream, base: _Base) -> _Made:
     """An upstream's APIs, with references in the places of media."""
     settings, folder, family = base.app_settings, base.folder, base.settings.family
     if family is None:
@@ -194,9 +221,12 @@ def _in_front(upstream: Upstream, base: _Base) -> tuple[ASGIApp, _Close]:
         base.store, base.gate, upstream, stage, settings, base.access, by_path(CONVERSATIONS)
     )
     app = UpstreamFrontend(
-        passage, base.store, upstream, base.board, makes_features=family is not None
+        passage,
+        SocketPassage(base.store, upstream, base.access),
+        *(base.store, upstream, base.board),
+        makes_features=family is not None,
     )
-    return app, stage.close
+    return _Made(app, stage.close, no_engine)
 
 
 def _server(
@@ -213,7 +243,7 @@ def _server(
             log_config=None,
             access_log=False,
             http=connection_class(limits, hang_ups),
-            ws="none",
+            ws="websockets-sansio" if isinstance(app, UpstreamFrontend) else "none",
             lifespan="off",
             proxy_headers=False,
             timeout_graceful_shutdown=round(config.drain_timeout_s),
@@ -226,7 +256,10 @@ def main() -> None:
     child = ChildProcess.start()
     # What it warns of is what clients send; and anybody can send it a thousand times.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    uvloop.run(_run(child, child.settings(FrontendSettings)))
+    try:
+        uvloop.run(_run(child, child.settings(FrontendSettings)))
+    except ConfigError as error:
+        child.refuse(error.message)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 import msgspec
@@ -12,6 +13,9 @@ from afferent.preprocess.registry import AnyFamily
 from afferent.types import MiB
 
 FRONTEND: Final = "afferent.serve.frontend"
+
+LEAVE_SIGNAL: Final = signal.SIGUSR1
+"""Told to a frontend whose successor is there: whoever is connected is served once more."""
 
 ENV = {
     "MALLOC_MMAP_THRESHOLD_": str(1 * MiB),
@@ -34,3 +38,5 @@ class FrontendSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     family: AnyFamily | None
     """``None``: no features are made for the model."""
     config: ServeConfig
+    sockets_folder: str = ""
+    """Where it tells of its requests; empty: nowhere."""

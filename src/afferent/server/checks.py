@@ -1,24 +1,26 @@
-"""All that can be refused before a process is started, but for what only the model's own processor
-can tell.
-"""
+"""What the settings name is looked at: the model's folder, the engine, memory, folders."""
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
-import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from afferent.config import Loaded, ServeConfig, Settings
 from afferent.engine import registry
-from afferent.engine.contract import EngineKind, EnginePlan, EngineSite
+from afferent.engine.contract import EngineKind, EngineSite, UpstreamKind
 from afferent.errors import ConfigError
+from afferent.ingest.files import FileRoots
+from afferent.preprocess import sandbox
+from afferent.preprocess.discover import refuse_unknown
+from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import AnyFamily, describe
-from afferent.runtime.listening import Port
-from afferent.runtime.sockets import new_address
-from afferent.server import sizing
+from afferent.server import hub, sizing
+from afferent.store import arena
+from afferent.telemetry import spans
+from afferent.tier.registry import open_tier
 
 BUILT_IN_MODELS = Path(__file__).parent.parent / "models"
 
@@ -40,7 +42,10 @@ class Checked:
 
     @property
     def model_name(self) -> str:
-        return self.config.served_model_name or self.folder.name
+        """What clients call it."""
+        config = self.config
+        own = config.model if hub.is_name(config.model) else self.folder.name
+        return config.served_model_name or own
 
     def site(self, family: AnyFamily | None, *, store_address: str) -> EngineSite:
         """Of the engine."""
@@ -51,32 +56,47 @@ class Checked:
             store_address=store_address,
             shares=self.config.shares,
             left_nbytes=self.left_nbytes,
+            has_tier=bool(self.config.tier),
         )
 
 
-def check(loaded: Loaded) -> Checked:
-    """Look at the model's folder, the engine and the memory.
+def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
+    """Look at the model's folder, the engine, the memory, and what else the settings name. A model
+    on a hub has to be in the cache, or is downloaded into it.
 
     Raises:
         ConfigError: These settings can't be served.
         UnsupportedModel: Nor can this model.
     """
     config = loaded.config
-    folder = model_folder(config.model)
+    _check_page(config)
+    FileRoots(config.file_roots).close()
+    spans.check()
+    if config.tier:
+        open_tier(config.tier).close()
     engine = registry.find(config.engine)
     settings: Settings = loaded.of(engine.settings_type)
+    needs_weights = engine.needs_weights(settings)
+    folder = model_folder(config, needs_weights=needs_weights, may_download=may_download)
     engine_nbytes = engine.reserved_nbytes(folder, settings)
     arena_nbytes = sizing.arena_nbytes(config, engine_nbytes=engine_nbytes)
+    arena.check_available(arena_nbytes)
+    sandbox.check_machine()
     engine.check(folder, settings)
+    family = describe(
+        folder,
+        reference=config.processor == "reference",
+        max_sampled_frames=config.max_sampled_frames,
+        resize_rule=engine.resize_rule,
+    )
+    if family is None and not isinstance(engine, UpstreamKind):
+        refuse_unknown(folder)
+    if isinstance(engine, EngineKind):
+        _check_prompts(folder, family)
     return Checked(
         config=config,
         folder=folder,
-        family=describe(
-            folder,
-            reference=config.processor == "reference",
-            max_sampled_frames=config.max_sampled_frames,
-            resize_rule=engine.resize_rule,
-        ),
+        family=family,
         engine=engine,
         engine_settings=settings,
         arena_nbytes=arena_nbytes,
@@ -86,67 +106,80 @@ def check(loaded: Loaded) -> Checked:
     )
 
 
-def rehearse(loaded: Loaded) -> Checked:
-    """`check`, and what a start does next; nothing is left of it.
+def _check_prompts(folder: Path, family: AnyFamily | None) -> None:
+    """Read the tokenizer, the chat template and the defaults of sampling, as each frontend does.
 
     Raises:
-        ConfigError: These settings can't be served.
-        UnsupportedModel: Nor can this model.
+        ConfigError: One of them is missing or broken.
     """
-    checked, config = check(loaded), loaded.config
-    Port(config.host, config.port, num_listeners=config.frontends).close()
-    # An upstream's plan may write files for a server that somebody else runs.
-    if isinstance(checked.engine, EngineKind) and checked.family is not None:
-        site = checked.site(checked.family, store_address=new_address("store"))
-        plan = checked.engine.plan(site, checked.engine_settings)
-        for fd in {fd for process in plan.processes for fd in process.fds}:
-            os.close(fd)
-        check_processes(plan)
-    return checked
+    # Imported here and by name: of all that the supervisor does, nothing else needs a tokenizer.
+    prompt: Any = importlib.import_module("afferent.serve.flow.prompt")
+    prompt.check_folder(folder, family or UnknownFamily())
 
 
-def check_processes(plan: EnginePlan[Any]) -> None:
-    """
-    Raises:
-        ConfigError: One of them has no module.
-    """
-    for process in plan.processes:
-        module = process.module
-        # Another path is not ours to look at.
-        if "PYTHONPATH" not in process.env and (why := _what_is_wrong_with(module)):
-            raise ConfigError(f"{module}, the engine's process {process.name!r}, can't run: {why}")
+def model_folder(
+    config: ServeConfig, *, needs_weights: bool = True, may_download: bool = False
+) -> Path:
+    """The folder of a built-in model, of one on this machine, or of one that is on a hub.
 
-
-def _what_is_wrong_with(module: str) -> str:
-    """Why ``python -m`` could not run it, as far as that is known without running it."""
-    try:
-        return "" if find_spec(module) else "there is no such module"
-    except Exception as error:  # its package is not ours, and may raise anything
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def model_folder(name: str) -> Path:
-    """The folder of a built-in model, or of one on this machine.
+    Args:
+        config: Which model.
+        needs_weights: Those of a hub's are wanted, too.
+        may_download: What is not in the cache of a hub's.
 
     Raises:
-        ConfigError: There is neither.
+        ConfigError: There is none of them.
     """
+    name = config.model
+    if hub.is_name(name):
+        return hub.download(
+            name,
+            revision=config.revision,
+            needs_weights=needs_weights,
+            from_cache_only=not may_download,
+        )
+    if config.revision:
+        raise ConfigError(f"--revision {config.revision}: {name} is no model on a hub")
     built_in = [BUILT_IN_MODELS / name] if "/" not in name else []
-    for folder in (*built_in, Path(name).expanduser()):
+    given = Path(name).expanduser()
+    for folder in (*built_in, given):
         if (folder / "config.json").is_file():
             return folder.resolve()
-    raise ConfigError(f"{name!r} is neither a built-in model nor a folder with a config.json")
+    if given.is_dir():
+        raise ConfigError(f"MODEL {name}: the folder has no config.json")
+    models = ", ".join(path.name for path in sorted(BUILT_IN_MODELS.iterdir()))
+    raise ConfigError(
+        f"MODEL {name}: must be a folder with a config.json on this machine, a model's name on a "
+        f"hub (ORGANIZATION/NAME), or one of the built-in models: {models}"
+    )
+
+
+def _check_page(config: ServeConfig) -> None:
+    """
+    Raises:
+        ConfigError: The live page shows and does what only who has a key may see and do.
+    """
+    if config.ui < 0 or config.page_key:
+        return
+    if not _is_loopback(config.ui_host):
+        raise ConfigError(
+            f"--ui-host {config.ui_host}: others can reach the live page there, so it needs a key "
+            "(--ui-key)"
+        )
+    if config.tenants:
+        raise ConfigError(f"--ui {config.ui}: tenants have keys, so the page needs one (--ui-key)")
 
 
 def exposure(config: ServeConfig) -> str:
     """What an operator should know before others can reach the server; empty if nothing."""
-    is_loopback = config.host == "localhost" or _is_loopback(config.host)
-    if is_loopback or config.api_key or config.tenants:
+    if _is_loopback(config.host) or config.api_key or config.tenants:
         return ""
     return f"{config.host} can be reached by others, and no API key is asked for (--api-key)"
 
 
 def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, whose address may be any

@@ -7,6 +7,7 @@ that its children wait for.
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +20,16 @@ from msgspec import Struct
 from afferent.config import ServeConfig
 from afferent.engine.contract import EnginePlan
 from afferent.errors import ConfigError
+from afferent.live import launch as live
 from afferent.preprocess import launch as preprocess
 from afferent.preprocess.registry import AnyFamily
 from afferent.runtime.listening import Port
 from afferent.runtime.process import Child
+from afferent.runtime.sockets import own_folder
 from afferent.serve import launch as serve
 from afferent.store.daemon.launch import DAEMON
 from afferent.store.daemon.server import InheritedDescriptors
+from afferent.tier import launch as tier
 from afferent.types import encode
 
 SUPERVISOR = "supervisor"
@@ -51,11 +55,16 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
     needs_arena: bool = True
     """At its start; what does not is started while the arena is allocated."""
+    is_engine: bool = False
+    is_frontend: bool = False
+    listener: socket.socket | None = None
+    """The running child's, which its successor gets: who waits to be accepted is not sent away."""
     child: Child | None = None
     pidfd: int = -1
     is_ready: bool = False
     has_been_ready: bool = False
     num_failed_starts: int = 0
+    last_said: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,8 @@ class Plan:
     family: AnyFamily | None
     engine: EnginePlan[Any]
     port: Port
+    page_port: Port | None
+    """``None``: there is no live page."""
     inherited: InheritedDescriptors
 
     def parts(self) -> dict[str, Part]:
@@ -77,7 +88,8 @@ class Plan:
         Raises:
             ConfigError: The engine calls one of its processes like one of ours.
         """
-        ours = [self._store(), *self._preprocess(), *self._frontends()]
+        ours = [self._store(), *self._preprocess(), *self._tier()]
+        ours += [*self._frontends(), *self._page()]
         engine = self._engine()
         parts = {part.name: part for part in (ours[0], *engine, *ours[1:])}
         every = [name for part in (*ours, *engine) for name in (part.name, *part.watches)]
@@ -96,6 +108,7 @@ class Plan:
                 env=dict(process.env),
                 needs_arena=process.needs_arena,
                 watches=process.watches,
+                is_engine=True,
             )
             for process in self.engine.processes
         ]
@@ -110,6 +123,9 @@ class Plan:
                 next(segments),
                 shares=config.shares,
                 job_timeout_s=config.preprocess_timeout_s,
+                fetch_timeout_s=tier.longest_fetch_s(
+                    timeout_s=config.tier_timeout_s, wait_s=config.tier_wait_s
+                ),
                 # An encoder or a decoder may hold on for as long as an item may take.
                 recovery_timeout_s=max(_MIN_RECOVERY_S, config.preprocess_timeout_s),
             ),
@@ -133,6 +149,23 @@ class Plan:
         watches = preprocess.worker_names(settings)
         return [Part("preprocess", preprocess.POOL, lambda: settings, env=env, watches=watches)]
 
+    def _tier(self) -> list[Part]:
+        """Nobody, where there is none."""
+        config = self.config
+        if not config.tier:
+            return []
+        settings = tier.TierSettings(
+            store_address=self.inherited.address,
+            url=config.tier,
+            secret=config.tier_secret,
+            timeout_s=config.tier_timeout_s,
+            wait_s=config.tier_wait_s,
+            ttl_s=config.tier_ttl_s,
+            max_nbytes=config.tier_max_nbytes,
+            write_nbytes_per_s=config.tier_write_nbytes_per_s,
+        )
+        return [Part(tier.NAME, tier.TIER, lambda: settings)]
+
     def _frontends(self) -> list[Part]:
         settings = serve.FrontendSettings(
             store_address=self.inherited.address,
@@ -141,6 +174,7 @@ class Plan:
             model_name=self.model_name,
             family=self.family,
             config=self.config,
+            sockets_folder=str(own_folder()),
         )
         return [
             Part(
@@ -149,9 +183,25 @@ class Plan:
                 lambda: settings,
                 port=self.port,
                 env=serve.ENV,
+                is_frontend=True,
             )
             for number in range(self.config.frontends)
         ]
+
+    def _page(self) -> list[Part]:
+        config = self.config
+        if self.page_port is None:
+            return []
+        settings = live.PageSettings(
+            sockets_folder=str(own_folder()),
+            host=config.ui_host,
+            key=config.page_key,
+            api_url=self.port.url,
+            api_key=config.api_key,
+            can_ask=bool(config.api_key) or not config.tenants,
+            timeout_s=config.request_timeout_s,
+        )
+        return [Part("page", live.PAGE, lambda: settings, port=self.page_port)]
 
 
 def _same(settings: Struct) -> Struct:

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 
 import msgspec
 
 from afferent import __version__
 from afferent.config import Loaded
-from afferent.engine.contract import UpstreamKind
 from afferent.errors import ConfigError
-from afferent.preprocess.discover import family_of
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.registry import AnyFamily
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
-from afferent.runtime.process import LOST_PARTNERS, Child, LogSettings, Status, spawn
-from afferent.server.checks import Checked, check, check_processes, exposure
+from afferent.runtime.process import LOST_PARTNERS, REFUSED, Child, LogSettings, Status, spawn
+from afferent.server import control
 from afferent.server.parts import Part, Plan
+from afferent.server.preparing import prepare
+from afferent.server.restarting import Restarts
 from afferent.server.watching import Watcher
 from afferent.store import arena
 from afferent.store.daemon.server import InheritedDescriptors
@@ -56,11 +56,12 @@ class Supervisor:
         self._announced = False
         self._failure: str | None = None
         self._restarts: set[asyncio.Task[None]] = set()
+        self._leaving: list[Part] = []
         self._port: Port | None = None
         self._url = ""
         self._model_name = ""
 
-    async def run(self) -> int:
+    def run(self) -> int:
         """Serve; the exit status.
 
         Raises:
@@ -68,25 +69,30 @@ class Supervisor:
             UnsupportedModel: Likewise.
         """
         logs.configure("supervisor", level=self._config.log_level, format=self._config.log_format)
-        self._say("afferent", __version__)
         with contextlib.ExitStack() as owned:
-            return await self._serve(self._plan(owned))
+            # Before there is an event loop: it would keep Ctrl-C waiting for a download's end.
+            plan = self._prepare(owned)
+            return asyncio.run(self._serve(plan))
 
     async def _serve(self, plan: Plan) -> int:
-        self._parts = plan.parts()
         watcher = self._watcher = Watcher(
             self._parts.values(), frozen_timeout_s=self._config.frozen_timeout_s
         )
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
-        watching = asyncio.create_task(watcher.run(self._on_frozen))
+        restarts = Restarts(self, watcher.board, drain_timeout_s=self._config.drain_timeout_s)
+        background = [
+            asyncio.create_task(watcher.run(self._on_frozen)),
+            asyncio.create_task(control.Control(restarts.restart).serve(control.listen())),
+        ]
         try:
             await self._start_all(plan.inherited)
             await self._stop.wait()
             await self._drain()
         finally:
-            watching.cancel()
+            for task in background:
+                task.cancel()
             await self._kill_all()
         if self._failure is not None:
             _tell(f"error: {self._failure}")
@@ -96,61 +102,19 @@ class Supervisor:
 
     # Start
 
-    def _plan(self, owned: contextlib.ExitStack) -> Plan:
+    def _prepare(self, owned: contextlib.ExitStack) -> Plan:
         """What can be refused is refused before a process starts.
 
         Args:
             owned: Gets what has to go at the end.
         """
-        config = self._config
-        checked = check(self._loaded)
-        folder = checked.folder
-        self._model_name = checked.model_name
-        if warning := exposure(config):
-            self._say("warning", warning)
-        port = self._port = Port(config.host, config.port, num_listeners=config.frontends)
-        self._url = port.url
-        family = self._family(checked)
-        self._say("model", f"{self._model_name} from {folder}")
-        self._say("engine", f"{checked.engine.name}: {checked.engine.summary}")
-        inherited = InheritedDescriptors.over(
-            arena.open_segment(checked.arena_nbytes), path=config.store_path
-        )
-        owned.callback(inherited.close)
-        site = checked.site(family, store_address=inherited.address)
-        plan = checked.engine.plan(site, checked.engine_settings)
-        for path in plan.files:
-            owned.callback(path.unlink, missing_ok=True)
-        check_processes(plan)
-        for note in plan.notes:
-            self._say("engine", note)
-        return Plan(
-            config=config,
-            folder=folder,
-            model_name=self._model_name,
-            family=family,
-            engine=plan,
-            port=port,
-            inherited=inherited,
-        )
-
-    def _family(self, checked: Checked) -> AnyFamily | None:
-        """What features are made for the model; ``None`` if none are, and none have to be.
-
-        Raises:
-            UnsupportedModel: None can be made, and they are needed.
-        """
-        folder, engine, known = checked.folder, checked.engine, checked.family
-        if isinstance(engine, UpstreamKind):
-            # What the model's own processor makes, the one beside it makes as well.
-            is_ours = known is not None and not isinstance(known, AdapterFamily)
-            if is_ours and engine.takes_features(folder):
-                return known
-            self._say("model", f"{folder.name}: {engine.name} processes its media itself")
-            return None
-        if known is None:
-            self._say("model", f"{folder.name}: asking its own processor (a few seconds)")
-        return known or family_of(folder)
+        prepared = prepare(self._loaded, owned, self._say, may_download=True)
+        self._parts, self._port = prepared.parts, prepared.plan.port
+        self._model_name, self._url = prepared.plan.model_name, prepared.plan.port.url
+        self._say("afferent", __version__)
+        for who, what in prepared.notes:
+            self._say(who, what)
+        return prepared.plan
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:
         """First what takes longest, the engine's workers; the others once there is an arena."""
@@ -171,14 +135,13 @@ class Supervisor:
                 self._start(part)
 
     def _start(self, part: Part) -> None:
-        loop = asyncio.get_running_loop()
         part.is_ready = False
         settings, fds = part.settings(), part.fds
         with contextlib.ExitStack() as opened:
             if part.port is not None:
-                listener = opened.enter_context(part.port.open())
-                settings = msgspec.structs.replace(settings, listener_fd=listener.fileno())
-                fds = (*fds, listener.fileno())
+                part.listener = part.listener or opened.enter_context(part.port.open())
+                settings = msgspec.structs.replace(settings, listener_fd=part.listener.fileno())
+                fds = (*fds, part.listener.fileno())
             part.child = spawn(
                 part.name,
                 part.module,
@@ -188,11 +151,52 @@ class Supervisor:
                 env=part.env,
                 board=self._watcher.board.place if self._watcher else None,
             )
+            opened.pop_all()  # the listener is the part's now
         part.pidfd = os.pidfd_open(part.child.pid)
-        loop.add_reader(part.child.status_fd, self._on_status, part, part.child)
-        loop.add_reader(part.pidfd, self._on_death, part, part.child)
+        self._listen(part)
+
+    # What `Restarts` needs
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return self._parts
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def start(self, part: Part) -> None:
+        """See `Host.start`."""
+        self._start(part)
+
+    def set_aside(self, part: Part) -> Part:
+        """See `Host.set_aside`."""
+        aside = dataclasses.replace(part, listener=None)
+        part.child, part.is_ready = None, False
+        self._leaving.append(aside)
+        self._listen(aside)
+        return aside
+
+    def put_back(self, part: Part, aside: Part) -> None:
+        """See `Host.put_back`."""
+        listener, part.listener = part.listener, None
+        self._kill(part)
+        self._leaving.remove(aside)
+        part.child, part.pidfd, part.listener = aside.child, aside.pidfd, listener
+        if part.child is None:  # it has died meanwhile
+            self._start_again(part, "while its successor was started")
+            return
+        part.is_ready = aside.is_ready
+        self._listen(part)
 
     # Events
+
+    def _listen(self, part: Part) -> None:
+        """Whatever its child says or does concerns this part."""
+        loop, child = asyncio.get_running_loop(), part.child
+        if child is not None:
+            loop.add_reader(child.status_fd, self._on_status, part, child)
+            loop.add_reader(part.pidfd, self._on_death, part, child)
 
     def _on_status(self, part: Part, child: Child) -> None:
         data = os.read(child.status_fd, 1 << 16)
@@ -203,6 +207,7 @@ class Supervisor:
             return
         for line in data.splitlines():
             status = msgspec.json.decode(line, type=Status)
+            part.last_said = status.text
             self._say(part.name, f"ready: {status.text}" if status.ready else status.text)
             if status.ready:
                 part.is_ready = part.has_been_ready = True
@@ -222,8 +227,17 @@ class Supervisor:
             part.child.popen.kill()  # of its end we hear
 
     def _on_death(self, part: Part, child: Child) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._on_status(part, child)  # its last words
         code = self._reap(part, child)
         if self._stop.is_set():
+            return
+        if part in self._leaving:  # Part compares by identity
+            self._leaving.remove(part)
+            return
+        if code == REFUSED and not part.has_been_ready:
+            self._failure = part.last_said
+            self._stop.set()
             return
         if not part.is_ready and code != LOST_PARTNERS:
             part.num_failed_starts += 1
@@ -233,6 +247,9 @@ class Supervisor:
                 self._stop.set()
                 return
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        self._start_again(part, how)
+
+    def _start_again(self, part: Part, how: str) -> None:
         self._say(part.name, f"has ended ({how}); starting it again")
         task = asyncio.ensure_future(self._restart(part))
         self._restarts.add(task)
@@ -265,7 +282,10 @@ class Supervisor:
         # While anybody holds the listening socket, the kernel lets new clients in to wait.
         if self._port is not None:
             self._port.close()
-        fronts = [part for part in self._parts.values() if part.port is not None]
+        everybody = [*self._parts.values(), *self._leaving]
+        fronts = [part for part in everybody if part.port is not None]
+        for part in fronts:
+            self._close_listener(part)
         await self._terminate(fronts, self._config.drain_timeout_s + _TERMINATE_TIMEOUT_S)
         store = self._parts["store"]
         rest = [part for part in self._parts.values() if part not in (*fronts, store)]
@@ -281,7 +301,7 @@ class Supervisor:
             await asyncio.sleep(0.02)
 
     async def _kill_all(self) -> None:
-        for part in self._parts.values():
+        for part in (*self._parts.values(), *self._leaving):
             self._kill(part)
 
     def _kill(self, part: Part) -> None:
@@ -300,9 +320,15 @@ class Supervisor:
             os.close(part.pidfd)
             child.close()
             part.child = None
-            if self._watcher is not None:
+            self._close_listener(part)
+            if self._watcher is not None and part not in self._leaving:
                 self._watcher.forget(part)
         return code
+
+    def _close_listener(self, part: Part) -> None:
+        if part.listener is not None:
+            part.listener.close()
+            part.listener = None
 
     def _say(self, who: str, what: str) -> None:
         elapsed_s = time.monotonic() - self._started_s

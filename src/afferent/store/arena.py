@@ -71,18 +71,26 @@ def open_segment(nbytes: int) -> int:
         ConfigError: The machine, or this container, has not that much memory to give.
     """
     nbytes = -(-nbytes // _PAGE) * _PAGE
-    # Asking the kernel for too much does not fail: it kills processes until there is enough.
+    check_available(nbytes)
+    fd = os.memfd_create("afferent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)  # before its pages: huge ones are given within a file's size
+    # Restarted writers need new maps, so writing stays allowed.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def check_available(nbytes: int) -> None:
+    """Asking the kernel for too much does not fail: it kills processes until there is enough.
+
+    Raises:
+        ConfigError: The machine, or this container, has not that much memory to give.
+    """
     available = memory.available_nbytes()
     if nbytes > available * _MAX_PART_OF_MEMORY:
         raise ConfigError(
             f"the arena of {nbytes / 2**20:,.0f} MiB does not fit in {_MAX_PART_OF_MEMORY:.0%} of "
             f"the {available / 2**20:,.0f} MiB of memory that are free; choose a smaller one"
         )
-    fd = os.memfd_create("afferent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)  # before its pages: huge ones are given within a file's size
-    # Restarted writers need new maps, so writing stays allowed.
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd
 
 
 def allocate(fd: int) -> Iterator[None]:
@@ -143,7 +151,9 @@ class ArenaMap:
             StaleHandle: They are outside of the arena, or the map has been retired.
         """
         everything = self._all  # another thread may retire the map at any moment
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes or everything is None:
+        if everything is None:
+            raise StaleHandle("the store has been closed, or restarts: nothing of it can be read")
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
         return everything[offset : offset + nbytes]
 

@@ -14,7 +14,7 @@ from afferent.telemetry.trace import Trace
 from afferent.types import Span
 
 _BAR_WIDTH = 26
-_COLOURS = {"frontend": "cyan", "store": "magenta", "preprocess": "yellow", "core": "blue"}
+COLOURS = {"frontend": "cyan", "store": "magenta", "preprocess": "yellow", "core": "blue"}
 
 
 def render(trace: Trace, *, outcome: str, console: Console) -> None:
@@ -41,7 +41,7 @@ def render(trace: Trace, *, outcome: str, console: Console) -> None:
     shown = ""
     for span in sorted(trace.spans, key=lambda span: (span.start_ns, span.end_ns)):
         process = f"{span.process} {span.pid}"
-        colour = _COLOURS.get(span.process.split("-")[0], "green")
+        colour = COLOURS.get(span.process.split("-")[0], "green")
         table.add_row(
             Text("" if process == shown else process, style=colour),
             span.stage.replace("_", " "),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,24 +16,33 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from afferent.telemetry.readings import Reading
+from afferent.telemetry.readings import MAX_METRICS, Reading
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
+
+_decoder = msgspec.msgpack.Decoder(Reading)
 
 
 def render(readings: Iterable[Reading]) -> bytes:
     """The page. Of several readings of one metric the last one counts."""
+    last = {reading.metric.name: reading for reading in readings}
+    return b"".join(_part(msgspec.msgpack.encode(reading)) for reading in last.values())
+
+
+@functools.lru_cache(MAX_METRICS)
+def _part(reading: bytes) -> bytes:
+    """Of one metric. Most are as they were a page ago, and writing them is what takes long."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Readings(readings))
+    registry.register(_One(_decoder.decode(reading)))
     return generate_latest(registry)
 
 
-class _Readings(Collector):
-    def __init__(self, readings: Iterable[Reading]) -> None:
-        self._readings = {reading.metric.name: reading for reading in readings}
+class _One(Collector):
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
 
     def collect(self) -> Iterator[Metric]:
-        return map(_family, self._readings.values())
+        yield _family(self._reading)
 
 
 def _family(reading: Reading) -> Metric:

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from afferent.types import Span, span_since
 
@@ -20,6 +21,14 @@ STAGES: set[str] = set()
 def declare_stages(*stages: str) -> None:
     """Stages that other processes measure for requests of this one."""
     STAGES.update(stages)
+
+
+class Root(Protocol):
+    """The request as others trace it: see `afferent.telemetry.spans`."""
+
+    def carried(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]: ...
+
+    def end(self, trace: Trace, *, api: str, outcome: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -35,6 +44,12 @@ class Trace:
     """The modality of the request's media: one of `afferent.serve.flow.counting.MEDIA`."""
     where: str = "body"
     """Where the request is: one of `afferent.serve.flow.counting.PLACES`."""
+    num_prompt_tokens: int = 0
+    num_answer_tokens: int = 0
+    digests: list[str] = field(default_factory=list)
+    """The keys of its items, each once."""
+    root: Root | None = None
+    tenant: str = ""
 
     def stage(self, start_ns: int, name: str, *, copied_nbytes: int = 0, note: str = "") -> None:
         """Record a stage of this process, from ``start_ns`` to now; ``name`` is a word of ours."""

@@ -60,6 +60,8 @@ class Subject:
         store_address: Of the daemon that the engine is connected to. Nobody else uses it meanwhile.
         question: Different numbers, different features; an item at least, better two.
         stop: Makes the engine go away: its process is killed, its connection closed. Async or not.
+        text: Which text tokens are. It is needed of an engine that does ``json_schema``, ``regex``
+            or ``choice``.
         timeout_s: For each event of the engine.
         settle_s: How soon it must have given back what it held.
     """
@@ -68,6 +70,7 @@ class Subject:
     store_address: str
     question: Callable[[int], Question]
     stop: Callable[[], Awaitable[None] | None]
+    text: Callable[[Sequence[int]], str] | None = None
     timeout_s: float = 30.0
     settle_s: float = 10.0
 

@@ -1,6 +1,7 @@
 """The reference engine as a server sees it: what it needs, and the processes that it consists of.
 
-It imports none of them. A core takes requests; workers, one for each rank, compute.
+It imports none of them. A core takes requests; workers, one for each rank, compute; forms that
+answers are to have are tried apart.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from afferent.engine.reference.kv_budget import KvBudget, kv_budget
 from afferent.engine.reference.settings import ReferenceSettings
 from afferent.engine.remote.kind import Listening, RemoteKind, RemoteLink, listening
 from afferent.engine.weights import check_weights, weights_nbytes
+from afferent.preprocess.registry import POSITION_FEATURES, facts_of
 from afferent.telemetry.trace import declare_stages
-from afferent.types import GiB, ObjectKind
+from afferent.types import GiB, MiB, ObjectKind
 
 # Frontends, which count them, import this description and none of the processes.
-declare_stages("accept", "encode", "copy_embeddings", "prefill", "decode_tokens")
+declare_stages("form", "accept", "encode", "copy_embeddings", "prefill", "decode_tokens")
 
 _WORKER_NBYTES = GiB // 2
 """What a worker takes, its part of the model apart: imports of torch, mostly."""
+_FORMS_NBYTES = 256 * MiB
+"""What tries forms of answers, and the forms that a worker follows."""
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
 """No progress bars between the server's lines, and nothing looked up on a hub."""
 
@@ -41,7 +45,8 @@ class ReferenceEngine(RemoteKind[ReferenceSettings]):
 
     def reserved_nbytes(self, model_folder: Path, settings: ReferenceSettings) -> int:
         """See `Backend.reserved_nbytes`."""
-        return settings.tensor_parallel_size * (_WORKER_NBYTES + settings.encoder_cache_nbytes)
+        worker_nbytes = _WORKER_NBYTES + settings.encoder_cache_nbytes
+        return settings.tensor_parallel_size * worker_nbytes + _FORMS_NBYTES
 
     def plan(self, site: EngineSite, settings: ReferenceSettings) -> EnginePlan[RemoteLink]:
         """See `Backend.plan`."""
@@ -51,7 +56,11 @@ class ReferenceEngine(RemoteKind[ReferenceSettings]):
             weights_nbytes=weights_nbytes(site.model_folder),
         )
         at = listening("core")
-        processes = (*_workers(site, settings, budget, at.link), _core(site, settings, budget, at))
+        processes = (
+            *_workers(site, settings, budget, at.link),
+            _core(site, settings, budget, at),
+            _forms(site, at.link),
+        )
         room = f"{budget.nbytes / 2**20:,.0f} MiB for the KV cache of requests"
         return EnginePlan(processes=processes, link=at.link, notes=(room,) if budget.nbytes else ())
 
@@ -84,6 +93,17 @@ def _workers(
     ]
 
 
+def _forms(site: EngineSite, link: RemoteLink) -> EngineProcess:
+    return EngineProcess(
+        name="forms",
+        module=launch.FORMS,
+        settings=launch.FormSettings(
+            core_address=link.address, model_folder=str(site.model_folder)
+        ),
+        needs_arena=False,
+    )
+
+
 def _core(
     site: EngineSite, settings: ReferenceSettings, budget: KvBudget, at: Listening
 ) -> EngineProcess:
@@ -100,6 +120,8 @@ def _core(
             encoder_cache_nbytes=settings.encoder_cache_nbytes,
             kv_budget=budget,
             step_timeout_s=settings.engine_step_timeout_s,
+            position_features=POSITION_FEATURES | facts_of(site.model_folder).position_features,
+            has_tier=site.has_tier,
         ),
         fds=(at.fd,),
     )

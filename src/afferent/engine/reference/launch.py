@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
@@ -14,6 +15,8 @@ from afferent.preprocess.registry import AnyFamily
 
 CORE: Final = "afferent.engine.reference.core.main"
 WORKER: Final = "afferent.engine.reference.worker.main"
+
+FORMS: Final = "afferent.engine.reference.form.main"
 
 _SHARED = {
     "num_attention_heads": "attention heads",
@@ -33,6 +36,8 @@ class CoreSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     encoder_cache_nbytes: int
     kv_budget: KvBudget
     step_timeout_s: float
+    position_features: frozenset[str] = frozenset()
+    has_tier: bool = False
 
 
 class WorkerSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,14 +54,18 @@ class WorkerSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     shares_embeddings: bool
 
 
+class FormSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    core_address: str
+    model_folder: str
+
+
 def check_workers(folder: Path, num_workers: int) -> None:
     """Refuse more workers than a model can be divided among, as far as its config says.
 
     Raises:
         ConfigError: Some would get more of it than others.
     """
-    config = read_json(folder / "config.json")
-    text = config.get("text_config", config)
+    text = _text_config(read_json(folder / "config.json"))
     for name, words in _SHARED.items():
         number = text.get(name)
         if isinstance(number, int) and number % num_workers:
@@ -73,9 +82,17 @@ def check_length(folder: Path, max_model_len: int) -> None:
         ConfigError: See `refuse_longer`.
     """
     config = read_json(folder / "config.json")
-    text = config.get("text_config", config)
-    if limit := text.get("max_position_embeddings") or config.get("max_target_positions"):
+    limit = _text_config(config).get("max_position_embeddings") or config.get(
+        "max_target_positions"
+    )
+    if isinstance(limit, int):
         refuse_longer(max_model_len, limit)
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def refuse_longer(max_model_len: int, limit: int) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from afferent.engine.protocol import Chosen, EngineInfo
+from afferent.engine.reference.asked_form import Form
 from afferent.engine.remote.messages import FromFrontend
 from afferent.schedule.step import Chunk
 from afferent.types import (
@@ -39,6 +40,28 @@ class WorkerHello(_Message, tag="worker"):
 
     rank: NonNegative
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+# Who tries forms of answers to core, and back.
+
+
+class FormsHello(_Message, tag="forms"):
+    """Who tries forms of answers is there."""
+
+
+class TryForm(_Message, tag="try"):
+    """Can answers of this form be had?"""
+
+    number: NonNegative
+    form: Form
+
+
+class FormTried(_Message, tag="tried"):
+    """``failure``: what a client is told; ``None``: they can. ``nbytes``: memory that it takes."""
+
+    number: NonNegative
+    failure: Failure | None
+    nbytes: NonNegative
 
 
 # Core to worker and back.
@@ -80,7 +103,7 @@ class BegunItem(_Message):
 
 class Begin(_Message):
     """A new sequence, or one that begins again with what it had answered by then: the last
-    ``num_answered`` tokens.
+    ``num_answered`` tokens. ``form_nbytes``: memory that the form of its answer takes.
     """
 
     sequence_id: str
@@ -88,6 +111,7 @@ class Begin(_Message):
     items: list[BegunItem]
     sampling: Sampling
     num_answered: NonNegative = 0
+    form_nbytes: NonNegative = 0
 
 
 class EncodeItem(_Message):
@@ -133,8 +157,9 @@ class WorkDone(_Message, tag="done"):
 
 
 FromWorker = WorkerHello | WorkerReady | WorkDone
-ToCore = FromFrontend | FromWorker
+ToCore = FromFrontend | FromWorker | FormsHello | FormTried
 ToWorker = Rendezvous | Work
 
 to_core_decoder = msgspec.msgpack.Decoder(ToCore)
 to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)
+to_forms_decoder = msgspec.msgpack.Decoder(TryForm)

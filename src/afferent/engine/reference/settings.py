@@ -11,12 +11,14 @@ class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fiel
     """How the model is divided, what is computed at a time, and in how much memory."""
 
     tensor_parallel_size: int = setting(
-        1, "processes that the model's heads are divided among", Group.COMMON, ge=1, le=64
+        1, "processes that share the model's heads", Group.COMMON, ge=1, le=64
     )
     max_model_len: int = setting(
         0, "longest prompt and answer, in tokens; 0: what the model allows", Group.COMMON, ge=0
     )
-    max_num_seqs: int = setting(16, "requests that the engine runs at a time", Group.COMMON, gt=0)
+    max_num_seqs: int = setting(
+        128, "requests that the engine runs at a time, a token each a step", Group.COMMON, gt=0
+    )
     kv_cache_tokens: int = setting(
         0,
         "tokens that running requests may hold in all; 0: what suits the memory",

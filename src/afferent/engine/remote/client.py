@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncGenerator
 
 from afferent.engine.protocol import (
@@ -19,10 +20,12 @@ from afferent.engine.protocol import (
 from afferent.engine.remote import messages as m
 from afferent.errors import AfferentError, ConnectionClosed, EngineUnavailable, error_from
 from afferent.runtime import wire
+from afferent.runtime.tasks import open_in_thread
 from afferent.types import encode
 
 log = logging.getLogger(__name__)
 
+_CONNECT_TIMEOUT_S = 5.0
 _RECONNECT_S = 0.2
 _MAX_RECONNECT_S = 5.0
 """After connections that ended before the engine said anything that could be understood."""
@@ -47,7 +50,7 @@ class RemoteEngine:
         pause_s = _RECONNECT_S
         while True:
             try:
-                sock = await asyncio.to_thread(wire.connect, self._address, timeout_s=5.0)
+                sock = await open_in_thread(self._connect, socket.socket.close)
             except ConnectionClosed:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
@@ -64,6 +67,9 @@ class RemoteEngine:
             log.warning("the engine is gone")
             pause_s = _RECONNECT_S if self._is_understood else min(2 * pause_s, _MAX_RECONNECT_S)
             await asyncio.sleep(pause_s)
+
+    def _connect(self) -> socket.socket:
+        return wire.connect(self._address, timeout_s=_CONNECT_TIMEOUT_S)
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """See `Engine.submit`."""

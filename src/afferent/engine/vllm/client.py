@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,7 +18,7 @@ from yarl import URL
 from afferent.engine.references import Reference, sign
 from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest
 from afferent.engine.vllm.media import TakenMedia
-from afferent.errors import EngineUnavailable
+from afferent.errors import EngineUnavailable, InvalidRequest
 from afferent.types import Modality
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,12 @@ _CONNECTIONS = frozenset(
 _OF_ANSWERS = (_CONNECTIONS - {b"content-length"}) | {b"date", b"server"}
 """Likewise, and those that every HTTP server writes by itself."""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
+_OF_SOCKETS = b"sec-websocket-"
+"""Headers that begin so are about one connection, too."""
+_MAX_MESSAGE_NBYTES = 16 << 20
+_SENDABLE_CODES = {None: 1000, 1005: 1000, 1006: 1013}
+"""What is sent on in the place of what only says that no code came: all is well; try again later.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -121,10 +127,8 @@ class VllmClient:
     @asynccontextmanager
     async def forward(self, request: UpstreamRequest) -> AsyncIterator[UpstreamAnswer]:
         """See `Upstream.forward`."""
-        server = self._choose(request.keys)
-        server.num_running += 1
-        try:
-            try:
+        with self._at_work(request.keys) as server:
+            with _reaching(server):
                 answer = await server.session.request(
                     request.method,
                     URL(server.base + request.target, encoded=True),
@@ -132,11 +136,6 @@ class VllmClient:
                     data=request.body or None,
                     allow_redirects=False,
                 )
-            except (aiohttp.ClientError, OSError) as error:
-                server.is_ready = server.is_ready and not isinstance(
-                    error, aiohttp.ClientConnectorError
-                )
-                raise EngineUnavailable("vLLM does not answer; try again") from error
             async with answer:
                 yield UpstreamAnswer(
                     status=answer.status,
@@ -147,8 +146,27 @@ class VllmClient:
                     ],
                     chunks=_chunks(answer),
                 )
-        finally:
-            server.num_running -= 1
+
+    @asynccontextmanager
+    async def connect(
+        self, request: UpstreamRequest, subprotocols: Sequence[str]
+    ) -> AsyncIterator[VllmSocket]:
+        """See `Upstream.connect`."""
+        with self._at_work(request.keys) as server:
+            with _reaching(server):
+                try:
+                    socket = await server.session.ws_connect(
+                        URL(server.base + request.target, encoded=True),
+                        headers=self._headers(request),
+                        protocols=subprotocols,
+                        max_msg_size=_MAX_MESSAGE_NBYTES,
+                    )
+                except aiohttp.WSServerHandshakeError as error:
+                    raise InvalidRequest(
+                        f"vLLM takes no WebSocket there: it answers with status {error.status}"
+                    ) from error
+            async with socket:
+                yield VllmSocket(socket)
 
     async def metrics(self) -> Sequence[tuple[str, bytes]]:
         """See `Upstream.metrics`."""
@@ -182,6 +200,16 @@ class VllmClient:
                 log.info("vLLM answers", extra={"url": server.url})
             await asyncio.sleep(_LOOK_S)
 
+    @contextmanager
+    def _at_work(self, keys: Sequence[bytes]) -> Iterator[_Server]:
+        """The one that a request goes to."""
+        server = self._choose(keys)
+        server.num_running += 1
+        try:
+            yield server
+        finally:
+            server.num_running -= 1
+
     def _choose(self, keys: Sequence[bytes]) -> _Server:
         """By hash the one that has seen the first item, unless it has far more to do."""
         ready = [server for server in self._servers if server.is_ready]
@@ -199,12 +227,56 @@ class VllmClient:
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in request.headers
             if (lower := name.lower()) not in _CONNECTIONS
+            and not lower.startswith(_OF_SOCKETS)
             and not (self._key_header is not None and lower in _KEYS)
         ]
         if self._key_header is not None:
             name, value = self._key_header
             kept.append((name.decode(), value.decode()))
         return CIMultiDict(kept)
+
+
+class VllmSocket:
+    """See `afferent.engine.upstream.UpstreamSocket`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+
+    @property
+    def subprotocol(self) -> str | None:
+        return self._socket.protocol
+
+    @property
+    def close_code(self) -> int:
+        code = self._socket.close_code
+        return _SENDABLE_CODES.get(code, code or 1000)
+
+    async def send(self, message: str | bytes) -> None:
+        try:
+            if isinstance(message, str):
+                await self._socket.send_str(message)
+            else:
+                await self._socket.send_bytes(message)
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnavailable("vLLM went away") from error
+
+    async def messages(self) -> AsyncIterator[str | bytes]:
+        async for message in self._socket:
+            if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                yield message.data
+
+    async def close(self, code: int) -> None:
+        await self._socket.close(code=code)
+
+
+@contextmanager
+def _reaching(server: _Server) -> Iterator[None]:
+    """Raises: EngineUnavailable: It was not reached."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as error:
+        server.is_ready = server.is_ready and not isinstance(error, aiohttp.ClientConnectorError)
+        raise EngineUnavailable("vLLM does not answer; try again") from error
 
 
 async def _page(server: _Server) -> bytes | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,12 @@ FEATURES_FOR: Final = frozenset(
 """Types of models whose answers from our features are compared with a stock vLLM's."""
 _FRAMES: Final = "--media-io-kwargs"
 """By which it may be told to take other frames of a video than are taken here."""
+_OPTIONS: Final = "--mm-processor-kwargs"
+"""By which its processor may be told anything."""
+_NO_VLLM: Final = (
+    "vLLM is not installed for {}; name its interpreter by --engine-python, or a vLLM that runs by "
+    "--engine-url"
+)
 _LOOK = """
 import sys
 from importlib.metadata import entry_points, version
@@ -73,9 +80,15 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
     link_type = VllmLink
     resize_rule = "torchvision"
 
-    def takes_features(self, model_folder: Path) -> bool:
+    def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:
         """See `UpstreamKind.takes_features`."""
+        if any(word.startswith(_OPTIONS) for word in _arguments(settings)):
+            return False
         return read_json(model_folder / "config.json").get("model_type") in FEATURES_FOR
+
+    def needs_weights(self, settings: VllmSettings) -> bool:
+        """See `Backend.needs_weights`. Who runs elsewhere has its own."""
+        return not settings.engine_url
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""
@@ -166,17 +179,16 @@ def _look(python: str) -> None:
     Raises:
         ConfigError: vLLM is not installed there, or Afferent is not.
     """
+    if python == sys.executable and find_spec("vllm") is None:  # no need to start it to see that
+        raise ConfigError(_NO_VLLM.format(python))
     try:
         done = subprocess.run(
             [python, "-c", _LOOK], capture_output=True, timeout=_LOOK_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{python} can't be run: {error}") from error
+        raise ConfigError(f"--engine-python {python}: can't be run: {error}") from error
     if not done.stdout.strip():
-        raise ConfigError(
-            f"vLLM is not installed for {python}; name its interpreter by --engine-python, or a "
-            "vLLM that runs by --engine-url"
-        )
+        raise ConfigError(_NO_VLLM.format(python))
     if done.returncode:
         raise ConfigError(
             f"Afferent is not installed for {python}, beside vLLM, whose workers need it to read "

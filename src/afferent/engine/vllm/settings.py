@@ -51,4 +51,4 @@ class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         for url in self.engine_url:
             if not url.startswith(("unix:", "http://")):
-                raise ConfigError(f"engine_url: {url!r} is neither unix:PATH nor http://HOST:PORT")
+                raise ConfigError(f"--engine-url {url}: must be unix:PATH or http://HOST:PORT")

@@ -14,12 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from afferent.errors import InvalidMedia
-from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.entry import Entry
-from afferent.preprocess.families.images import PixelsFamily, decoded_image, image_header
+from afferent.preprocess.families.images import LaidOutFamily, decoded_image
 from afferent.preprocess.family import (
     MediaTokens,
-    ProcessorLayout,
     processor_settings,
     whole_processor_settings,
 )
@@ -34,6 +33,7 @@ from afferent.preprocess.settings import (
     sides,
 )
 from afferent.preprocess.tiles import write_tiles
+from afferent.preprocess.tokens import image_token_id
 from afferent.types import TensorSpec
 
 Resolutions = tuple[tuple[int, int], ...]
@@ -67,7 +67,7 @@ _SMALLER_FROM: Final = 1.1
 
 
 class AnyResolutionFamily(
-    PixelsFamily, tag="any_resolution", frozen=True, kw_only=True, forbid_unknown_fields=True
+    LaidOutFamily, tag="any_resolution", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """Tiles of ``side`` times ``side`` pixels, ``grid`` times ``grid`` embeddings.
 
@@ -79,18 +79,10 @@ class AnyResolutionFamily(
     resolutions: Resolutions
     most_tiles: int
 
-    @property
-    def processor_layout(self) -> ProcessorLayout:
-        return ProcessorLayout(plan=lambda header: self._plan(header, "float32"), arguments={})
-
-    def plan(self, header: MediaHeader) -> FeaturePlan:
-        return self._plan(image_header(header), "uint8")
-
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         image = decoded_image(media)
         header, tiles = image.header, out["pixel_values"][0]
-        whole = self.resampling.resize(image.pixels, self.side, self.side)
-        tiles[0] = whole.transpose(2, 0, 1)
+        self.resampling.write(image.pixels, tiles[0])
         height, width = self.resolution(header)
         fitted = self.resampling.resize(image.pixels, *_fitted(header, height, width))
         top, left = (height - fitted.shape[0]) // 2, (width - fitted.shape[1]) // 2
@@ -118,7 +110,7 @@ class AnyResolutionFamily(
             raise InvalidMedia("the image is too narrow for the model")
         return best
 
-    def _plan(self, header: ImageHeader, dtype: str) -> FeaturePlan:
+    def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:
         height, width = self.resolution(header)
         rows, columns = height // self.side, width // self.side
         specs = {
@@ -172,8 +164,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> AnyResolutionFamily | N
         return None
     if is_onevision and not _keeps_to(_MOST_OF_ONEVISION[0], folder, config):
         return None
-    token_id = config.get("image_token_id", config.get("image_token_index"))
-    token_id = _IMAGE_TOKEN_ID[model_type] if token_id is None else token_id
+    token_id = image_token_id(config, _IMAGE_TOKEN_ID[model_type])
     return AnyResolutionFamily(
         image=MediaTokens(token_id, token_id),
         side=side,

@@ -18,6 +18,7 @@ from afferent.preprocess.family import (
     whole_processor_settings,
 )
 from afferent.preprocess.settings import BILINEAR, PLAIN_COLOURS, SQUARE, Defaults, pixel_settings
+from afferent.preprocess.tokens import image_token_id
 
 # Where the configuration does not say:
 _BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
@@ -54,7 +55,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
         begin, end = texts[begin_id], texts[config.get("eoi_token_index", _END_ID)]
     except KeyError as error:
         raise ConfigError(f"{folder} has no token {error} to mark an image with") from None
-    soft_id = config.get("image_token_id", config.get("image_token_index", _SOFT_ID))
+    soft_id = image_token_id(config, _SOFT_ID)
     num_embeds = processor.get("image_seq_length", _NUM_EMBEDS)
     return FixedFamily(
         image=MediaTokens(marker=begin_id, embed=soft_id),
@@ -66,7 +67,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
 def _added_tokens(path: Path) -> dict[int, str]:
     try:
         tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
     return {token.id: token.content for token in tokenizer.added_tokens}
 

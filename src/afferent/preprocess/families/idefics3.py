@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.entry import Entry
-from afferent.preprocess.families.images import PixelsFamily, decoded_image, image_header
+from afferent.preprocess.families.images import LaidOutFamily, decoded_image
 from afferent.preprocess.family import (
     MediaTokens,
-    ProcessorLayout,
     processor_settings,
     whole_processor_settings,
 )
@@ -23,7 +22,7 @@ from afferent.preprocess.plan import FeaturePlan, Prompt
 from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import PLAIN_COLOURS, Defaults, pixel_settings
 from afferent.preprocess.tiles import write_tiles
-from afferent.preprocess.tokens import named_tokens
+from afferent.preprocess.tokens import image_token_id, named_tokens
 from afferent.types import TensorSpec
 
 _LANCZOS: Final = 1  # Pillow's number
@@ -45,7 +44,7 @@ _TOWER: Final = {"image_size": 224, "patch_size": 32}
 
 
 class Idefics3Family(
-    PixelsFamily, tag="idefics3", frozen=True, kw_only=True, forbid_unknown_fields=True
+    LaidOutFamily, tag="idefics3", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """Tiles of ``side`` times ``side`` pixels, ``num_embeds`` tokens each.
 
@@ -59,13 +58,6 @@ class Idefics3Family(
     num_embeds: int
     around: str
     whole: str
-
-    @property
-    def processor_layout(self) -> ProcessorLayout:
-        return ProcessorLayout(plan=lambda header: self._plan(header, "float32"), arguments={})
-
-    def plan(self, header: MediaHeader) -> FeaturePlan:
-        return self._plan(image_header(header), "uint8")
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         image = decoded_image(media)
@@ -106,7 +98,7 @@ class Idefics3Family(
             return edge, max(1, _even(int(edge / aspect)))
         return max(1, _even(int(edge * aspect))), edge
 
-    def _plan(self, header: ImageHeader, dtype: str) -> FeaturePlan:
+    def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:
         rows, columns = self.grid(header)
         num_tiles = rows * columns
         num_tiles += num_tiles > 1  # the image as a whole
@@ -150,7 +142,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> Idefics3Family | None:
         return None
     # Idefics3's names are fixed, SmolVLM's are the tokenizer's.
     names = named_tokens(folder) if config["model_type"] == "smolvlm" else {}
-    token_id = config.get("image_token_id", _IMAGE_TOKEN_ID)
+    token_id = image_token_id(config, _IMAGE_TOKEN_ID)
     return Idefics3Family(
         image=MediaTokens(token_id, token_id),
         side=side,

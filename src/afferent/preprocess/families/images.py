@@ -8,9 +8,10 @@ from typing import Any
 from afferent.errors import UnsupportedMedia
 from afferent.ingest.probe import ImageHeader, MediaHeader
 from afferent.preprocess.families.plain import PlainFamily
-from afferent.preprocess.family import MediaTokens
+from afferent.preprocess.family import MediaTokens, ProcessorLayout
 from afferent.preprocess.media import DecodedImage, Media
 from afferent.preprocess.normalize import Normalization
+from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import Resampling
 from afferent.types import Modality
 
@@ -36,6 +37,21 @@ class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         pixels = self.normalization.apply(features["pixel_values"])
         return {**features, "pixel_values": pixels}
+
+
+class LaidOutFamily(PixelsFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose images the model's own processor lays out alike, as float32."""
+
+    def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:
+        """What an image becomes, its pixels being of this type."""
+        raise NotImplementedError
+
+    @property
+    def processor_layout(self) -> ProcessorLayout:
+        return ProcessorLayout(plan=lambda header: self.laid_out(header, "float32"), arguments={})
+
+    def plan(self, header: MediaHeader) -> FeaturePlan:
+        return self.laid_out(image_header(header), "uint8")
 
 
 def image_header(header: MediaHeader) -> ImageHeader:

@@ -18,7 +18,7 @@ from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings, sides
 from afferent.preprocess.tiles import write_tiles
-from afferent.preprocess.tokens import named_tokens
+from afferent.preprocess.tokens import image_token_id, named_tokens
 from afferent.types import TensorSpec
 
 # Where the configuration does not say:
@@ -64,8 +64,7 @@ class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True, forbid_u
         stretched = self.resampling.resize(image.pixels, *size)
         write_tiles(stretched, tiles[: columns * rows])
         if len(tiles) > 1:
-            whole = self.resampling.resize(image.pixels, self.width, self.height)
-            tiles[-1] = whole.transpose(2, 0, 1)
+            self.resampling.write(image.pixels, tiles[-1])
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Columns and rows for an image of this size: nearest in aspect ratio, and of those that
@@ -100,9 +99,9 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
     size = sides(settings.size)
     if size is None or settings.do_center_crop or settings.do_pad:
         return None
-    tokens, names = config.get("image_token_id", _IMAGE_TOKEN_ID), named_tokens(folder)
+    token_id, names = image_token_id(config, _IMAGE_TOKEN_ID), named_tokens(folder)
     return TiledFamily(
-        image=MediaTokens(tokens, tokens),
+        image=MediaTokens(token_id, token_id),
         width=size[0],
         height=size[1],
         # The whole processor always asks for tiles, whatever the file says of `crop_to_patches`.

@@ -16,6 +16,7 @@ from afferent.preprocess.family import (
     whole_processor_settings,
 )
 from afferent.preprocess.settings import pixel_settings
+from afferent.preprocess.tokens import image_token_id
 
 _IMAGE_TOKEN_ID = 32_000  # where the configuration does not say
 
@@ -33,7 +34,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | PixtralFa
     num_embeds = frame and _num_embeds(folder, frame.width, frame.height)
     if not frame or not num_embeds:
         return None
-    token_id = config.get("image_token_id", config.get("image_token_index", _IMAGE_TOKEN_ID))
+    token_id = image_token_id(config, _IMAGE_TOKEN_ID)
     tokens = MediaTokens(token_id, token_id)
     return FixedFamily(image=tokens, framing=frame, prompt=(num_embeds,))
 

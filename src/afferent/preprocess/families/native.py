@@ -8,6 +8,7 @@ from afferent.preprocess.entry import Entry
 from afferent.preprocess.families import (
     anyres,
     gemma3,
+    glm,
     idefics3,
     internvl,
     llava,
@@ -18,8 +19,10 @@ from afferent.preprocess.families import (
 )
 from afferent.preprocess.families.anyres import AnyResolutionFamily
 from afferent.preprocess.families.fixed import FixedFamily
+from afferent.preprocess.families.glm import GlmFamily
 from afferent.preprocess.families.idefics3 import Idefics3Family
 from afferent.preprocess.families.internvl import TiledFamily
+from afferent.preprocess.families.outside import OutsideFamily
 from afferent.preprocess.families.pixtral import PixtralFamily
 from afferent.preprocess.families.qwen2_audio import Qwen2AudioFamily
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
@@ -28,7 +31,9 @@ from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily
 NativeFamily = (
     AnyResolutionFamily
     | FixedFamily
+    | GlmFamily
     | Idefics3Family
+    | OutsideFamily
     | PixtralFamily
     | Qwen2AudioFamily
     | QwenVlFamily
@@ -40,6 +45,7 @@ NativeFamily = (
 ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
     anyres.ENTRY,
     gemma3.ENTRY,
+    glm.ENTRY,
     idefics3.ENTRY,
     internvl.ENTRY,
     llava.ENTRY,

@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: patches of an image at nearly its own size, written row by row."""
+"""Pixtral, Mistral 3 and LightOnOCR: patches of an image at nearly its own size, row by row."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from afferent.errors import InvalidMedia
-from afferent.ingest.probe import ImageHeader, MediaHeader
+from afferent.ingest.probe import ImageHeader
 from afferent.preprocess.entry import Entry
-from afferent.preprocess.families.images import PixelsFamily, decoded_image, image_header
+from afferent.preprocess.families.images import LaidOutFamily, decoded_image
 from afferent.preprocess.family import (
     MediaTokens,
     ProcessorLayout,
@@ -21,6 +21,7 @@ from afferent.preprocess.media import Array, Media
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings
+from afferent.preprocess.tokens import image_token_id
 from afferent.types import TensorSpec
 
 _PROCESSORS: Final[Defaults] = {
@@ -28,43 +29,38 @@ _PROCESSORS: Final[Defaults] = {
 }
 # Where the folder does not say:
 _PATCH, _LONGEST_EDGE = 16, 1024
-_MERGE: Final = {"llava": 1, "mistral3": 2}
-_IMAGE_TOKEN_ID: Final = {"llava": 32_000, "mistral3": 10}
+_MERGE: Final = {"llava": 1, "mistral3": 2, "lighton_ocr": 2}
+_IMAGE_TOKEN_ID: Final = {"llava": 32_000, "mistral3": 10, "lighton_ocr": 151_655}
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 
 
 class PixtralFamily(
-    PixelsFamily, tag="pixtral", frozen=True, kw_only=True, forbid_unknown_fields=True
+    LaidOutFamily, tag="pixtral", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """``unit`` times ``unit`` pixels become an embedding; no side is above ``longest_edge``, but
-    for what makes the last unit whole. ``row_end`` and ``end`` stand behind each row, and the last.
+    for what makes it a multiple of ``step``. ``row_end`` and ``end`` stand behind each row, and the
+    last; in LightOnOCR nothing does.
     """
 
     unit: int
+    step: int
     longest_edge: int
     row_end: str
     end: str
 
     @property
     def processor_layout(self) -> ProcessorLayout:
-        return ProcessorLayout(
-            plan=lambda header: self._plan(header, "float32"),
-            arguments={"patch_size": self.unit},
-        )
-
-    def plan(self, header: MediaHeader) -> FeaturePlan:
-        return self._plan(image_header(header), "uint8")
+        layout = super().processor_layout
+        return ProcessorLayout(plan=layout.plan, arguments={"patch_size": self.step})
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         image = decoded_image(media)
-        rows, columns = self.grid(image.header)
-        height, width = rows * self.unit, columns * self.unit
-        pixels = self.resampling.resize(image.pixels, width, height)
-        out["pixel_values"][0] = pixels.transpose(2, 0, 1)
+        height, width = self.size(image.header)
+        self.resampling.write(image.pixels, out["pixel_values"][0])
         out["image_sizes"][0] = height, width
 
-    def grid(self, header: ImageHeader) -> tuple[int, int]:
-        """Rows and columns of embeddings.
+    def size(self, header: ImageHeader) -> tuple[int, int]:
+        """Height and width that an image is brought to.
 
         Raises:
             InvalidMedia: The image is too narrow.
@@ -75,15 +71,17 @@ class PixtralFamily(
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         if not (height and width):
             raise InvalidMedia("the image is too narrow for the model")
-        return math.ceil(height / self.unit), math.ceil(width / self.unit)
+        return math.ceil(height / self.step) * self.step, math.ceil(width / self.step) * self.step
 
-    def _plan(self, header: ImageHeader, dtype: str) -> FeaturePlan:
-        rows, columns = self.grid(header)
-        shape = (1, 3, rows * self.unit, columns * self.unit)
+    def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:
+        height, width = self.size(header)
         specs = {
-            "pixel_values": TensorSpec(dtype, shape),
+            "pixel_values": TensorSpec(dtype, (1, 3, height, width)),
             "image_sizes": TensorSpec("int64", (1, 2)),
         }
+        rows, columns = height // self.unit, width // self.unit
+        if not self.row_end:
+            return FeaturePlan(specs, (rows * columns,))
         return FeaturePlan(specs, (columns, self.row_end) * (rows - 1) + (columns, self.end))
 
 
@@ -94,7 +92,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> PixtralFamily | None:
         ConfigError: The folder does not say how images are processed.
     """
     given = dict(processor_settings(folder))
-    given.pop("patch_size", None)  # the whole processor's counts
+    own_step = given.pop("patch_size", None)
     settings = pixel_settings(given, _PROCESSORS)
     if settings is None or settings.normalization is None or not settings.do_resize:
         return None
@@ -104,17 +102,25 @@ def describe(folder: Path, config: Mapping[str, Any]) -> PixtralFamily | None:
     unit = whole.get("patch_size", _PATCH) * whole.get("spatial_merge_size", 1)
     if not edge or settings.do_center_crop or (unit, edge) != _expected(config, edge):
         return None
-    token_id = config.get("image_token_id", config.get("image_token_index"))
-    token_id = _IMAGE_TOKEN_ID[model_type] if token_id is None else token_id
+    is_page = model_type == "lighton_ocr"
+    token_id = image_token_id(config, _IMAGE_TOKEN_ID[model_type])
     return PixtralFamily(
         image=MediaTokens(token_id, token_id),
         unit=unit,
+        # Of the others the whole processor's counts, which it tells the other.
+        step=_side(own_step) if is_page else unit,
         longest_edge=edge,
-        row_end=whole.get("image_break_token", _BREAK),
-        end=whole.get("image_end_token", _END),
+        row_end="" if is_page else whole.get("image_break_token", _BREAK),
+        end="" if is_page else whole.get("image_end_token", _END),
         resampling=Resampling(settings.resample),
         normalization=settings.normalization,
     )
+
+
+def _side(patch_size: Any) -> int:
+    """Of a patch, as the image processor has it."""
+    given = patch_size or _PATCH
+    return int(given["height"] if isinstance(given, dict) else given)
 
 
 def _expected(config: Mapping[str, Any], edge: int) -> tuple[int, int]:
@@ -127,4 +133,4 @@ def _expected(config: Mapping[str, Any], edge: int) -> tuple[int, int]:
     return unit, tower.get("image_size", _LONGEST_EDGE) if is_llava else edge
 
 
-ENTRY = Entry(model_types=("mistral3",), describe=describe)
+ENTRY = Entry(model_types=("mistral3", "lighton_ocr"), describe=describe)

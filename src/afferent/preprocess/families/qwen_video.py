@@ -7,22 +7,21 @@ come out, in the same order. Features are bytes; the engine normalizes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from afferent.errors import InvalidMedia
 from afferent.ingest.probe import VideoHeader
-from afferent.preprocess.media import Array, Pixels, Video
+from afferent.preprocess.media import Array, Video
+from afferent.preprocess.patches import patch_views
 from afferent.preprocess.plan import FeaturePlan
+from afferent.preprocess.resize import Resampling
 from afferent.types import TensorSpec
 
 Generation = Literal["qwen2", "qwen2_5", "qwen3"]
-Resize = Callable[[Pixels, tuple[int, int]], Pixels]
-"""``(pixels, (height, width))``, bicubic and antialiased."""
 
 _MAX_ASPECT: Final = 200
 _FRAMES_PER_S: Final = 2.0
@@ -223,9 +222,9 @@ def _groups(indices: list[int], size: int) -> Iterator[list[int]]:
 
 
 def process_video(
-    settings: VideoSettings, video: Video, out: Mapping[str, Array], resize: Resize
+    settings: VideoSettings, video: Video, out: Mapping[str, Array], resampling: Resampling
 ) -> None:
-    """Write a video's features into ``out``; a few frames are in memory at a time.
+    """Write a video's features into ``out``; a frame is in memory at a time.
 
     Args:
         out: Arrays as `plan_video` of the video's header says.
@@ -235,33 +234,21 @@ def process_video(
     """
     indices = sampled_indices(settings, video.header)
     groups, rows, columns = _grid(settings, len(indices), video.header)
-    size = (rows * settings.patch_size, columns * settings.patch_size)
     patches = out["pixel_values_videos"].reshape(groups, rows * columns, -1)
     pair = settings.temporal_patch_size
-    held: NDArray[np.uint8] = np.empty((pair, *size, 3), np.uint8)
     for number, frame in enumerate(video.frames(indices)):
-        held[number % pair] = frame if frame.shape[:2] == size else resize(frame, size)
-        if number % pair == pair - 1:
-            _patchify(settings, held, patches[number // pair])
-    if rest := len(indices) % pair:
-        held[rest:] = held[rest - 1]
-        _patchify(settings, held, patches[-1])
+        frames = patch_views(
+            patches[number // pair],
+            rows,
+            columns,
+            patch_size=settings.patch_size,
+            merge_size=settings.merge_size,
+            num_frames=pair,
+        )
+        resampling.write(frame, frames[number % pair])
+        if number == len(indices) - 1:  # it is repeated to make its group whole
+            frames[number % pair + 1 :] = frames[number % pair]
     out["video_grid_thw"][:] = (groups, rows, columns)
     if settings.generation == "qwen2_5":
         sampled_per_s = len(indices) / video.header.num_frames * video.header.frames_per_s
         out["second_per_grid_ts"][:] = settings.temporal_patch_size / sampled_per_s
-
-
-def _patchify(settings: VideoSettings, frames: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Patches of a group of frames, those that the model merges beside each other.
-
-    In a patch the order is channel, frame, row, column.
-    """
-    merge, patch = settings.merge_size, settings.patch_size
-    count, height, width, channels = frames.shape
-    blocks = frames.reshape(
-        *(count, height // settings.factor, merge, patch),
-        *(width // settings.factor, merge, patch, channels),
-    )
-    ordered = blocks.transpose(1, 4, 2, 5, 7, 0, 3, 6)
-    np.copyto(out.reshape(ordered.shape), ordered)

@@ -27,9 +27,9 @@ from afferent.preprocess.families.qwen_video import (
     video_settings,
 )
 from afferent.preprocess.family import MediaTokens, ProcessorLayout, processor_settings
-from afferent.preprocess.media import Array, DecodedImage, Media, Pixels, Video
+from afferent.preprocess.media import Array, DecodedImage, Media, Video
 from afferent.preprocess.normalize import Normalization
-from afferent.preprocess.patches import write_patches
+from afferent.preprocess.patches import patch_views
 from afferent.preprocess.plan import FeaturePlan
 from afferent.preprocess.resize import Resampling
 from afferent.preprocess.settings import CLIP_COLOURS, PLAIN_COLOURS, Defaults, pixel_settings
@@ -70,10 +70,6 @@ class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     settings: VideoSettings
     resampling: Resampling
     normalization: Normalization
-
-    def resize(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
-        """A frame at another ``(height, width)``."""
-        return self.resampling.resize(pixels, size[1], size[0])
 
 
 class QwenVlFamily(
@@ -131,7 +127,7 @@ class QwenVlFamily(
             case DecodedImage():
                 self._process_image(media, out)
             case Video() if self.video is not None:
-                process_video(self.video.settings, media, out, self.video.resize)
+                process_video(self.video.settings, media, out, self.video.resampling)
             case _:
                 raise UnsupportedMedia(_NOT_TAKEN)
 
@@ -180,10 +176,16 @@ class QwenVlFamily(
 
     def _process_image(self, image: DecodedImage, out: Mapping[str, Array]) -> None:
         width, height = self.resized(image.header.width, image.header.height)
-        pixels = self.resampling.resize(image.pixels, width, height)
-        patches = out["pixel_values"]
-        write_patches(pixels, patches, patch_size=self.patch_size, merge_size=self.merge_size)
-        out["image_grid_thw"][0] = (1, height // self.patch_size, width // self.patch_size)
+        rows, columns = height // self.patch_size, width // self.patch_size
+        (view,) = patch_views(
+            out["pixel_values"],
+            rows,
+            columns,
+            patch_size=self.patch_size,
+            merge_size=self.merge_size,
+        )
+        self.resampling.write(image.pixels, view)
+        out["image_grid_thw"][0] = (1, rows, columns)
 
     def repeated(self, patches: Any) -> Any:
         """``(num_patches, 3 * temporal_patch_size * patch_size**2)`` in the same type, from patches

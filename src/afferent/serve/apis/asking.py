@@ -5,8 +5,9 @@ and how its prompt is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from afferent.errors import InvalidRequest, Param
 from afferent.serve.apis.schema import AnyRequest, ConversationRequest
@@ -20,10 +21,16 @@ _WHERE = "chat_template_kwargs"
 
 
 def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateRequest:
-    """How tokens are chosen, and where the answer ends; as far as all APIs have the same for it."""
+    """How tokens are chosen, which form the answer has, and where it ends; as far as all APIs have
+    the same for it.
+
+    Raises:
+        InvalidRequest: Its form can't be.
+        UnsupportedParameter: Its form is not known here.
+    """
     bias = request.logit_bias
     stop_ids = request.stop_token_ids
-    return replace(
+    return structs.replace(
         generate,
         top_p=request.top_p,
         top_k=None if request.top_k is None else max(0, request.top_k),
@@ -38,6 +45,7 @@ def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateR
         stop_token_ids=None if stop_ids is None else tuple(dict.fromkeys(stop_ids)),
         includes_stop=bool(request.include_stop_str_in_output),
         skips_special=request.skip_special_tokens is not False,
+        **request.form(),
     )
 
 
@@ -77,16 +85,18 @@ def with_template(
         begins_answer=not goes_on and begins is not False,
         continues_last=goes_on,
     )
-    return replace(generate, template=template)
+    return structs.replace(generate, template=template)
 
 
 def _check_end(generate: GenerateRequest) -> None:
     last = generate.messages[-1]
-    if last.role != "assistant" or not last.parts or not isinstance(last.parts[-1], TextPart):
-        raise InvalidRequest(
-            "the answer can go on with a last message that is the assistant's, and ends with text",
-            param=Param.MESSAGES,
-        )
+    if last.role != "assistant":
+        why = f"the last message is the {last.role}'s, and not the assistant's"
+    elif not last.parts or not isinstance(last.parts[-1], TextPart):
+        why = "the last message does not end with text"
+    else:
+        return
+    raise InvalidRequest(f"there is nothing to go on with: {why}", param=Param.MESSAGES)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> int:

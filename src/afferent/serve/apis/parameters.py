@@ -72,24 +72,14 @@ def _in_openai(name: str, about: str, use: Use | Only = H, *, needs: str = "") -
     return Parameter(name, about, {CHAT: use, RESPONSES: use}, needs)
 
 
-def _in_responses(name: str, about: str, use: Use | Only = H) -> Parameter:
-    return Parameter(name, about, {RESPONSES: use})
+def _in_responses(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
+    return Parameter(name, about, {RESPONSES: use}, needs)
 
 
-def _in_messages(name: str, about: str, use: Use | Only = H) -> Parameter:
-    return Parameter(name, about, {MESSAGES: use})
+def _in_messages(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
+    return Parameter(name, about, {MESSAGES: use}, needs)
 
 
-_TEXT_FORMATS: Final = tuple(
-    {**text_format, **verbosity}
-    for text_format in ({}, {"format": None}, {"format": {"type": "text"}})
-    for verbosity in ({}, *({"verbosity": each} for each in (None, "low", "medium", "high")))
-)
-_OUTPUT_CONFIGS: Final = tuple(
-    {**effort, **output_format}
-    for effort in ({}, *({"effort": e} for e in (None, "low", "medium", "high", "xhigh", "max")))
-    for output_format in ({}, {"format": None})
-)
 _NO_TOOLS: Final = ("none", {"type": "none"})
 
 _ASKED = (
@@ -152,6 +142,18 @@ _SAMPLING = (
     ),
     _in_openai("top_logprobs", "and of the likeliest instead", needs="num_logprobs"),
     _in_responses("include", "`message.output_text.logprobs` asks for them; others change nothing"),
+)
+
+_FORMED: Final = dict.fromkeys((CHAT, COMPLETIONS), H)
+_FORM = (
+    Parameter("response_format", "`json_object`, or `json_schema`: JSON", _FORMED, "json_schema"),
+    _in_responses("text", "its `format`: likewise", needs="json_schema"),
+    _in_messages("output_config", "its `format`: likewise", needs="json_schema"),
+    _in_messages("output_format", "the same, by its older name", needs="json_schema"),
+    _everywhere("structured_outputs", "`json`, `json_object`, `regex` or `choice`; vLLM's"),
+    Parameter("guided_json", "JSON of this schema; vLLM's older name", _FORMED, "json_schema"),
+    Parameter("guided_regex", "what this expression matches; likewise", _FORMED, "regex"),
+    Parameter("guided_choice", "one of these texts; likewise", _FORMED, "choice"),
 )
 
 _ENDS = (
@@ -229,18 +231,7 @@ _REFUSED = (
         {CHAT: Only(([],))},
         void_with=("function_call", ("none",)),
     ),
-    Parameter(
-        "response_format",
-        "answers of a given form",
-        dict.fromkeys((CHAT, COMPLETIONS), Only(({"type": "text"},))),
-    ),
-    _in_responses("text", "answers of a given form", Only(_TEXT_FORMATS)),
-    _in_messages("output_config", "answers of a given form", Only(_OUTPUT_CONFIGS)),
-    _everywhere("structured_outputs", "answers of a given form", Only(({},))),
-    *(
-        _in_chat(f"guided_{kind}", "answers of a given form", Only())
-        for kind in ("json", "regex", "choice", "grammar")
-    ),
+    _in_chat("guided_grammar", "answers of a given grammar", Only()),
     _in_chat("modalities", "answers are text", Only((["text"],))),
     _in_chat("audio", "answers are text", Only()),
     _in_responses("image", "answers are text", Only()),
@@ -291,6 +282,7 @@ _REFUSED = (
 GROUPS: Final[Mapping[str, tuple[Parameter, ...]]] = {
     "What is asked": _ASKED,
     "How tokens are chosen": _SAMPLING,
+    "Which form an answer has": _FORM,
     "Where an answer ends": _ENDS,
     "How the prompt is written": _PROMPT,
     "Accepted by some": _ACCEPTED,

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.errors import InvalidRequest, ModelNotFound
 from afferent.ingest.raw import RawMedia
+from afferent.serve.apis import forms
 from afferent.serve.apis.names import ParameterNames
 from afferent.serve.apis.wording import Bounds, bounds_of, in_words
 from afferent.types import Bias, TokenId
@@ -43,6 +44,16 @@ class AnyRequest(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    structured_outputs: forms.StructuredOutputs | None = None
+
+    def form(self) -> forms.Form:
+        """Which form the answer is to have.
+
+        Raises:
+            InvalidRequest: It asks for several, or for one that can't be.
+            UnsupportedParameter: It asks for what is not done here.
+        """
+        return forms.of_structured_outputs(self.structured_outputs)
 
 
 class ConversationRequest(AnyRequest, kw_only=True):
@@ -81,7 +92,9 @@ class Reader(Generic[Request]):
         """
         request = _decode(self._decoder, text, None, self._bounds)
         if request.model != served:
-            raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
+            raise ModelNotFound(
+                f"the model {request.model!r} is not served here: {served!r} is", param="model"
+            )
         given = _decode(_names_decoder, text, None)
         return request, self._names.check(given, refuses_unknown=refuses_unknown)
 
@@ -113,7 +126,7 @@ def _decode(
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        wrong = in_words(error, bounds or {})
+        wrong = in_words(error, decoder.type, bounds or {}, within=param or "")
         raise InvalidRequest(wrong.message, param=param or wrong.param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON", param=param) from error

@@ -4,50 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
 
 import msgspec
 
 from afferent.errors import InvalidRequest
+from afferent.serve.apis.choices import names_at, values_at
+from afferent.wording import any_of, kind, said
 
 Bounds = Mapping[str, tuple[float, float]]
 """The least and the greatest value of parameters that have both."""
 
+_MOST_NAMES = 6
 _PLACE = re.compile(
     r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL
 )
-_KINDS: Final = {
-    "array": "a list",
-    "bool": "true or false",
-    "float": "a number",
-    "int": "a whole number",
-    "null": "null",
-    "object": "an object",
-    "str": "text",
-}
-_COMPARED: Final = {
-    "<=": "at most",
-    ">=": "at least",
-    "<": "less than",
-    ">": "more than",
-}
-_ENTRIES: Final = ("entries", "entry")
-_LENGTHS: Final = {
-    "array": _ENTRIES,
-    "bytes": ("bytes", "byte"),
-    "object": _ENTRIES,
-    "str": ("characters", "character"),
-}
 
 
-def in_words(error: msgspec.ValidationError, bounds: Bounds) -> InvalidRequest:
-    """What to answer; its parameter is the one of the request that it is about."""
+def in_words(
+    error: msgspec.ValidationError, schema: object, bounds: Bounds, *, within: str = ""
+) -> InvalidRequest:
+    """What to answer; its parameter is the one of the request that it is about.
+
+    Args:
+        schema: The type that was expected.
+        within: The part of the request that should have been of it, if it is not the whole.
+    """
     place = _PLACE.match(str(error))
     if place is None or place["path"] is None:
-        return InvalidRequest(_of_all(str(error)))
+        return InvalidRequest(f"{within} {said(str(error))}") if within else _of_all(str(error))
     path = place["path"].replace("[...]", "")
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
-    told = path or "the request"
+    told = ".".join(filter(None, (within, path))) or "the request"
     if place["key"]:
         told = f"a name in {told}"
     if path in bounds and re.search(r"(<|>)=? -?[0-9.]+$", place["what"]):
@@ -55,7 +42,17 @@ def in_words(error: msgspec.ValidationError, bounds: Bounds) -> InvalidRequest:
         return InvalidRequest(
             f"{path} must be between {_number(least)} and {_number(most)}", param=name
         )
-    return InvalidRequest(f"{told} {_said(place['what'])}", param=name or None)
+    words = said(place["what"]) + _hint(place["what"], schema, path)
+    return InvalidRequest(f"{told} {words}", param=name or None)
+
+
+def _hint(what: str, schema: object, path: str) -> str:
+    """What the value could have been."""
+    if what.startswith("Invalid") and (values := values_at(schema, path)):
+        return f": it is {any_of(values)}"
+    if what.startswith("Expected `object") and (names := names_at(schema, path)):
+        return f"; it may have {any_of(names[:_MOST_NAMES])}"
+    return ""
 
 
 def bounds_of(request_type: type[msgspec.Struct]) -> dict[str, tuple[float, float]]:
@@ -63,48 +60,20 @@ def bounds_of(request_type: type[msgspec.Struct]) -> dict[str, tuple[float, floa
     known = {}
     for field in msgspec.structs.fields(request_type):
         shape = msgspec.inspect.type_info(field.type)
-        for kind in getattr(shape, "types", (shape,)):
-            least, most = getattr(kind, "ge", None), getattr(kind, "le", None)
+        for each in getattr(shape, "types", (shape,)):
+            least, most = getattr(each, "ge", None), getattr(each, "le", None)
             if least is not None and most is not None and abs(most) < 2**31:
                 known[field.name] = (least, most)
     return known
 
 
-def _said(what: str) -> str:
-    """Of what stands at the place."""
-    patterns: dict[str, Any] = {
-        r"Expected `(\w+)` of length (<=|>=) (\d+)": lambda m: (
-            f"must have {_COMPARED[m[2]]} {m[3]} {_LENGTHS[m[1]][m[3] == '1']}"
-        ),
-        r"Expected `\w+` (<=|>=|<|>) (\S+)": lambda m: (
-            f"must be {_COMPARED[m[1]]} {m[2].removesuffix('.0')}"
-        ),
-        r"Expected `([^`]+)`, got `(\w+)`": lambda m: (
-            f"must be {_kinds(m[1])}, not {_KINDS.get(m[2], m[2])}"
-        ),
-        r"Expected `\w+` matching regex .*": lambda _: "does not have the form that it should",
-        r"Object missing required field `(\w+)`": lambda m: f"lacks {m[1]}",
-        r"Invalid (?:enum )?value (.*)": lambda m: f"can't be {m[1]}",
-    }
-    for pattern, words in patterns.items():
-        if found := re.fullmatch(pattern, what, re.DOTALL):
-            return str(words(found))
-    return f"is not right: {what}"
-
-
-def _of_all(what: str) -> str:
+def _of_all(what: str) -> InvalidRequest:
     """Of the request as a whole."""
     if found := re.fullmatch(r"Object missing required field `(\w+)`", what):
-        return f"{found[1]} is missing"
+        return InvalidRequest(f"{found[1]} is missing", param=found[1])
     if found := re.fullmatch(r"Expected `object`, got `(\w+)`", what):
-        return f"the body must be an object, not {_KINDS.get(found[1], found[1])}"
-    return what
-
-
-def _kinds(given: str) -> str:
-    """``int | null`` and the like."""
-    kinds = [_KINDS.get(kind, kind) for kind in given.split(" | ") if kind != "null"]
-    return " or ".join(kinds) or "null"
+        return InvalidRequest(f"the body must be an object, not {kind(found[1])}")
+    return InvalidRequest(what)
 
 
 def _number(value: float) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
 from afferent.engine.protocol import EngineInfo
 from afferent.errors import InvalidRequest, Param, UnsupportedMedia, UnsupportedParameter
 from afferent.serve.flow.request import GenerateRequest, SamplingDefaults
-from afferent.types import Sampling
+from afferent.types import FormField, Sampling
 
 _NO_OP = Sampling(max_tokens=1)
 
@@ -28,15 +29,30 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
     asked = SamplingDefaults().apply(request, max_tokens=_NO_OP.max_tokens)
     for name in info.lacking:
         if getattr(asked, name) != getattr(_NO_OP, name):
-            param = "logprobs" if name == "num_logprobs" else name
-            raise UnsupportedParameter(f"the engine does not do {param}", param=param)
+            raise _lacking(name, request)
     _check_tokens(info, request, asked)
+    if request.form_param is not None and asked.ignore_eos:
+        raise InvalidRequest(
+            f"an answer of a given form ends where it is complete: of ignore_eos and "
+            f"{request.form_param} only one can be had",
+            param="ignore_eos",
+        )
     if request.max_tokens is not None and asked.min_tokens > request.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {asked.min_tokens}, and more than the {request.max_tokens} tokens that "
             "the answer may have",
             param="min_tokens",
         )
+
+
+def _lacking(name: str, request: GenerateRequest) -> UnsupportedParameter:
+    """The engine can't do this field of `Sampling`, which the request asks for."""
+    param = "logprobs" if name == "num_logprobs" else name
+    told = f"the engine does not do {param}"
+    if name in get_args(FormField) and request.form_param is not None:
+        param = request.form_param
+        told += f", which {param} asks for" if param != name else ""
+    return UnsupportedParameter(told, param=param)
 
 
 def within(info: EngineInfo, sampling: Sampling) -> Sampling:

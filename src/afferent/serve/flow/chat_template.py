@@ -14,14 +14,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from afferent.errors import ConfigError, InvalidRequest, Param
 from afferent.preprocess.family import read_json
+from afferent.preprocess.tokens import SPECIAL_NAMES, special_names
 
 STAND_IN: Final = "\ue000"
 """Around the numbers of texts that stand for themselves only once the template has run."""
 _OPEN_END: Final = f"{STAND_IN}open{STAND_IN}"
 _OWN_NAMES: Final = ("messages", "add_generation_prompt", "continue_final_message")
-_MODEL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
-RESERVED_NAMES: Final = frozenset((*_OWN_NAMES, *_MODEL_NAMES))
+RESERVED_NAMES: Final = frozenset((*_OWN_NAMES, *SPECIAL_NAMES))
 """Variables that clients can't set."""
+_CHANGES: Final = re.compile(r"strftime_now|random|lipsum")
 _TEMPLATE_FAILURES: Final = (
     jinja2.TemplateError,
     # What a template does with a variable of a type that it does not expect.
@@ -33,12 +34,19 @@ class ChatTemplate:
     """Of one model's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises: ConfigError: There is none."""
+        """Raises: ConfigError: There is none, or a broken one."""
         template = _template_of(folder)
-        self._template = _compile(template)
+        try:
+            self._template = _compile(template)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template of {folder} is broken at line {error.lineno}: {error.message}"
+            ) from error
         # A role that the model was not trained with would be a word that it does not know.
         self.has_tool_role = re.search(r"""["']tool["']""", template) is not None
-        self._names = _special_names(folder)
+        self.is_constant = _CHANGES.search(template) is None
+        """Whether the same messages are always written alike."""
+        self._names = special_names(folder)
 
     def render(
         self,
@@ -102,7 +110,10 @@ class _TemplateRefusal(jinja2.TemplateError):
 def _template_of(folder: Path) -> str:
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text()
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} can't be read: {error}") from error
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
         template = read_json(path).get("chat_template") if path.exists() else None
@@ -119,17 +130,6 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(template)
-
-
-def _special_names(folder: Path) -> dict[str, str]:
-    """``bos_token`` and the like, which templates refer to."""
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else {}
-    names = {}
-    for key in _MODEL_NAMES:
-        value = settings.get(key)
-        names[key] = value.get("content", "") if isinstance(value, dict) else value or ""
-    return names
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from afferent import keys
 from afferent.errors import AfferentError, Param, ResponseNotFound
@@ -130,7 +130,9 @@ class History:
             before += found.messages
         if not before:
             return call
-        return replace(call, generate=replace(generate, messages=before + generate.messages))
+        return replace(
+            call, generate=structs.replace(generate, messages=before + generate.messages)
+        )
 
     async def follow(
         self, call: Call, outputs: AsyncGenerator[Output, None]

@@ -70,6 +70,7 @@ class AnswerWriter:
         if token_id is not None and self.matcher.is_included:
             self.num_tokens += 1
             text += self.detokenizer.feed([token_id])
+        text += self.detokenizer.flush()
         rest: list[Output] = [TextDelta(text, self.index)] if text else []
         return [*rest, self._end(reason, token_id if token_id in self.stop_token_ids else None)]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ import numpy as np
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
 from afferent.errors import InternalError, Param, StoreFull, TooManyItems, UnsupportedMedia
-from afferent.ingest.digest import Digester
 from afferent.preprocess.jobs import InputRange
 from afferent.preprocess.plan import Prompt
 from afferent.serve.flow.acquire import Maker, count, handle_if_there, handle_of, summary
@@ -25,7 +24,7 @@ from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
 from afferent.serve.flow.names import Names
 from afferent.serve.flow.plan import Planner, features_job
 from afferent.serve.flow.receive import ItemReader, not_cached
-from afferent.serve.flow.request import GenerateRequest, MediaPart
+from afferent.serve.flow.request import GenerateRequest
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import CreateItem, Find, Join, Queue, ReserveItem, SealItem
@@ -33,17 +32,22 @@ from afferent.store.protocol.results import Outcome
 from afferent.store.state.region import Shares
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
+from afferent.tier.launch import FETCHED
 from afferent.types import ContentKey, Handle, Modality, ObjectKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSettings:
-    """``timeout_s`` is how long a request waits for what others make."""
+    """``timeout_s`` is how long a request waits for what others make; ``num_workers`` are threads
+    that read and hash a request's media.
+    """
 
     limits: RequestLimits
+    limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
+    """Of those that have limits of their own."""
     shares: Shares
     timeout_s: float
-    num_digest_threads: int
+    num_workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,9 @@ MEDIA_BYTES = counter(
 )
 ITEMS = counter(
     "afferent_items_total",
-    "Media items by modality and outcome: hit, made, joined or failed",
+    "Media items by modality and outcome: hit, made, joined, fetched from a tier, or failed",
     modality=tuple(Modality),
-    outcome=("hit", "made", "joined", "failed"),
+    outcome=("hit", "made", "joined", "fetched", "failed"),
 )
 
 
@@ -81,10 +85,13 @@ class ItemStage:
     ) -> None:
         self._store, self._gate = store, gate
         self._family, self._limits = processor.family, settings.limits
+        self._limits_by_tenant = settings.limits_by_tenant
         self._names = Names(store, timeout_s=settings.timeout_s)
-        digester = Digester(settings.num_digest_threads)
         self._reader = ItemReader(
-            store, processor, self._names, limits=settings.limits, digester=digester
+            *(store, processor, self._names),
+            limits=settings.limits,
+            limits_by_tenant=settings.limits_by_tenant,
+            num_workers=settings.num_workers,
         )
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(store, self._maker, processor)
@@ -97,23 +104,24 @@ class ItemStage:
         """Whether fewer pixels are made of an image that is to have no more than so many."""
         return self._family.bounded(max_pixels) is not self._family
 
-    def check(self, parts: Sequence[MediaPart]) -> None:
+    def check(self, request: GenerateRequest) -> None:
         """Refuse what can be refused by counting.
 
         Raises:
             TooManyItems: More of a kind than a request may have.
             UnsupportedMedia: Of a kind that the model does not take.
         """
-        self.check_count(parts)
-        for modality in {part.modality for part in parts}:
+        self.check_count(request)
+        for modality in {part.modality for part in request.media}:
             if not self.takes(modality):
                 raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
 
-    def check_count(self, parts: Sequence[MediaPart]) -> None:
+    def check_count(self, request: GenerateRequest) -> None:
         """`check`, whatever the model takes."""
+        limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
         for modality in Modality:
-            most = self._limits.of(modality).max_items
-            number = sum(part.modality is modality for part in parts)
+            most = limits.of(modality).max_items
+            number = sum(part.modality is modality for part in request.media)
             if number > most:
                 raise TooManyItems(
                     f"the request has {count(number, modality)}; at most {most} are accepted",
@@ -303,13 +311,11 @@ class ItemStage:
         self._maker.check_share(ObjectKind.FEATURES, planned)
 
     def _count_outcomes(self, items: Sequence[ItemState], trace: Trace) -> None:
-        words = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
-        names = Counter(
-            (item.modality, "failed" if _has_failed(item) else words[item.state]) for item in items
-        )
+        names = Counter((item.modality, _word(item)) for item in items)
         for (modality, name), number in names.items():
             ITEMS.labels(modality, name).inc(number)
             trace.items.append(f"{count(number, modality)} {name}")
+        trace.digests += [item.key.hex() for item in items]
 
 
 def _set_outcomes(items: Sequence[ItemState], outcomes: Sequence[Outcome]) -> None:
@@ -322,5 +328,14 @@ def _is_there(item: ItemState) -> bool:
     return item.outcome is not None and handle_if_there(item.outcome) is not None
 
 
-def _has_failed(item: ItemState) -> bool:
-    return item.outcome is not None and item.outcome.state == "failed"
+_WORDS = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
+
+
+def _word(item: ItemState) -> str:
+    """What became of an item."""
+    spans = item.outcome.spans if item.outcome is not None else []
+    if item.outcome is not None and item.outcome.state == "failed":
+        return "failed"
+    if item.state == "scheduled" and any(span.stage == FETCHED for span in spans):
+        return "fetched"
+    return _WORDS[item.state]

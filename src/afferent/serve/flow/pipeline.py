@@ -14,7 +14,14 @@ from contextlib import aclosing
 import msgspec
 
 from afferent.engine.protocol import Accepted, Engine, EngineInfo, EngineRequest, Finished, Tokens
-from afferent.errors import EngineUnavailable, InternalError, InvalidRequest, Param, PromptTooLong
+from afferent.errors import (
+    EngineUnavailable,
+    InternalError,
+    InvalidForm,
+    InvalidRequest,
+    Param,
+    PromptTooLong,
+)
 from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.flow import capabilities, counting
 from afferent.serve.flow.generate import AnswerWriter, merge
@@ -78,7 +85,7 @@ class Pipeline:
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
         trace.media, trace.where = counting.media_of(request.media), "preprocess"
-        self._items.check(request.media)
+        self._items.check(request)
         capabilities.check(self.engine.info, request)
         hold = _Hold(self.store, request.request_id, request.n)
         try:
@@ -89,6 +96,8 @@ class Pipeline:
             async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
                     yield output
+        except InvalidForm as error:  # an engine knows nothing of the API's parameters
+            raise InvalidForm(error.message, param=request.form_param) from error
         finally:
             hold.drop()
             counting.count_stages(trace)
@@ -106,7 +115,7 @@ class Pipeline:
             Unavailable: Try again.
         """
         trace.media, trace.where = counting.media_of(request.media), "preprocess"
-        self._items.check(request.media)
+        self._items.check(request)
         try:
             found = await self._items.read(request, trace)
             with found.awaited():
@@ -168,6 +177,7 @@ class Pipeline:
     ) -> list[AsyncGenerator[Output, None]]:
         """A run of the engine for each answer; the items of all of them are the same."""
         TOKENS.labels("prompt").inc(len(engine_request.token_ids))
+        trace.num_prompt_tokens = len(engine_request.token_ids)
         return [
             self._generate(
                 msgspec.structs.replace(
@@ -230,6 +240,7 @@ class Pipeline:
         finally:
             times.end()
             TOKENS.labels("completion").inc(writer.num_tokens)
+            trace.num_answer_tokens += writer.num_tokens
 
     async def _prompt(
         self, request: GenerateRequest, written: Sequence[ItemPrompt], trace: Trace
@@ -273,7 +284,9 @@ class Pipeline:
 
     def _build(self, request: GenerateRequest, written: Sequence[ItemPrompt]) -> Prompt:
         if request.prompt is None:
-            return self._prompts.build(request.messages, written, request.template)
+            return self._prompts.build(
+                request.messages, written, request.template, tenant=request.tenant
+            )
         tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
         if not tokens:
             raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)

@@ -6,12 +6,14 @@ three seconds, into every frontend.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -19,6 +21,7 @@ from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
 from afferent.preprocess.family import Family, MediaTokens, read_json
 from afferent.preprocess.plan import Prompt as ItemPrompt
 from afferent.serve.flow.chat_template import STAND_IN, ChatTemplate
+from afferent.serve.flow.prompt_memory import PromptMemory
 from afferent.serve.flow.request import (
     MediaPart,
     Message,
@@ -26,7 +29,10 @@ from afferent.serve.flow.request import (
     TemplateOptions,
     TextPart,
 )
+from afferent.serve.flow.tokenizer import read_tokenizer
 from afferent.types import Modality, Placeholder
+
+_MAX_PIECES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +47,10 @@ class PromptBuilder:
     """The chat template and the tokenizer of one model."""
 
     def __init__(self, folder: Path, family: Family) -> None:
-        """Raises: ConfigError: The folder has no ``tokenizer.json`` or no chat template."""
-        tokenizer_file = folder / "tokenizer.json"
-        if not tokenizer_file.exists():
-            raise ConfigError(f"{folder} has no tokenizer.json; save the model's fast tokenizer")
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        """Raises: ConfigError: The folder has no tokenizer or no chat template that can be used."""
+        self._tokenizer = read_tokenizer(folder)
         # For text of clients in which special tokens are spelled out: there they are plain text.
-        self._plain_tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._plain_tokenizer = copy.deepcopy(self._tokenizer)
         self._plain_tokenizer.encode_special_tokens = True
         # Those of media are not special in every model, and must not be written by clients in any.
         media = {token for tokens in family.tokens.values() for token in _ids(tokens)}
@@ -63,30 +66,32 @@ class PromptBuilder:
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """No text has fewer tokens than its characters divided by this."""
         self._template = ChatTemplate(folder)
+        self._memory = PromptMemory(self._marked)
+        self._pieces: dict[str, list[int]] = {}
 
     def build(
         self,
         messages: Sequence[Message],
         written: Sequence[ItemPrompt],
         options: TemplateOptions | None = None,
+        *,
+        tenant: str = "",
     ) -> Prompt:
         """The prompt's tokens, each item's marker opened to what stands there for the item.
 
         Args:
             written: How the items of the messages are written, in order.
+            tenant: Whose messages they are.
 
         Raises:
             InvalidRequest: The model's chat template refuses the messages.
         """
         options = options or TemplateOptions()
-        quoted: list[str] = []
-        rendered = self._template.render(
-            [self._as_dict(message, quoted) for message in messages],
-            self._quote_in(options.variables, quoted),
-            begins_answer=options.begins_answer,
-            continues_last=options.continues_last,
+        marked = (
+            self._memory.tokens(messages, options, tenant=tenant)
+            if self._template.is_constant
+            else self._marked(messages, options)
         )
-        marked = self._encode(rendered, quoted)
         # A template may move items before the text, but not past others of their kind.
         media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
         waiting: dict[Modality, deque[int]] = {kind: deque() for kind in self._tokens}
@@ -106,6 +111,26 @@ class PromptBuilder:
         if len(placeholders) != len(media):
             raise InternalError("the chat template does not name each item once")
         return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
+
+    def _marked(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        """The tokens of messages, with each item's marker."""
+        quoted: list[str] = []
+        rendered = self._template.render(
+            [self._as_dict(message, quoted) for message in messages],
+            self._quote_in(options.variables, quoted),
+            begins_answer=options.begins_answer,
+            continues_last=options.continues_last,
+        )
+        return self._encode(rendered, quoted)
+
+    def can_show(self, kind: Modality) -> bool:
+        """Whether a message with one item of this kind has a place for it in the prompt."""
+        asked = Message("user", (MediaPart(kind, ""), TextPart("?")))
+        try:
+            self.build([asked], [(1,)])
+        except (InternalError, InvalidRequest):
+            return False
+        return True
 
     def plain(self, given: str | Sequence[int], *, adds_special: bool = True) -> list[int]:
         """The tokens of a text that is the whole prompt; special tokens in it are what they are.
@@ -135,12 +160,22 @@ class PromptBuilder:
         first = last = len(token_ids)
         for piece in written:
             if isinstance(piece, str):
-                token_ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+                token_ids += self._piece_ids(piece)
             else:
                 first = first if last > first else len(token_ids)
                 token_ids += [self._tokens[kind].embed] * piece
                 last = len(token_ids)
         return Placeholder(first, last - first)
+
+    def _piece_ids(self, piece: str) -> list[int]:
+        """Of a family's own text around items: there is little of it, and it comes with each."""
+        known = self._pieces.get(piece)
+        if known is None:
+            if len(self._pieces) >= _MAX_PIECES:  # such as the times of very many frames
+                self._pieces.clear()
+            known = self._tokenizer.encode(piece, add_special_tokens=False).ids
+            self._pieces[piece] = known
+        return known
 
     def detokenizer(self, *, skips_special: bool = True) -> Detokenizer:
         return Detokenizer(self._tokenizer, skips_special=skips_special)
@@ -200,11 +235,29 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, *, skips_special: bool = True) -> None:
         """``skips_special``: special tokens are no text."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._skips_special = tokenizer, skips_special
         self._stream = DecodeStream(skip_special_tokens=skips_special)
+        self._waiting: list[int] = []
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join(self._stream.step(self._tokenizer, token) or "" for token in token_ids)
+        return "".join(map(self._feed, token_ids))
+
+    def flush(self) -> str:
+        """What is left of a character whose last token does not come: U+FFFD, for what there is."""
+        waiting, self._waiting = self._waiting, []
+        return self._tokenizer.decode(waiting, skip_special_tokens=self._skips_special)
+
+    def _feed(self, token_id: int) -> str:
+        self._waiting.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # of no class of its own: bytes now read otherwise than what was given
+            self._stream = DecodeStream(ids=[token_id], skip_special_tokens=self._skips_special)
+            return self.flush()
+        if not text:
+            return ""
+        self._waiting.clear()
+        return text
 
     def text_of(self, token_id: int) -> str:
         """Of the token alone, as it stands within a text; U+FFFD for a part of a character."""
@@ -216,17 +269,51 @@ class Detokenizer:
         return twice[len(once) :]
 
 
+class _Generation(msgspec.Struct):
+    """What is read of ``generation_config.json``; ``null`` says nothing."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 def sampling_defaults(folder: Path) -> SamplingDefaults:
-    """What the model's ``generation_config.json`` says; greedy if it says nothing."""
+    """What the model's ``generation_config.json`` says; greedy if it says nothing.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
     path = folder / "generation_config.json"
-    settings = read_json(path) if path.exists() else {}
-    always = SamplingDefaults(repetition_penalty=settings.get("repetition_penalty") or 1.0)
-    if not settings.get("do_sample"):
+    try:
+        said = msgspec.convert(read_json(path) if path.exists() else {}, _Generation)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    always = SamplingDefaults(repetition_penalty=said.repetition_penalty or 1.0)
+    if not said.do_sample:
         return always
     return replace(
         always,
-        temperature=settings.get("temperature") or 1.0,
-        top_p=settings.get("top_p") or 1.0,
-        top_k=settings.get("top_k") or 0,
-        min_p=settings.get("min_p") or 0.0,
+        temperature=said.temperature or 1.0,
+        top_p=said.top_p or 1.0,
+        top_k=said.top_k or 0,
+        min_p=said.min_p or 0.0,
     )
+
+
+def check_folder(folder: Path, family: Family) -> None:
+    """Read all that a frontend reads of a model's folder, and write a prompt with it.
+
+    Raises:
+        ConfigError: A file is missing or broken, or the files do not go together.
+    """
+    prompts = PromptBuilder(folder, family)
+    sampling_defaults(folder)
+    marked = [kind for kind, tokens in family.tokens.items() if tokens.marker >= 0]
+    if marked and not any(prompts.can_show(kind) for kind in marked):
+        raise ConfigError(
+            f"{folder}: its chat template and its tokenizer leave no place for {marked[0]} items "
+            f"(token {family.tokens[marked[0]].marker})"
+        )

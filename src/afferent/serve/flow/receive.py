@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from afferent import keys
 from afferent.config import RequestLimits
 from afferent.errors import (
-    AfferentError,
     InternalError,
     InvalidMedia,
     MediaNotCached,
     MediaTooLarge,
 )
 from afferent.ingest.digest import Digester
-from afferent.ingest.fetch import Fetcher, FetchSession
+from afferent.ingest.fetch import Fetcher
 from afferent.ingest.pace import Pace
 from afferent.ingest.probe import MediaHeader, probe_image
-from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
-from afferent.ingest.source import read_media
+from afferent.ingest.raw import RawMedia
+from afferent.ingest.source import MediaSource, WantedMedia
 from afferent.serve.flow.acquire import count, handle_if_there
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
 from afferent.serve.flow.names import Binding, Name, Names, check
@@ -36,8 +33,6 @@ from afferent.types import ContentKey, Modality
 LOW_DETAIL_PIXELS = 512 * 512
 """Most pixels that are made of an image in low detail."""
 _MAX_LISTED = 8
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +75,14 @@ class ItemReader:
         names: Names,
         *,
         limits: RequestLimits,
-        digester: Digester,
+        limits_by_tenant: Mapping[str, RequestLimits],
+        num_workers: int,
     ) -> None:
+        """``num_workers``: threads that read and hash media."""
         self._store, self._names = store, names
-        self._fingerprint, self._limits, self._digester = processor.fingerprint, limits, digester
+        self._limits_by_tenant = limits_by_tenant
+        self._fingerprint, self._limits = processor.fingerprint, limits
+        self._num_workers, self._digester = num_workers, Digester(num_workers)
         self._fetcher = Fetcher(limits)
         self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
         follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
@@ -221,11 +220,14 @@ class ItemReader:
         start_ns = time.monotonic_ns()
         views = [self._view(item) for item in media]
         headers, pace = [], Pace()
+        limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
         for part, view in zip(parts, views, strict=True):
-            headers.append(self._header(part.media.modality, view))
+            headers.append(self._header(part.media.modality, view, limits))
             await pace.rest()
-        digests = await self._digester.digest_all(views)
-        del views
+        new = [view for raw, view in zip(media, views, strict=True) if raw.digest is None]
+        made = iter(await self._digester.digest_all(new))
+        digests = [next(made) if raw.digest is None else raw.digest for raw in media]
+        del views, new
         trace.stage(start_ns, "digest")
         return [_Received(*each) for each in zip(media, headers, digests, strict=True)]
 
@@ -247,36 +249,38 @@ class ItemReader:
         fetches = self._fetcher.session(
             max_nbytes=max(self._limits.max_body_nbytes, *most), share=request.share
         )
-        heap = HeapAllowance()
+        wanted = [self._wanted(part) for part in parts]
+        source = MediaSource(
+            self._store,
+            request.request_id,
+            limits=self._limits,
+            fetches=fetches,
+            num_workers=self._num_workers,
+        )
         with trace.at("fetch"):
-            media = await gather(
-                [self._read_url(request.request_id, part, fetches, heap) for part in parts]
-            )
+            media = await source.read_all(wanted)
         fetched = [item.nbytes for item in media if item.origin == "fetch"]
         if fetched:
             note = count(len(fetched), "item")
             trace.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
         return media
 
-    async def _read_url(
-        self, request_id: str, part: MediaPart, fetches: FetchSession, heap: HeapAllowance
-    ) -> RawMedia:
+    def _wanted(self, part: MediaPart) -> WantedMedia:
         if not isinstance(part.source, str):
             raise InternalError("an item was not sent")
-        buffer = RawBuffer(self._store, request_id, heap)
-        return await read_media(
-            part.source, part.modality, buffer, limits=self._limits, fetches=fetches
-        )
+        return WantedMedia(part.source, part.modality)
 
     def _view(self, raw: RawMedia) -> memoryview:
         if raw.handle is None:
             return memoryview(raw.data or b"")
         return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
-    def _header(self, modality: Modality, data: memoryview) -> MediaHeader | None:
+    def _header(
+        self, modality: Modality, data: memoryview, limits: RequestLimits
+    ) -> MediaHeader | None:
         """Containers of video and audio are read by workers, which are confined."""
         if modality is Modality.IMAGE:
-            return probe_image(data, self._limits)
+            return probe_image(data, limits)
         if not len(data):
             raise InvalidMedia(f"the {modality} file is empty")
         return None
@@ -320,13 +324,3 @@ def not_cached(names: Sequence[Name | None]) -> MediaNotCached:
     return MediaNotCached(
         f"{missing} not sent and not cached any more; send the data again{which}", uuids=uuids
     )
-
-
-async def gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order; the first failure cancels the others and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except* AfferentError as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -86,8 +86,7 @@ class TemplateOptions:
     continues_last: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True, kw_only=True):
     """``None`` is what was not said: the model's own default then holds, of ``max_tokens`` as many
     as it has room for. Of how tokens are chosen, names and values are those of `Sampling`.
     """
@@ -111,12 +110,17 @@ class GenerateRequest:
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    form_param: str | None = None
+    """Which of the API's parameters asked for one of these three forms."""
     stop: tuple[str, ...] = ()
     includes_stop: bool = False
     """What ended the answer, a stop string or a token, is a part of its text."""
     skips_special: bool = True
     """Special tokens of the answer are no text."""
-    template: TemplateOptions = field(default_factory=TemplateOptions)
+    template: TemplateOptions = TemplateOptions()
     n: int = 1
     """How many answers."""
     logprobs: Logprobs | None = None

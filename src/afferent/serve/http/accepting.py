@@ -15,6 +15,8 @@ from collections.abc import Callable
 import uvicorn
 
 from afferent.runtime.logs import Seldom
+from afferent.serve.http.calm import CalmServer
+from afferent.serve.http.connection import ClientConnection
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ _MOST_AT_A_TIME = 256
 _AGAIN_S = 0.1
 
 
-class PromptServer(uvicorn.Server):
+class PromptServer(CalmServer):
     """A server that accepts by an `Acceptor`, from one listening socket."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
@@ -36,6 +38,15 @@ class PromptServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._acceptor.close()
         await super().shutdown([])
+
+    def leave(self) -> None:
+        """End in favour of a successor that accepts from the same socket: nobody who is connected
+        loses a request by it.
+        """
+        protocol = self.config.http_protocol_class
+        if issubclass(protocol, ClientConnection):
+            protocol.lingers = True
+        self.end_soon()
 
     def _protocol(self) -> asyncio.Protocol:
         return self.config.http_protocol_class(  # type: ignore[call-arg]

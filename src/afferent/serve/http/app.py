@@ -26,7 +26,10 @@ from afferent.serve.http.lookups import lookup_route
 from afferent.serve.http.openapi import document
 from afferent.serve.http.responses import IGNORED, json_answer, new_id, path_of, refusal
 
-_WORDS = {404: "there is no such endpoint", 405: "the endpoint has no such method"}
+_WORDS = {
+    404: "there is no such endpoint; GET /openapi.json lists them",
+    405: "the endpoint has no such method",
+}
 
 
 class Frontend:

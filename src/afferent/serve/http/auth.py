@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.quota.shares import NAMELESS, Share
 from afferent.serve.apis.registry import APIS
+from afferent.serve.http.doors import Doors
 
 _KEY_HEADERS = tuple(dict.fromkeys(api.key_header for api in APIS))
 KEY_HEADERS = frozenset(header.name.encode() for header in _KEY_HEADERS)
@@ -32,13 +33,21 @@ class Store(Protocol):
 class Access:
     """The keys of all tenants. Without any, everybody is the same, nameless tenant."""
 
-    def __init__(self, store: Store, *, api_key: str = "", tenants: Sequence[Tenant] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        api_key: str = "",
+        tenants: Sequence[Tenant] = (),
+        doors: Doors | None = None,
+    ) -> None:
         """
         Args:
             store: Counts requests over all processes, and is told whose they are.
             api_key: The nameless tenant's.
+            doors: Where the server closes them at times.
         """
-        self._store = store
+        self._store, self._doors = store, doors
         owners: list[tuple[str, Tenant | None]] = []
         owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
         owners += [(api_key, None)] if api_key else []
@@ -59,8 +68,11 @@ class Access:
         Raises:
             NotAuthenticated: There is no key, or nobody's.
             QuotaExceeded: The tenant has as many requests running as it may have.
+            EngineUnavailable: Nobody is let in now.
         """
         tenant = self.tenant_of(headers)
+        if self._doors is not None:
+            self._doors.enter(request_id)
         if tenant is None:
             return NAMELESS
         if tenant.max_requests:
@@ -81,6 +93,8 @@ class Access:
 
     def leave(self, request_id: str) -> None:
         """The request has ended, wherever; its place is free."""
+        if self._doors is not None:
+            self._doors.leave(request_id)
         if self._has_quotas:
             self._store.forget(_place(request_id))
 
@@ -105,6 +119,15 @@ class Access:
         if not matches:
             raise NotAuthenticated("the API key is not known")
         return matches[0]
+
+
+def headers_to_pass_on(
+    headers: Iterable[tuple[bytes, bytes]], access: Access
+) -> list[tuple[bytes, bytes]]:
+    """Without the client's key, where it is one of ours."""
+    return [
+        (name, value) for name, value in headers if not (access.has_keys and name in KEY_HEADERS)
+    ]
 
 
 def _place(request_id: str) -> str:

@@ -34,8 +34,11 @@ class BodyReader:
         request_id: str,
         limits: RequestLimits,
         media_keys: MediaKeys,
+        *,
+        tenant: str = "",
     ) -> None:
         self._gate, self._limits, self._request_id = gate, limits, request_id
+        self._tenant = tenant
         self._is_uploading = False
         self._buffer = RawBuffer(store, request_id)
         self._sink = _Sink(self._buffer, limits)
@@ -73,13 +76,19 @@ class BodyReader:
                 self._cutter.feed(window)
                 self._num_cut += len(window)
                 await pace.rest()
-        if self._is_uploading:
-            self._gate.end_upload(self._request_id)
         cut = self._cutter.finish()
         media = self._buffer.finish(self._sink.parts, origin="data")
         by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
         cut_by_marker = {item.marker: item for item in cut.media}
         return ReceivedBody(cut.json, by_marker, self._num_read, cut_by_marker)
+
+    def let_others_come(self) -> None:
+        """What has come is of use already, or is let go of: large bodies that wait may come now.
+
+        A request that is forgotten has done so, too.
+        """
+        if self._is_uploading:
+            self._gate.end_upload(self._request_id, tenant=self._tenant)
 
     async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
         """For what the next window may decode to; of an announced body, for all that is left, once
@@ -93,7 +102,9 @@ class BodyReader:
             left_nbytes = max(announced - self._num_cut, 0)
             # The cutter may still have the end of a window in hand.
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * 3 // 4
-            self._is_uploading = await self._gate.begin_upload(self._request_id, nbytes)
+            self._is_uploading = await self._gate.begin_upload(
+                self._request_id, nbytes, tenant=self._tenant
+            )
             await self._buffer.reserve(nbytes, self._gate)
 
     def _check_size(self, nbytes: int) -> None:

@@ -74,6 +74,10 @@ class ClientConnection(HttpToolsProtocol):
 
     limits: ClassVar[ConnectionLimits]
     hang_ups: ClassVar[HangUps]
+    lingers: ClassVar[bool] = False
+    """At a shutdown, a connection without a request is not closed, but serves one more or times
+    out: a request may be on its way.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pieces: list[bytes] = []  # of a body, in what was read last
@@ -101,6 +105,11 @@ class ClientConnection(HttpToolsProtocol):
             cycle.disconnected = True  # `super` says so to the latest only
             if not cycle.response_complete:
                 task.cancel()
+
+    def shutdown(self) -> None:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if not (is_idle and self.lingers):
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         began_before = self._is_in_header
@@ -135,6 +144,14 @@ class ClientConnection(HttpToolsProtocol):
         self._timer.stop()
         self._check_framing()
         super().on_headers_complete()
+        if self.lingers and self.cycle is not None:
+            self.cycle.keep_alive = False  # and the client is told so
+
+    def handle_websocket_upgrade(self) -> None:
+        """From here on another protocol has the connection."""
+        self._timer.stop()
+        self.flow.end()
+        super().handle_websocket_upgrade()
 
     @property
     def on_body(self) -> Callable[[bytes], None]:
@@ -155,7 +172,9 @@ class ClientConnection(HttpToolsProtocol):
         self._hand_over()
         self._is_in_message = False
         super().on_message_complete()
-        if self.cycle.response_complete:  # it was refused before it was complete
+        # There is none for what becomes a WebSocket.
+        if self.cycle is not None and self.cycle.response_complete:
+            # It was refused before it was complete.
             self._timer.start(self.limits.header_timeout_s, self._on_time)
 
     def on_response_complete(self) -> None:

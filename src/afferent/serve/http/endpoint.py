@@ -8,15 +8,17 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
+from afferent.quota.shares import Share
 from afferent.runtime import logs
 from afferent.serve.apis.api import Api
 from afferent.serve.flow import counting
@@ -39,7 +41,10 @@ from afferent.serve.http.responses import (
 )
 from afferent.serve.http.sse import EventStream
 from afferent.telemetry import explain
+from afferent.telemetry.access import AccessLine
+from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import gauge
+from afferent.telemetry.spans import Tracing
 from afferent.telemetry.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -54,10 +59,16 @@ class AppSettings:
     limits: RequestLimits
     request_timeout_s: float
     explain: bool
+    limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
+    """Of those that have limits of their own."""
     refuses_unknown: bool = False
     """A parameter that nobody knows is not ignored."""
+    tracing: Tracing | None = None
     cors_origins: tuple[str, ...] = ()
     """Whose pages may ask from a browser; ``*``: anybody's."""
+
+    def limits_of(self, share: Share) -> RequestLimits:
+        return self.limits_by_tenant.get(share.tenant, self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,9 @@ class Endpoint:
         request_id = new_id(self._api.id_prefix)
         logs.request_id.set(request_id)
         trace = Trace(request_id, f"POST {path_of(request)}")
+        if self._settings.tracing is not None:
+            self._settings.tracing.begin(trace, request.headers.raw)
+        JOURNAL.begin(trace)
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 return await self._answer_or_forget(_Exchange(request, trace), answering)
@@ -145,9 +159,17 @@ class Endpoint:
     async def _read(self, exchange: _Exchange) -> Call:
         trace, store = exchange.trace, self._pipeline.store
         share = await self._access.enter(trace.request_id, exchange.request.headers)
+        trace.tenant = share.tenant
         start_ns = time.monotonic_ns()
         reader = BodyReader(
-            store, self._gate, trace.request_id, self._settings.limits, self._api.media_keys
+            *(
+                store,
+                self._gate,
+                trace.request_id,
+                self._settings.limits_of(share),
+                self._api.media_keys,
+            ),
+            tenant=share.tenant,
         )
         body = await reader.read(exchange.request)
         copied = sum(item.nbytes for item in body.media.values())
@@ -160,7 +182,7 @@ class Endpoint:
             refuses_unknown=self._settings.refuses_unknown,
         )
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
-        call = replace(call, generate=replace(call.generate, share=share))
+        call = replace(call, generate=structs.replace(call.generate, share=share))
         return await self._history.resume(call)
 
     async def _render(self, exchange: _Exchange) -> Response:
@@ -224,22 +246,18 @@ class Endpoint:
 
 
 def tell(trace: Trace, api: str, outcome: str, console: Console | None) -> None:
-    """Count, log and explain a request that has ended.
+    """Count, log, keep and explain a request that has ended.
 
     Args:
         console: Where it is explained, if it is.
     """
     seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
+    JOURNAL.end(trace, outcome)
     counting.count_request(trace, api, outcome, seconds=seconds)
-    log.info(
-        "request",
-        extra={
-            "request_id": trace.request_id,
-            "outcome": outcome,
-            "ms": round(seconds * 1e3, 1),
-            "items": ", ".join(trace.items),
-        },
-    )
+    line = AccessLine.of(trace, api=api, outcome=outcome, seconds=seconds)
+    log.info("request", extra=line.fields())
+    if trace.root is not None:
+        trace.root.end(trace, api=api, outcome=outcome)
     if console is not None:
         explain.render(trace, outcome=outcome, console=console)
 

@@ -32,6 +32,7 @@ from afferent.store.client.metrics import store_readings
 from afferent.telemetry import exposition
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import REGISTRY
+from afferent.tier.launch import NAME as TIER
 
 _STORE_TIMEOUT_S = 0.6
 
@@ -75,7 +76,9 @@ class Status:
         except NotAuthenticated as error:
             return refusal(error, new_id("models-"))
         if name != self._model_name:
-            missing = ModelNotFound(f"the model {name!r} is not served here", param="model")
+            missing = ModelNotFound(
+                f"the model {name!r} is not served here: {self._model_name!r} is", param="model"
+            )
             return refusal(missing, new_id("models-"))
         return json_answer(self._describe_model())
 
@@ -160,9 +163,9 @@ async def readiness(
             parts["preprocess"] = (await _soon(store.stat())).num_workers > 0
         except AfferentError:
             parts["store"] = False
-    parts["engine"] = has_engine
+    parts["engine"] = has_engine and not (board is not None and board.are_doors_closed)
     frozen = board.silent() if board is not None else []
-    ready = all(parts.values()) and not frozen
+    ready = all(parts.values()) and set(frozen) <= {TIER}
     return json_answer({"ready": ready, **parts, "frozen": frozen}, status=200 if ready else 503)
 
 

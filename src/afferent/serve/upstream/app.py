@@ -25,6 +25,7 @@ class UpstreamFrontend:
     def __init__(
         self,
         passage: ASGIApp,
+        sockets: ASGIApp,
         store: AsyncDaemonStore,
         upstream: Upstream,
         board: Board | None,
@@ -34,10 +35,12 @@ class UpstreamFrontend:
         """
         Args:
             passage: What passes requests on: a `Passage`.
+            sockets: What passes WebSockets on: a `SocketPassage`.
             board: Where the server's processes beat, if they do.
             makes_features: Whether features are made for the model.
         """
-        self._passage, self._store, self._upstream = passage, store, upstream
+        self._passage, self._sockets = passage, sockets
+        self._store, self._upstream = store, upstream
         self._board, self._makes_features = board, makes_features
         self._own = {
             "/health": self._health,
@@ -46,12 +49,14 @@ class UpstreamFrontend:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await self._sockets(scope, receive, send)
         if scope["type"] != "http":
-            return
+            return None
         request = Request(scope, receive)
         own = self._own.get(path_of(request)) if request.method in ("GET", "HEAD") else None
         answer = self._passage if own is None else await own()
-        await answer(scope, receive, send)
+        return await answer(scope, receive, send)
 
     async def _health(self) -> Response:
         """The upstream's, as it was seen last: it does not wait for one that hangs."""

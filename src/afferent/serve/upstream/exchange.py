@@ -27,7 +27,7 @@ from afferent.runtime import logs
 from afferent.serve.apis.api import Api
 from afferent.serve.flow import counting
 from afferent.serve.flow.call import ReceivedBody
-from afferent.serve.http.auth import KEY_HEADERS, Access
+from afferent.serve.http.auth import Access, headers_to_pass_on
 from afferent.serve.http.body import BodyReader
 from afferent.serve.http.connection import hang_up
 from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings, tell
@@ -37,6 +37,7 @@ from afferent.serve.upstream import places
 from afferent.serve.upstream.items import Referenced, ReferenceStage
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import explain
+from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
 
 OTHER = "upstream"
@@ -64,13 +65,6 @@ class _Exchange:
     @property
     def id(self) -> str:
         return self.trace.request_id
-
-    @property
-    def target(self) -> str:
-        """Path and query, as the client wrote them."""
-        path: bytes = self.scope.get("raw_path") or self.request.url.path.encode()
-        query: bytes = self.scope["query_string"]
-        return (path + (b"?" + query if query else b"")).decode("latin-1")
 
 
 class Passage:
@@ -102,6 +96,9 @@ class Passage:
         request_id = new_id(api.id_prefix if api else "request-")
         logs.request_id.set(request_id)
         trace = Trace(request_id, f"{request.method} {path}")
+        if self._settings.tracing is not None:
+            self._settings.tracing.begin(trace, scope["headers"])
+        JOURNAL.begin(trace)
         exchange = _Exchange(scope, request, send, trace, api)
         outcome = "client_gone"
         try:
@@ -124,6 +121,7 @@ class Passage:
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
         exchange.share = await self._access.enter(exchange.id, request.headers)
+        trace.tenant = exchange.share.tenant
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""
@@ -133,14 +131,11 @@ class Passage:
             body = self._streamed(exchange)
         trace.where = "engine"
         start_ns = time.monotonic_ns()
+        headers = headers_to_pass_on(exchange.scope["headers"], self._access)
         passed = UpstreamRequest(
             method=request.method,
-            target=exchange.target,
-            headers=[
-                (name, value)
-                for name, value in exchange.scope["headers"]
-                if not (self._access.has_keys and name in KEY_HEADERS)
-            ],
+            target=target_of(exchange.scope),
+            headers=headers if trace.root is None else trace.root.carried(headers),
             body=body,
             keys=exchange.referenced.keys,
         )
@@ -157,7 +152,9 @@ class Passage:
         trace = exchange.trace
         start_ns = time.monotonic_ns()
         reader = BodyReader(
-            self._store, self._gate, exchange.id, self._settings.limits, places.MEDIA_KEYS
+            *(self._store, self._gate, exchange.id),
+            *(self._settings.limits_of(exchange.share), places.MEDIA_KEYS),
+            tenant=exchange.share.tenant,
         )
         body = await reader.read(exchange.request)
         copied = sum(item.nbytes for item in body.media.values())
@@ -168,12 +165,14 @@ class Passage:
         # Now: what the items are made of may be another's memory soon.
         others = self._others(document, body)
         if not document.places:
+            reader.let_others_come()
             return places.restore(body.json, others)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
         exchange.referenced = await self._stage.refer(
             exchange.id, document, dict(body.media), share=exchange.share, trace=trace
         )
+        reader.let_others_come()
         urls = [self._upstream.sign(each) for each in exchange.referenced.references]
         written = document.write(urls, names=exchange.referenced.names)
         return places.restore(written, others)
@@ -201,7 +200,7 @@ class Passage:
 
     async def _streamed(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """A body that is none of ours: a file to transcribe, for example."""
-        most, nbytes = self._settings.limits.max_body_nbytes, 0
+        most, nbytes = self._settings.limits_of(exchange.share).max_body_nbytes, 0
         try:
             async for chunk in exchange.request.stream():
                 nbytes += len(chunk)
@@ -265,6 +264,13 @@ class Passage:
         counting.count_stages(exchange.trace)
         api = exchange.api.name if exchange.api else OTHER
         tell(exchange.trace, api, outcome, self._console)
+
+
+def target_of(scope: Scope) -> str:
+    """Path and query, as the client wrote them."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return (path + (b"?" + query if query else b"")).decode("latin-1")
 
 
 def _is_json(request: Request) -> bool:

@@ -124,7 +124,7 @@ class ReferenceStage:
         request = GenerateRequest(
             request_id=request_id, messages=(Message("user", parts),), share=share
         )
-        self._items.check_count(parts)
+        self._items.check_count(request)
         if max_pixels is not None and all(self._makes_any(part.modality) for part in parts):
             found = await self._items.read(request, trace)
             with found.awaited():

@@ -6,12 +6,10 @@ import functools
 from itertools import groupby
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from afferent.engine.references import Run
-from afferent.errors import ConfigError
 from afferent.preprocess.family import Family, MediaTokens
 from afferent.preprocess.plan import Prompt
+from afferent.serve.flow.tokenizer import read_tokenizer
 from afferent.types import Modality
 
 _MAX_KNOWN = 4096
@@ -23,12 +21,9 @@ class PromptTokens:
     def __init__(self, folder: Path, family: Family) -> None:
         """
         Raises:
-            ConfigError: The folder has no ``tokenizer.json``.
+            ConfigError: The folder has no ``tokenizer.json``, or a broken one.
         """
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise ConfigError(f"{folder} has no tokenizer.json; save the model's fast tokenizer")
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = read_tokenizer(folder)
         self._tokens = family.tokens
         self.runs = functools.lru_cache(_MAX_KNOWN)(self._runs)
 

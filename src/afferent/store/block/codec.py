@@ -16,7 +16,7 @@ dimensions, and an array in another byte order one in this machine's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -28,6 +28,7 @@ from afferent.errors import FormatError, NotPermitted
 from afferent.store.block import copying, layout, torch_tensors
 from afferent.store.block.layout import MAX_HEADER_NBYTES
 from afferent.types import TensorSpec
+from afferent.wording import shown
 
 Array = NDArray[Any]
 Tree = (
@@ -42,6 +43,8 @@ Tree = (
 """What can be planned; a `TensorSpec` stands for a tensor that is not there yet."""
 ViewTree = dict[str, "ViewTree"] | list["ViewTree"] | Array | layout.Scalar
 """What comes back."""
+Arrays = dict[str, Array]
+"""What comes back of the usual tree: arrays by name."""
 Library = Literal["numpy", "torch"]
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
@@ -49,6 +52,7 @@ _ONLY_STRINGS = frozenset({str})
 _SMALL_NBYTES = 4 << 10
 # Only these may be worth a second thread; what is between is copied at once.
 _LARGE_NBYTES = 1 << 20
+_MAX_PLACE = 200
 _BOOL = layout.DTYPES["bool"]
 
 
@@ -203,7 +207,7 @@ def _finisher(tensors: Library, *, copy: bool) -> _Finish | None:
         case "torch", True:
             return lambda array: torch_tensors.as_tensor(array.copy())
         case _:
-            raise ValueError(f"no tensors of {tensors!r}")
+            raise ValueError(f"tensors are of 'numpy' or 'torch', and not of {shown(tensors)}")
 
 
 class _Planner:
@@ -215,7 +219,12 @@ class _Planner:
         self._next = self._end = 0  # counted from the first payload
 
     def plan(self, tree: Tree, max_header_nbytes: int) -> Plan:
-        node = self._node(tree, 0)
+        try:
+            node = self._node(tree, 0)
+        except FormatError as error:
+            place = self._place_of_the_wrong(tree, 0)
+            told = f"tree{place[:_MAX_PLACE]}: " if place else ""
+            raise FormatError(f"{told}{error.message}") from error
         head, nbytes = layout.pack_header(
             node, payloads_nbytes=self._end, max_header_nbytes=max_header_nbytes
         )
@@ -238,6 +247,20 @@ class _Planner:
             return self._container(value, depth)
         array = _as_array(value)
         return self._tensor(array, array.dtype, array.shape)
+
+    def _place_of_the_wrong(self, value: Any, depth: int) -> str:
+        """Where in it something can't be stored: it is walked again, which costs only those who are
+        refused.
+        """
+        children: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, Mapping | list) and depth < layout.MAX_DEPTH:
+            children = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, child in children:
+            try:
+                self._node(child, depth + 1)
+            except FormatError:
+                return f"[{key!r}]{self._place_of_the_wrong(child, depth + 1)}"
+        return ""
 
     def _container(self, value: Mapping[str, Any] | list[Any], depth: int) -> Any:
         if depth >= layout.MAX_DEPTH:
@@ -273,7 +296,7 @@ def _as_array(value: Any) -> Array:
         return np.asarray(value)
     if torch_tensors.is_tensor(value):
         return torch_tensors.as_array(value)
-    raise FormatError(f"a {type(value).__name__} can't be stored")
+    raise FormatError(f"a value of type {type(value).__name__} can't be stored")
 
 
 class _Viewer:
@@ -331,7 +354,10 @@ class _Viewer:
 
 
 def _as_bytes(block: memoryview | bytes) -> memoryview:
-    view = memoryview(block)
+    try:
+        view = memoryview(block)
+    except TypeError:
+        raise FormatError(f"a block must be bytes, not {shown(block)}") from None
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 

@@ -164,10 +164,10 @@ def read_header(block: memoryview, *, max_header_nbytes: int = MAX_HEADER_NBYTES
         FormatError: The bytes are not a block of version 1.
     """
     if len(block) < PRELUDE.size:
-        raise FormatError("shorter than a block can be")
+        raise FormatError("the bytes are no tree of tensors: a block is longer")
     magic, version, flags, header_nbytes, total_nbytes = PRELUDE.unpack_from(block)
     if magic != MAGIC:
-        raise FormatError("not a block: its first bytes are wrong")
+        raise FormatError("the bytes are no tree of tensors: a block begins otherwise")
     if version != VERSION or flags != 0:
         raise FormatError(f"version {version} with flags {flags} is not known here")
     if header_nbytes > max_header_nbytes or PRELUDE.size + header_nbytes > total_nbytes:

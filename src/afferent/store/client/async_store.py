@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from afferent.errors import ConnectionClosed, DeadlineExceeded, StoreRestarted, StoreUnavailable
 from afferent.runtime import wire
+from afferent.runtime.tasks import open_in_thread
 from afferent.store.arena import ArenaMap
 from afferent.store.client.handshake import (
     COLLECT_S,
@@ -23,6 +24,7 @@ from afferent.store.client.handshake import (
 )
 from afferent.store.client.owner import Owner
 from afferent.store.client.verbs import Call, Verbs
+from afferent.store.protocol import requests
 from afferent.store.protocol.replies import Reply, reply_decoder, result_of
 from afferent.store.protocol.requests import Request
 from afferent.types import Handle, decode, encode
@@ -30,6 +32,11 @@ from afferent.types import Handle, decode, encode
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
+
+_SOON_S = 1e-3
+"""What may be late goes with the next message, or after so long: to write takes longer than to
+answer, and each message by itself wakes the daemon.
+"""
 
 
 class AsyncDaemonStore(Verbs):
@@ -58,7 +65,8 @@ class AsyncDaemonStore(Verbs):
         self._where, self._connection, self._arena = where, connection, arena
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
-        self._is_closed = False
+        self._unsent: list[bytes] = []
+        self._is_flush_due = self._is_closed = False
         self._owner = Owner()
         self._reconnecting: asyncio.Task[None] | None = None
         # Set when there is something new for the task that connects again.
@@ -74,7 +82,9 @@ class AsyncDaemonStore(Verbs):
             StoreUnavailable: No daemon answers within ``timeout_s``.
         """
         where = Address(address=address, name=name, writable=writable)
-        connection, arena = await asyncio.to_thread(connect, where, None, timeout_s=timeout_s)
+        connection, arena = await open_in_thread(
+            lambda: connect(where, None, timeout_s=timeout_s), lambda found: _close(*found)
+        )
         store = cls(where, connection, arena)
         await store._channel.attach(connection.sock)
         return store
@@ -106,6 +116,8 @@ class AsyncDaemonStore(Verbs):
         self._stirred.set()
         if self._reconnecting is not None:
             await self._reconnecting
+        with contextlib.suppress(ConnectionClosed):
+            self._flush()
         await self._channel.close()
         unused: list[bool] = []
         self._arena.retire(lambda: unused.append(True))
@@ -125,7 +137,8 @@ class AsyncDaemonStore(Verbs):
         if call.timeout_s is not None:
             timer = loop.call_later(call.timeout_s, _expire, future)
         try:
-            self._channel.send(encode(request))
+            self._unsent.append(wire.pack_frame(encode(request)))
+            self._flush()
             reply = await future
         except ConnectionClosed as error:
             raise self._unavailable("the store is gone, or restarts; try again") from error
@@ -143,10 +156,26 @@ class AsyncDaemonStore(Verbs):
         return result_of(request, reply)
 
     def _tell(self, request: Request[Any]) -> None:
-        if not self._owner.is_here:  # a forked child holds nothing
+        if not self._owner.is_here or not self.is_open:  # a forked child holds nothing
             return
+        self._unsent.append(wire.pack_frame(encode(request)))
+        if not _may_be_late(request):
+            with contextlib.suppress(ConnectionClosed):
+                self._flush()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_later(_SOON_S, self._flush_late)
+
+    def _flush(self) -> None:
+        """Send what there is, in the order in which it was said."""
+        unsent, self._unsent = self._unsent, []
+        if unsent:
+            self._channel.send_packed(b"".join(unsent))
+
+    def _flush_late(self) -> None:
+        self._is_flush_due = False
         with contextlib.suppress(ConnectionClosed):
-            self._channel.send(encode(request))
+            self._flush()
 
     def _unavailable(self, why: str) -> StoreUnavailable:
         return StoreUnavailable("this connection is closed" if self._is_closed else why)
@@ -158,6 +187,7 @@ class AsyncDaemonStore(Verbs):
             future.set_result(reply)
 
     def _on_close(self) -> None:
+        self._unsent.clear()  # what was held is lost, and need not be let go of
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self._unavailable("the store daemon is gone"))
@@ -171,8 +201,9 @@ class AsyncDaemonStore(Verbs):
         attempt = 0
         while not self._is_closed:
             try:
-                self._connection, self._arena = await asyncio.to_thread(
-                    connect, self._where, self._arena, timeout_s=RECONNECT_TIMEOUT_S
+                self._connection, self._arena = await open_in_thread(
+                    lambda: connect(self._where, self._arena, timeout_s=RECONNECT_TIMEOUT_S),
+                    lambda found: _close(*found, keep=self._arena),
                 )
             except (StoreUnavailable, OSError, RuntimeError):  # or out of threads, for a moment
                 await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
@@ -199,6 +230,21 @@ class AsyncDaemonStore(Verbs):
             except TimeoutError:
                 gc.collect()
             self._stirred.clear()
+
+
+def _close(connection: Connection, arena: ArenaMap, keep: ArenaMap | None = None) -> None:
+    connection.sock.close()
+    if arena is not keep:
+        arena.close()
+
+
+def _may_be_late(request: Request[Any]) -> bool:
+    """What ends a request, or gives a permit back, may not: others may wait for it, and this event
+    loop may be held up.
+    """
+    if isinstance(request, requests.Release):
+        return request.handles is not None
+    return isinstance(request, requests.Introduce | requests.Abort)
 
 
 def _expire(future: asyncio.Future[Reply]) -> None:

@@ -71,7 +71,7 @@ def connect(
         except StoreUnavailable:
             raise
         except (AfferentError, msgspec.MsgspecError, OSError) as error:
-            raise StoreUnavailable("the store does not answer") from error
+            raise StoreUnavailable(f"no store answers at {where.address!r:.200}") from error
         if found is not None:
             return found
         # The daemon has died meanwhile, and the next one will answer.

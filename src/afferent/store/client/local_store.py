@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -18,8 +19,12 @@ from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.region import DEFAULT_SHARES, divide
 from afferent.types import Handle, ObjectKind, decode, encode
 
-_CLIENT = _SEGMENT = 1
+_CLIENT = 1
+_FIRST_SEGMENT = 1 << 20
 _LOOK_AGAIN_S = 0.02
+
+_segments = itertools.count(_FIRST_SEGMENT)
+"""No two stores of a process have the same, nor a daemon's: a handle of another one is refused."""
 
 
 class LocalStore(Store):
@@ -54,7 +59,8 @@ class LocalStore(Store):
         fd = create_segment(capacity_nbytes)
         self._arena = ArenaMap(fd, writable=True)
         os.close(fd)
-        self._state = StoreState(self._arena.nbytes, segment=_SEGMENT, shares=shares)
+        self._segment = next(_segments)
+        self._state = StoreState(self._arena.nbytes, segment=self._segment, shares=shares)
         self._state.connect(_CLIENT, name="local", pid=os.getpid())
         self._changed = threading.Condition()
         self._replies: dict[int, Reply | None] = {}
@@ -71,8 +77,8 @@ class LocalStore(Store):
 
     def block(self, handle: Handle) -> memoryview:
         self._owner.check()
-        if handle.segment != _SEGMENT:
-            raise StoreRestarted("the object is not of this store")
+        if handle.segment != self._segment:
+            raise StoreRestarted("the handle is of another store")
         return self._arena.block(handle.offset, handle.nbytes)
 
     def close(self) -> None:

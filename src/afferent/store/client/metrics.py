@@ -9,8 +9,8 @@ from afferent.telemetry.registry import Observed, observed
 from afferent.types import ObjectKind
 
 _KINDS = tuple(ObjectKind)
-_SEMAPHORES = ("preprocess", "uploads", "tenant")
-"""The gate's, MiB of large bodies on their way, and all tenants' quotas together."""
+_SEMAPHORES = ("preprocess", "uploads", "uploads_of", "tenant")
+"""The gate's, MiB of large bodies until features are made, and all tenants' quotas together."""
 
 _OF_STORE: tuple[Observed[Statistics], ...] = (
     observed(
@@ -132,7 +132,7 @@ _OF_SEMAPHORE: tuple[Observed[PermitStatistics], ...] = (
     observed(
         "gauge",
         "afferent_permits_taken",
-        "Permits that requests have: of the gate's, MiB of large uploads, and of tenants' quotas",
+        "Permits that requests have: of the gate, MiB of large uploads (all, of tenants), quotas",
         lambda semaphore: semaphore.num_held,
         semaphore=_SEMAPHORES,
     ),
@@ -151,7 +151,7 @@ _JOBS: Observed[int] = observed(
     "afferent_store_jobs_total",
     "Jobs that workers have ended, by outcome",
     lambda number: number,
-    outcome=("made", "failed"),
+    outcome=("made", "failed", "fetched"),
 )
 
 
@@ -159,7 +159,11 @@ def store_readings(statistics: Statistics) -> list[Reading]:
     """All of them, as they are now."""
     none = PermitStatistics(0, 0)
     semaphores = dict.fromkeys(_SEMAPHORES, none) | statistics.permits
-    jobs = {"made": statistics.num_jobs_made, "failed": statistics.num_jobs_failed}
+    jobs = {
+        "made": statistics.num_jobs_made,
+        "failed": statistics.num_jobs_failed,
+        "fetched": statistics.num_jobs_fetched,
+    }
     return [
         *(metric.reading(statistics) for metric in _OF_STORE),
         _JOBS.reading_by(jobs),

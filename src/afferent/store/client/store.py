@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
-from afferent.errors import AfferentError, DeadlineExceeded, NotPermitted
-from afferent.store.arena import ArenaMap
+from afferent.errors import AfferentError, DeadlineExceeded
 from afferent.store.block import codec
 from afferent.store.client.verbs import Call, Verbs
 from afferent.store.client.views import VIEWS, DroppedPins, Eventfd, View, open_view
@@ -46,8 +45,6 @@ class Store(Verbs):
         >>> store.release("request-2")
         >>> store.close()
     """
-
-    _arena: ArenaMap
 
     def __init__(self, eventfd: Eventfd | None = None) -> None:
         """``eventfd`` is signalled when a view is gone."""
@@ -87,10 +84,17 @@ class Store(Verbs):
             raise
         return sealed
 
-    def view(self, handle: Handle, *, tensors: codec.Library = "numpy") -> View:
+    @overload
+    def view(
+        self, handle: Handle, *, tensors: Literal["numpy"] = "numpy"
+    ) -> View[codec.Arrays]: ...
+    @overload
+    def view(self, handle: Handle, *, tensors: codec.Library) -> View[Any]: ...
+    def view(self, handle: Handle, *, tensors: codec.Library = "numpy") -> View[Any]:
         """Pin a sealed object, and see the tree in it: arrays over the arena, without a copy.
 
         The pin belongs to the arrays: it goes with the last of them, or earlier by `View.release`.
+        To a type checker it is a tree of arrays by name; ``view: View[Any]`` takes any other.
 
         Args:
             tensors: ``"torch"`` for torch's, which are never read-only: **writing into one changes
@@ -111,15 +115,6 @@ class Store(Verbs):
             raise
 
     # What is behind it
-
-    def check_writable(self) -> None:
-        """Refuse what would write into the arena, before anything is created for it.
-
-        Raises:
-            NotPermitted: The store was opened without ``writable=True``.
-        """
-        if not self._arena.writable:
-            raise NotPermitted("this connection only reads: open the store with writable=True")
 
     @abstractmethod
     def close(self) -> None:

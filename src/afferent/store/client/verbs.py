@@ -25,9 +25,12 @@ from typing import (
 
 from msgspec import Struct
 
+from afferent.errors import NotPermitted
 from afferent.quota.shares import Share
+from afferent.store.arena import ArenaMap
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem, Wanted
+from afferent.store.protocol.refusals import listed
 from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.store.protocol.results import (
     ClientInfo,
@@ -35,7 +38,9 @@ from afferent.store.protocol.results import (
     ObjectInfo,
     Order,
     Outcome,
+    Role,
     Statistics,
+    TenantInfo,
 )
 from afferent.telemetry.readings import Reading
 from afferent.types import Failure, Handle, ObjectKind, Span
@@ -89,6 +94,8 @@ class Verbs(ABC):
         DeadlineExceeded: From any verb: no answer within ``timeout_s``.
     """
 
+    _arena: ArenaMap
+
     def __init__(self) -> None:
         self._next_seq = itertools.count(1).__next__
 
@@ -108,7 +115,7 @@ class Verbs(ABC):
         Follow with `wait` for what is ``in_flight`` or ``scheduled``; write and `seal` that of
         which this request is the ``owner``.
         """
-        return Call(requests.Acquire(self._next_seq(), request, list(items)))
+        return Call(requests.Acquire(self._next_seq(), request, listed("items", items)))
 
     @verb
     def wait(
@@ -119,7 +126,7 @@ class Verbs(ABC):
         It returns early when the maker of one of them is gone and the request is its ``owner`` now;
         others may still be ``in_flight``.
         """
-        return Call(requests.Wait(self._next_seq(), request, list(keys)), timeout_s)
+        return Call(requests.Wait(self._next_seq(), request, listed("keys", keys)), timeout_s)
 
     @verb
     def create(
@@ -134,7 +141,7 @@ class Verbs(ABC):
             StoreFull: There is no room now.
             ArenaTooSmall: There never is.
         """
-        return Call(requests.Create(self._next_seq(), request, list(items)), timeout_s)
+        return Call(requests.Create(self._next_seq(), request, listed("items", items)), timeout_s)
 
     @verb
     def seal(self, request: str, items: Sequence[SealItem]) -> Call[list[Handle]]:
@@ -144,7 +151,7 @@ class Verbs(ABC):
             NotPermitted: One is not the request's to seal.
             StaleHandle: What one was computed from is not pinned any more.
         """
-        return Call(requests.Seal(self._next_seq(), request, list(items)))
+        return Call(requests.Seal(self._next_seq(), request, listed("items", items)))
 
     @verb
     def abort(
@@ -153,11 +160,11 @@ class Verbs(ABC):
         """Give up the writing. Who waits for the objects fails with ``failure``, if there is one,
         and may make them otherwise.
         """
-        return Call(requests.Abort(self._next_seq(), request, list(handles), failure))
+        return Call(requests.Abort(self._next_seq(), request, listed("handles", handles), failure))
 
     def discard(self, request: str, handles: Sequence[Handle]) -> None:
         """`abort`, without waiting for the answer; never fails."""
-        self._tell(requests.Abort(NO_REPLY, request, list(handles)))
+        self._tell(requests.Abort(NO_REPLY, request, listed("handles", handles)))
 
     @verb
     def get(
@@ -176,13 +183,21 @@ class Verbs(ABC):
             StoreRestarted: They were lost with a former life of the store.
             ClientGone: One of ``also_for`` is not connected, or is again under a new number.
         """
-        return Call(requests.Get(self._next_seq(), request, list(handles), list(also_for)))
+        return Call(
+            requests.Get(
+                self._next_seq(), request, listed("handles", handles), listed("also_for", also_for)
+            )
+        )
 
     @verb
     def release(self, request: str, handles: Sequence[Handle] | None = None) -> Call[None]:
         """Take back one pin of each, or drop all that the request holds, and has reserved."""
-        listed = list(handles) if handles is not None else None
-        return Call(requests.Release(self._next_seq(), request, listed))
+        some = None if handles is None else listed("handles", handles)
+        return Call(requests.Release(self._next_seq(), request, some))
+
+    def unpin(self, request: str, handles: Sequence[Handle]) -> None:
+        """`release` of these, without waiting for the answer; never fails."""
+        self._tell(requests.Release(NO_REPLY, request, list(handles)))
 
     def forget(self, request: str) -> None:
         """Drop all that the request holds, without waiting for the answer; never fails.
@@ -194,7 +209,7 @@ class Verbs(ABC):
     @verb
     def delete(self, keys: Sequence[bytes]) -> Call[list[bool]]:
         """Take sealed objects away by key; whether each was there."""
-        return Call(requests.Delete(self._next_seq(), list(keys)))
+        return Call(requests.Delete(self._next_seq(), listed("keys", keys)))
 
     @verb
     def evict(self, kind: ObjectKind, nbytes: int | None = None) -> Call[Evicted]:
@@ -222,12 +237,14 @@ class Verbs(ABC):
             ArenaTooSmall: There never is that much.
             DeadlineExceeded: It could not be had in time, and is not waited for any more.
         """
-        return Call(requests.Reserve(self._next_seq(), request, list(items), queue), timeout_s)
+        return Call(
+            requests.Reserve(self._next_seq(), request, listed("items", items), queue), timeout_s
+        )
 
     @verb
     def unreserve(self, request: str, items: Sequence[ReserveItem]) -> Call[None]:
         """Return room that was reserved, as far as it has not been used."""
-        return Call(requests.Unreserve(self._next_seq(), request, list(items), 0))
+        return Call(requests.Unreserve(self._next_seq(), request, listed("items", items), 0))
 
     # Permits
 
@@ -270,12 +287,12 @@ class Verbs(ABC):
     # Jobs
 
     @verb
-    def take(self) -> Call[Order]:
+    def take(self, role: Role = "make") -> Call[Order]:
         """Wait for a job, for ever if need be.
 
         A call that is cancelled may have been given one: it is handed on when this client is gone.
         """
-        return Call(requests.Take(self._next_seq()), None)
+        return Call(requests.Take(self._next_seq(), role), None)
 
     @verb
     def finish(
@@ -288,7 +305,7 @@ class Verbs(ABC):
     ) -> Call[None]:
         """End a job: its object is sealed, or has failed for all who wait for it."""
         seq = self._next_seq()
-        return Call(requests.Finish(seq, order.job, used_nbytes, failure, list(spans)))
+        return Call(requests.Finish(seq, order.job, used_nbytes, failure, listed("spans", spans)))
 
     # Questions, and what processes have counted
 
@@ -310,9 +327,14 @@ class Verbs(ABC):
         return Call(requests.Clients(self._next_seq()))
 
     @verb
+    def list_tenants(self) -> Call[list[TenantInfo]]:
+        """Whose requests wait for room, permits or workers, or have room reserved."""
+        return Call(requests.Tenants(self._next_seq()))
+
+    @verb
     def push_metrics(self, source: int, readings: Sequence[Reading]) -> Call[None]:
         """Say all that this process has counted so far; see `telemetry.pushing`."""
-        return Call(requests.PushMetrics(self._next_seq(), source, list(readings)))
+        return Call(requests.PushMetrics(self._next_seq(), source, listed("readings", readings)))
 
     @verb
     def read_metrics(self) -> Call[list[Reading]]:
@@ -320,6 +342,15 @@ class Verbs(ABC):
         return Call(requests.ReadMetrics(self._next_seq()))
 
     # What is behind it
+
+    def check_writable(self) -> None:
+        """Refuse what would write into the arena, before anything is created for it.
+
+        Raises:
+            NotPermitted: The store was opened without ``writable=True``.
+        """
+        if not self._arena.writable:
+            raise NotPermitted("this connection only reads: open the store with writable=True")
 
     @abstractmethod
     def block(self, handle: Handle) -> memoryview:

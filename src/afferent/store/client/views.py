@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,15 @@ from numpy.typing import NDArray
 from afferent.errors import NotPermitted
 from afferent.store.block import codec
 from afferent.types import Handle
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Seen = TypeVar("Seen", default=codec.Arrays)
+else:  # which knows no defaults yet
+    from typing import TypeVar
+
+    Seen = TypeVar("Seen")
 
 VIEWS = "afferent/views"
 """The request that the pins of views belong to; in each process its own."""
@@ -68,27 +77,29 @@ class DroppedPins:
             taken.setdefault(handle.segment, []).append(handle)
 
 
-class View:
+class View(Generic[Seen]):
     """The tree in a sealed object, without a copy; see `Store.view`.
 
     Its arrays are valid as long as they live, wherever they are passed: the last of them that is
     collected drops the pin. Used as a context manager, its value is the tree.
     """
 
-    def __init__(self, tree: Any, root: NDArray[np.uint8], settle: Callable[[], None]) -> None:
-        self._tree, self._root, self._settle = tree, weakref.ref(root), settle
+    def __init__(self, tree: Seen, root: NDArray[np.uint8], settle: Callable[[], None]) -> None:
+        self._tree: Any = tree
+        self._root, self._settle = weakref.ref(root), settle
         self._is_released = False
 
     @property
-    def tree(self) -> Any:
+    def tree(self) -> Seen:
         """As `afferent.codec.view` gives it, read-only.
 
         Raises:
             NotPermitted: It has been released.
         """
         if self._is_released:
-            raise NotPermitted("the view has been released")
-        return self._tree
+            raise NotPermitted("the view has been released: take what is needed of it before")
+        tree: Seen = self._tree
+        return tree
 
     def release(self) -> bool:
         """Let go now rather than when collected: the tree's containers are emptied.
@@ -102,7 +113,7 @@ class View:
         self._settle()
         return self._root() is None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Seen:
         return self.tree
 
     def __exit__(
@@ -124,7 +135,7 @@ def open_view(
     settle: Callable[[], None],
     *,
     tensors: codec.Library,
-) -> View:
+) -> View[Any]:
     """A view of a block that has been pinned; from now on the pin is the view's."""
     # All arrays of the tree are over this one, and nothing else is.
     root = np.frombuffer(block.toreadonly(), np.uint8)

@@ -19,16 +19,20 @@ from afferent.runtime.proc_stat import ProcStat
 # The fields of an `Entry`. A power of two: no row lies on two pages.
 _ROW = struct.Struct("<QQQQ")
 _NUM_ROWS = 4096
+# Behind the rows.
 _NUMBER = struct.Struct("<Q")
-_NUMBER_OFFSET = _ROW.size * _NUM_ROWS
-_NBYTES = _NUMBER_OFFSET + _NUMBER.size
 
 
 def create_client_table() -> int:
     """The memory of a client table; its descriptor."""
     fd = os.memfd_create("afferent-clients", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _NBYTES)
+    os.ftruncate(fd, table_nbytes(_NUM_ROWS))
     return fd
+
+
+def table_nbytes(num_rows: int) -> int:
+    """The size of a table of so many clients."""
+    return num_rows * _ROW.size + _NUMBER.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,16 @@ class Entry:
 
 class ClientTable:
     def __init__(self, fd: int) -> None:
+        """Read what an earlier daemon has left in it."""
         self._fd = fd
-        data = os.pread(fd, _NBYTES, 0)
-        rows = [Entry(*fields) for fields in _ROW.iter_unpack(data[:_NUMBER_OFFSET])]
-        (self._last_number,) = _NUMBER.unpack_from(data, _NUMBER_OFFSET)
-        self._free = [index for index, entry in enumerate(rows) if not entry.client]
+        data = os.pread(fd, os.fstat(fd).st_size, 0)
+        self._number_offset = len(data) - _NUMBER.size
+        (self._last_number,) = _NUMBER.unpack_from(data, self._number_offset)
+        rows = list(_ROW.iter_unpack(data[: self._number_offset]))
+        self._free = [index for index, fields in enumerate(rows) if not fields[0]]
         self._free.reverse()
-        self._rows = {entry.client: index for index, entry in enumerate(rows) if entry.client}
-        self._read = [entry for entry in rows if entry.client]
+        self._rows = {fields[0]: index for index, fields in enumerate(rows) if fields[0]}
+        self._read = [Entry(*rows[index]) for index in self._rows.values()]
 
     def __iter__(self) -> Iterator[Entry]:
         """The entries that were there when the table was opened."""
@@ -72,7 +78,7 @@ class ClientTable:
         for others by their number, who may have gone with the former epoch.
         """
         self._last_number += 1
-        os.pwrite(self._fd, _NUMBER.pack(self._last_number), _NUMBER_OFFSET)
+        os.pwrite(self._fd, _NUMBER.pack(self._last_number), self._number_offset)
         return int(self._last_number)
 
     def add(self, client: int, pid: int, token: int) -> None:

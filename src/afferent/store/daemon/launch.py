@@ -13,7 +13,8 @@ DAEMON: Final = "afferent.store.daemon.main"
 
 class DaemonSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """``recovery_timeout_s``: clients of the former epoch that keep it in use for longer are
-    killed; without it they are waited for.
+    killed; without it they are waited for. Who fetches for a job for longer than
+    ``fetch_timeout_s`` is killed, and the job done here.
     """
 
     arena_fd: int
@@ -21,5 +22,6 @@ class DaemonSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     client_table_fd: int
     segment: int
     job_timeout_s: float
+    fetch_timeout_s: float = 60.0
     recovery_timeout_s: float | None = None
     shares: dict[ObjectKind, float]

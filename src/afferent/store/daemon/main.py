@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
 _AWAKE_S = 60e-6
+_MOST_MISSES = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,7 @@ class StoreDaemon:
         self._clients: dict[ClientId, _Client] = {}
         self._greetings: set[asyncio.Task[None]] = set()
         self._awake_until_s, self._is_spinning = 0.0, False
+        self._num_looks = self._num_misses = self._num_blind = 0
         self._seldom = logs.Seldom(log)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -205,10 +207,16 @@ class StoreDaemon:
             self._let_go(client)
 
     def _stay_awake(self) -> None:
-        """Look for the next message for a moment: requests come in groups, and to be woken up
-        takes longer than to answer.
+        """Look for the next message for a moment: requests come in groups, and to be woken up may
+        take longer than to answer. Not for a while where it did not help lately: there it only
+        costs time.
         """
-        self._awake_until_s = time.monotonic() + _AWAKE_S
+        if self._num_looks:  # this one was there while we looked
+            self._num_misses = 0
+        elif self._num_blind and not self._is_spinning:
+            self._num_blind -= 1
+            return
+        self._num_looks, self._awake_until_s = 0, time.monotonic() + _AWAKE_S
         if not self._is_spinning:
             self._is_spinning = True
             asyncio.get_running_loop().call_soon(self._spin)
@@ -216,7 +224,12 @@ class StoreDaemon:
     def _spin(self) -> None:
         self._is_spinning = time.monotonic() < self._awake_until_s
         if self._is_spinning:
+            self._num_looks += 1
             asyncio.get_running_loop().call_soon(self._spin)
+            return
+        self._num_looks = 0
+        self._num_misses = min(self._num_misses + 1, _MOST_MISSES)
+        self._num_blind = (1 << self._num_misses) - 1
 
     def _let_go(self, client: ClientId) -> None:
         """A client has died, or uses nothing any more."""
@@ -231,10 +244,12 @@ class StoreDaemon:
 
     async def end_overdue_workers(self) -> None:
         """Kill workers that hang; their jobs are handed on, and the pool replaces them."""
-        timeout_s = self._settings.job_timeout_s
+        timeout_s, fetch_timeout_s = self._settings.job_timeout_s, self._settings.fetch_timeout_s
         while True:
-            await asyncio.sleep(timeout_s / 10.0)
-            overdue = self.state.flights.jobs.overdue(now_s=time.monotonic(), timeout_s=timeout_s)
+            await asyncio.sleep(min(timeout_s, fetch_timeout_s) / 10.0)
+            overdue = self.state.flights.jobs.overdue(
+                now_s=time.monotonic(), timeout_s=timeout_s, fetch_timeout_s=fetch_timeout_s
+            )
             for client in overdue:
                 log.warning("a worker took too long over an item and is killed")
                 _kill(self._clients[client].pidfd)

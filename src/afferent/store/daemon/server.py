@@ -73,6 +73,7 @@ class InheritedDescriptors:
         shares: Mapping[ObjectKind, float],
         job_timeout_s: float,
         recovery_timeout_s: float | None,
+        fetch_timeout_s: float = 60.0,
     ) -> DaemonSettings:
         """For the daemon of one epoch; each has a number of its own."""
         return DaemonSettings(
@@ -82,6 +83,7 @@ class InheritedDescriptors:
             segment=segment,
             shares=dict(shares),
             job_timeout_s=job_timeout_s,
+            fetch_timeout_s=fetch_timeout_s,
             recovery_timeout_s=recovery_timeout_s,
         )
 

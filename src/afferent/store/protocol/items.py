@@ -53,7 +53,20 @@ class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fi
     cost_us: Annotated[int, Meta(ge=1, le=2**40)] = 1000
 
 
-Wanted = Find | Join | Claim | Queue
+class Fetch(Struct, frozen=True, array_like=True, tag="fetch", forbid_unknown_fields=True):
+    """As `Join`, but what nobody makes is looked for beyond this machine, where a tier is connected
+    and has time; what is not there either is absent.
+
+    ``nbytes`` is the most that it may take; ``cost_us`` how long it would take to make it.
+    """
+
+    key: KeyBytes
+    kind: ObjectKind
+    nbytes: Nbytes
+    cost_us: Annotated[int, Meta(ge=1, le=2**40)] = 1000
+
+
+Wanted = Find | Join | Claim | Queue | Fetch
 """What a request acquires: they say what happens where the object is missing."""
 
 

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from afferent.errors import FormatError, error_from
-from afferent.store.protocol.requests import VERBS, Request, check_keys
+from afferent.store.protocol.refusals import UNREADABLE, explained
+from afferent.store.protocol.requests import VERBS, Request
 from afferent.types import Failure, decode, encode
 
 Result = TypeVar("Result")
@@ -44,16 +45,14 @@ def result_of(request: Request[Result], reply: Reply) -> Result:
         AfferentError: The error that the verb ended with.
     """
     if reply.failure is not None:
-        if reply.failure.code == FormatError.code:
-            check_keys(request)
-        raise error_from(reply.failure.code, reply.failure.message)
+        raise error_from(reply.failure.code, explained(request, reply.failure.message))
     result: Result = _result_decoders[type(request)].decode(reply.result)
     return result
 
 
 def refusal(seq: int, error: FormatError) -> Reply:
     """The reply to a request that does not follow its schema."""
-    failure = Failure(error.code, f"{error.message}: {error.__cause__}"[:500])
+    failure = Failure(error.code, f"{UNREADABLE}: {error.__cause__}"[:500])
     return Reply(seq, msgspec.Raw(encode(None)), failure)
 
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from afferent.errors import FormatError
 from afferent.quota.shares import Share
 from afferent.store.protocol.items import (
     MAX_ITEMS,
@@ -30,11 +29,12 @@ from afferent.store.protocol.results import (
     ObjectInfo,
     Order,
     Outcome,
+    Role,
     Statistics,
+    TenantInfo,
 )
 from afferent.telemetry.readings import MAX_METRICS, Reading
 from afferent.types import (
-    KEY_NBYTES,
     Failure,
     Handle,
     KeyBytes,
@@ -161,8 +161,9 @@ class Reserve(Request[None], tag="reserve"):
 class Unreserve(Request[None], tag="unreserve"):
     """Take a `Reserve` back, named by its ``ticket`` (its ``seq``), whether it was answered or not.
 
-    Of what was reserved, that much is returned of what has not been spent. A `Create` that waits is
-    taken back likewise.
+    Of what was reserved, that much is returned of what has not been spent; nothing, if the call was
+    refused. A `Create` that waits is taken back likewise. With ``NO_REPLY`` for a ticket it is
+    returned whichever call it was given to.
     """
 
     request: RequestId
@@ -186,14 +187,15 @@ class AcquirePermit(Request[None], tag="acquire_permit"):
     number: Annotated[int, Meta(ge=1, le=2**31)] = 1
 
     def withdrawal(self) -> Request[None]:
-        return ReleasePermit(NO_REPLY, self.request, self.semaphore)
+        return ReleasePermit(NO_REPLY, self.request, self.semaphore, self.seq)
 
 
 class ReleasePermit(Request[None], tag="release_permit"):
-    """Give a permit back, or stop waiting for one."""
+    """Give a permit back, or stop waiting for one; with a ``ticket``, of that call alone."""
 
     request: RequestId
     semaphore: SemaphoreName
+    ticket: int = NO_REPLY
 
 
 class Delete(Request[list[bool]], tag="delete"):
@@ -223,10 +225,16 @@ class Clients(Request[list[ClientInfo]], tag="clients"):
     """Who is connected, or was and still holds something."""
 
 
+class Tenants(Request[list[TenantInfo]], tag="tenants"):
+    """Whose requests wait for something, or have room reserved."""
+
+
 class Take(Request[Order], tag="take"):
-    """Wait for a job."""
+    """Wait for a job: to ``make`` an object, to ``fetch`` one, or to ``keep`` one elsewhere."""
 
     waits: ClassVar[bool] = True
+
+    role: Role = "make"
 
 
 class Finish(Request[None], tag="finish"):
@@ -253,29 +261,6 @@ class ReadMetrics(Request[list[Reading]], tag="read_metrics"):
     """What all processes have counted, the dead included."""
 
 
-def check_key(key: object) -> None:
-    """Say of what is no key what a schema says less clearly.
-
-    Raises:
-        FormatError: It is none.
-    """
-    if not isinstance(key, bytes | bytearray | memoryview):
-        what = f"is of type {type(key).__name__}"
-    elif len(key) != KEY_NBYTES:
-        what = f"has {len(key)}"
-    else:
-        return
-    raise FormatError(f"a key is {KEY_NBYTES} bytes, made by afferent.keys; one of these {what}")
-
-
-def check_keys(request: Request[Any]) -> None:
-    """`check_key`, of all that are in a request; called when it was refused."""
-    items = [getattr(item, "key", None) for item in getattr(request, "items", [])]
-    for key in (*getattr(request, "keys", []), *items):
-        if key is not None:
-            check_key(key)
-
-
 VERBS: tuple[type[Request[Any]], ...] = (
     Introduce,
     Acquire,
@@ -293,6 +278,7 @@ VERBS: tuple[type[Request[Any]], ...] = (
     Evict,
     List,
     Clients,
+    Tenants,
     Take,
     Finish,
     Stat,

@@ -11,7 +11,7 @@ more bytes of small ones than it wants itself. Who is next is not passed by what
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from afferent.errors import ArenaTooSmall, NotPermitted, StoreError, StoreFull
@@ -20,7 +20,8 @@ from afferent.types import ClientId, Lease, ObjectKind, Ticket
 
 Amounts = Mapping[ObjectKind, int]
 
-MAX_QUEUED = 1024
+MAX_QUEUED = 2048
+"""For the same kinds of room; half of them for one tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Budget:
         self._held = dict.fromkeys(capacity, 0)
         self._reserved = dict.fromkeys(capacity, 0)
         self._reservations: dict[Lease, dict[ObjectKind, int]] = {}
+        # The calls that these were given to, and where that may be forgotten.
+        self._granted: dict[Lease, set[Ticket]] = {}
+        self._emptied: list[Lease] = []
         self._queue: dict[Ticket, QueuedReservation] = {}  # in order of arrival
         self._orders: dict[frozenset[ObjectKind], FairQueue[Ticket]] = {}
         self._num_awaited = dict.fromkeys(capacity, 0)  # reservations in the queue
@@ -81,12 +85,21 @@ class Budget:
             lease for lease in dict.fromkeys((*self._reservations, *queued)) if lease[0] == client
         ]
 
+    def reserved_by_lease(self) -> dict[Lease, int]:
+        """What is left of all reservations."""
+        return {lease: sum(amounts.values()) for lease, amounts in self._reservations.items()}
+
     def reserved_by_client(self) -> dict[ClientId, int]:
         """What is left of the reservations of each client that has some."""
         found: dict[ClientId, int] = {}
-        for (client, _), amounts in self._reservations.items():
-            found[client] = found.get(client, 0) + sum(amounts.values())
+        for (client, _), nbytes in self.reserved_by_lease().items():
+            found[client] = found.get(client, 0) + nbytes
         return found
+
+    @property
+    def queued(self) -> Collection[QueuedReservation]:
+        """What is waited for, in order of arrival."""
+        return self._queue.values()
 
     @property
     def num_queued(self) -> int:
@@ -110,8 +123,8 @@ class Budget:
 
     # Reservations
 
-    def reserve(self, lease: Lease, amounts: Amounts) -> None:
-        """Promise ``amounts`` to a lease, on top of what it has.
+    def reserve(self, lease: Lease, amounts: Amounts, *, ticket: Ticket | None = None) -> None:
+        """Promise ``amounts`` to a lease, on top of what it has; ``ticket`` is for `take_back`.
 
         Raises:
             ArenaTooSmall: Nobody could ever have that much.
@@ -121,7 +134,7 @@ class Budget:
             self.check_fits(kind, self.reservation_of(lease, kind) + nbytes)
         if not self._has_room(amounts) or any(map(self.is_awaited, amounts)):
             raise StoreFull("no room: the arena is in use, or promised to others")
-        self._reserve_now(lease, amounts)
+        self._reserve_now(lease, amounts, ticket=ticket)
 
     def enqueue(self, reservation: QueuedReservation) -> None:
         """Queue for a reservation; `reserve_queued` says when it has been made.
@@ -130,13 +143,13 @@ class Budget:
             StoreFull: Too many wait already.
             NotPermitted: The ticket is in the queue already.
         """
-        if len(self._queue) >= MAX_QUEUED:
-            raise StoreFull("no room, and too many requests wait for some")
         if reservation.ticket in self._queue:
             raise NotPermitted("a call has a number of its own")
+        order = self._orders.setdefault(reservation.kinds, FairQueue())
+        if not order.has_place(reservation.share, MAX_QUEUED):
+            raise StoreFull("no room, and too many requests wait for some")
         number = next(self._numbers)
         self._queue[reservation.ticket] = replace(reservation, number=number)
-        order = self._orders.setdefault(reservation.kinds, FairQueue())
         cost = max(sum(reservation.amounts.values()), 1)
         order.push(reservation.ticket, share=reservation.share, flow=reservation.lease, cost=cost)
         for kind in reservation.amounts:
@@ -145,6 +158,8 @@ class Budget:
 
     def reserve_queued(self) -> list[QueuedReservation]:
         """Reserve what has become possible, for those who are next."""
+        if self._emptied:
+            self._forget_calls()
         if not self._may_reserve:
             return []
         reserved, blocked = [], set[ObjectKind]()
@@ -152,7 +167,8 @@ class Budget:
             if self._has_room(reservation.amounts):
                 self._orders[reservation.kinds].pop()
                 self._unqueue([reservation])
-                self._reserve_now(reservation.lease, reservation.amounts)
+                lease, amounts = reservation.lease, reservation.amounts
+                self._reserve_now(lease, amounts, ticket=reservation.ticket)
                 reserved.append(reservation)
             else:
                 blocked |= reservation.kinds
@@ -172,8 +188,14 @@ class Budget:
             self._spend(lease, kind, nbytes)
         self._may_reserve = True
 
+    def take_back(self, lease: Lease, amounts: Amounts, *, ticket: Ticket) -> None:
+        """Return what a call was given; nothing, if it was refused or has not arrived."""
+        if ticket in self._granted.get(lease, ()):
+            self.give_back(lease, amounts)
+
     def drop(self, lease: Lease) -> list[Ticket]:
         """Return all that a lease has reserved, and stop its waiting for more; tickets of these."""
+        self._granted.pop(lease, None)
         for kind, nbytes in self._reservations.pop(lease, {}).items():
             self._reserved[kind] -= nbytes
             self._may_reserve = True
@@ -248,6 +270,15 @@ class Budget:
             raise StoreError("those who queue have no order")
         if not all(any(reservation.values()) for reservation in self._reservations.values()):
             raise StoreError("a reservation of nothing is remembered")
+        if not self._granted.keys() <= {*self._reservations, *self._emptied}:
+            raise StoreError("calls are remembered of which nothing is left")
+
+    def _forget_calls(self) -> None:
+        """Not at once: what was spent is reserved again where it was not used after all."""
+        for lease in self._emptied:
+            if lease not in self._reservations:
+                self._granted.pop(lease, None)
+        self._emptied.clear()
 
     def _next(self, blocked: set[ObjectKind]) -> QueuedReservation | None:
         """Of those who are next for the kinds that they want, the one that has come first."""
@@ -272,9 +303,11 @@ class Budget:
     def _has_room(self, amounts: Amounts) -> bool:
         return all(nbytes <= self.unpromised_nbytes(kind) for kind, nbytes in amounts.items())
 
-    def _reserve_now(self, lease: Lease, amounts: Amounts) -> None:
+    def _reserve_now(self, lease: Lease, amounts: Amounts, *, ticket: Ticket | None = None) -> None:
         if not amounts:
             return
+        if ticket is not None:
+            self._granted.setdefault(lease, set()).add(ticket)
         left = self._reservations.setdefault(lease, {})
         for kind, nbytes in amounts.items():
             left[kind] = left.get(kind, 0) + nbytes
@@ -288,4 +321,5 @@ class Budget:
             left[kind] -= spent
             if not any(left.values()):
                 del self._reservations[lease]
+                self._emptied.append(lease)
         return spent

@@ -40,10 +40,14 @@ class ObjectIndex:
             StoreRestarted: It is of another epoch.
         """
         if handle.segment != self.segment:
-            raise StoreRestarted("the object was lost with a former life of the store; try again")
+            raise StoreRestarted(
+                "the object is of another store, or was lost with a former life of this one"
+            )
         found = self._by_generation.get(handle.generation)
         if found is None or handle.offset != found.handle.offset:
-            raise StaleHandle("the object behind this handle is gone")
+            raise StaleHandle(
+                "the object behind this handle is gone: it was released, evicted or deleted"
+            )
         return found
 
     def resolve_sealed(self, handles: Sequence[Handle]) -> list[StoredObject]:
@@ -54,9 +58,11 @@ class ObjectIndex:
         """
         found = [self.resolve(handle) for handle in handles]
         if any(item.state is not ObjectState.SEALED for item in found):
-            raise StaleHandle("the object behind a handle is not sealed")
+            raise StaleHandle("the object behind a handle is not sealed yet")
         if any(h.nbytes > item.handle.nbytes for h, item in zip(handles, found, strict=True)):
-            raise StaleHandle("a handle is of the time before its object was sealed")
+            raise StaleHandle(
+                "a handle is of the time before its object was sealed: take the one of seal"
+            )
         return found
 
     # Changes

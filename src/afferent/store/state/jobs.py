@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from afferent.errors import StoreError
 from afferent.quota.shares import FairQueue, Share
 from afferent.store.state.object import NewObject, StoredObject
-from afferent.types import ClientId, ContentKey, Lease
+from afferent.types import ClientId, ContentKey, Lease, Span
 
 MAX_CRASHES = 2
 CRASH_MEMORY_S = 60.0
@@ -49,6 +49,11 @@ class Job:
     target: StoredObject | None = None
     worker: ClientId | None = None
     taken_s: float = 0.0
+    is_fetch: bool = False
+    """Whether it is for who fetches; if nothing comes of that, it is for who makes."""
+    can_be_made: bool = True
+    spans: list[Span] = field(default_factory=list)
+    """Of an attempt to fetch it, in vain."""
 
     @property
     def is_long(self) -> bool:
@@ -63,6 +68,7 @@ class JobQueue:
         self._returned: deque[Job] = deque()
         self._short: FairQueue[Job] = FairQueue()
         self._long: FairQueue[Job] = FairQueue()
+        self._fetches: deque[Job] = deque()
         self._short_ahead_us = 0  # the work of short jobs, less that of long ones, while both wait
         self._last_short_s = float("-inf")
         self._taken: dict[ClientId, dict[int, Job]] = {}  # by worker
@@ -117,13 +123,39 @@ class JobQueue:
         job.target = target
         self._queue(job)
 
-    def overdue(self, *, now_s: float, timeout_s: float) -> list[ClientId]:
+    def overdue(
+        self, *, now_s: float, timeout_s: float, fetch_timeout_s: float = float("inf")
+    ) -> list[ClientId]:
         """Workers that have held a job for longer than they may."""
         return [
             worker
             for worker, jobs in self._taken.items()
-            if any(now_s - job.taken_s > timeout_s for job in jobs.values())
+            if any(
+                now_s - job.taken_s > (fetch_timeout_s if job.is_fetch else timeout_s)
+                for job in jobs.values()
+            )
         ]
+
+    def take_fetch(self, worker: ClientId, *, now_s: float) -> Job | None:
+        """The next job for who fetches."""
+        job = self._fetches.popleft() if self._fetches else None
+        if job is not None:
+            self._give(job, worker, now_s=now_s)
+        return job
+
+    def fetch_no_more(self) -> list[Job]:
+        """Nobody is there to fetch: what waits for that is to be made, or is returned."""
+        waiting, self._fetches = self._fetches, deque()
+        for job in waiting:
+            self.make_instead(job)
+        return [job for job in waiting if not job.can_be_made]
+
+    def make_instead(self, job: Job) -> None:
+        """It could not be fetched: queue it for who makes, if it can be made; see `remove`."""
+        self._untake(job)
+        job.is_fetch = False
+        if job.can_be_made:
+            self._queue(job)
 
     def take(self, worker: ClientId, *, now_s: float, num_idle: int) -> Job | None:
         """The next job, or ``None`` if there is none, or none that may be begun now.
@@ -134,8 +166,7 @@ class JobQueue:
         job = self._next(now_s, num_idle)
         if job is None:
             return None
-        job.worker, job.taken_s = worker, now_s
-        self._taken.setdefault(worker, {})[job.id] = job
+        self._give(job, worker, now_s=now_s)
         return job
 
     def finished(self, job: Job, *, now_s: float) -> None:
@@ -154,8 +185,10 @@ class JobQueue:
         """The job has ended, or nobody waits for it any more."""
         del self._by_id[job.id]
         del self._by_key[job.key]
-        if not self._class_of(job).discard(job) and job in self._returned:
-            self._returned.remove(job)
+        if not self._class_of(job).discard(job):
+            for jobs in (self._returned, self._fetches):
+                if job in jobs:
+                    jobs.remove(job)
         self._untake(job)
 
     def validate(self) -> None:
@@ -164,9 +197,12 @@ class JobQueue:
         if {job.key: job for job in jobs} != self._by_key or len(self._by_key) < len(jobs):
             raise StoreError("keys lead to the wrong jobs")
         ready = {job.id for job in jobs if job.target is not None and job.worker is None}
+        if any(not job.is_fetch for job in self._fetches):
+            raise StoreError("a job that is to be made waits for who fetches")
         self._short.validate()
         self._long.validate()
-        queued = [job.id for jobs in (self._returned, self._short, self._long) for job in jobs]
+        queues = (self._returned, self._short, self._long, self._fetches)
+        queued = [job.id for jobs in queues for job in jobs]
         if ready != set(queued) or len(ready) < len(queued):
             raise StoreError("the job queue is wrong")
         taken = {(job.worker, job.id) for job in jobs if job.worker is not None}
@@ -176,7 +212,14 @@ class JobQueue:
     def _class_of(self, job: Job) -> FairQueue[Job]:
         return self._long if job.is_long else self._short
 
+    def _give(self, job: Job, worker: ClientId, *, now_s: float) -> None:
+        job.worker, job.taken_s = worker, now_s
+        self._taken.setdefault(worker, {})[job.id] = job
+
     def _queue(self, job: Job) -> None:
+        if job.is_fetch:
+            self._fetches.append(job)
+            return
         self._class_of(job).push(job, share=job.share, flow=job.lease, cost=job.cost_us)
 
     def _next(self, now_s: float, num_idle: int) -> Job | None:
@@ -198,10 +241,11 @@ class JobQueue:
 
     def _may_begin_long(self, now_s: float, num_idle: int) -> bool:
         """Whether a worker is left for short jobs; who has seen none lately keeps none for them."""
-        num_workers = num_idle + len(self._taken)
+        taken = (job for jobs in self._taken.values() for job in jobs.values())
+        running = [job for job in taken if not job.is_fetch]
+        num_workers = num_idle + len({job.worker for job in running})
         if num_workers == 1 or now_s - self._last_short_s > _MEMORY_OF_SHORT_S:
             return True
-        running = [job for jobs in self._taken.values() for job in jobs.values()]
         return sum(job.is_long for job in running) + 1 < num_workers
 
     def _untake(self, job: Job) -> None:

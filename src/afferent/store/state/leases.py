@@ -37,6 +37,10 @@ class LeaseIndex:
         if held is not None and held.pop(item.handle.generation, None) is not None and not held:
             del self._held[lease]
 
+    def drop(self, lease: Lease) -> list[StoredObject]:
+        """The lease holds nothing any more; what it held."""
+        return list(self._held.pop(lease, {}).values())
+
     def move(self, source: Lease, target: Lease) -> None:
         """All that one lease holds is the other's."""
         for item in self._held.pop(source, {}).values():

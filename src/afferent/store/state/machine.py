@@ -20,7 +20,14 @@ from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, ReserveItem
 from afferent.store.protocol.replies import Reply
 from afferent.store.protocol.requests import NO_REPLY, Request
-from afferent.store.protocol.results import ClientInfo, Evicted, ObjectInfo, Outcome, Statistics
+from afferent.store.protocol.results import (
+    ClientInfo,
+    Evicted,
+    ObjectInfo,
+    Outcome,
+    Statistics,
+    TenantInfo,
+)
 from afferent.store.state.allocator import round_up
 from afferent.store.state.budget import Amounts, QueuedReservation
 from afferent.store.state.handlers import HANDLERS, LATER, Later, check_all, handles
@@ -186,12 +193,12 @@ class StoreState:
         lease = (client, request.request)
         found = [self.objects.resolve(handle) for handle in request.handles]
         if any(item.writer != lease for item in found):
-            raise NotPermitted("only the writer aborts an object")
-        for item in found:
-            if request.failure is not None and item.key is not None:
-                self.flights.failed(item.key, request.failure)
-            if item.writer == lease:  # not, if a handle is named twice
-                self.objects.abort(lease, item)
+            raise NotPermitted("only the request that created an object aborts it")
+        if (failure := request.failure) is not None:
+            for item in found:
+                if item.key is not None:
+                    self.flights.failed(item.key, failure)
+        self.objects.abort_all(lease, list(dict.fromkeys(found)))  # one may be named twice
 
     @handles(requests.Get)
     def _get(self, client: ClientId, request: requests.Get) -> None:
@@ -214,32 +221,34 @@ class StoreState:
         found = [self.objects.resolve(handle) for handle in request.handles]
         entry = Counter(item.handle.generation for item in found)
         if any(item.pins.get(lease, 0) < entry[item.handle.generation] for item in found):
-            raise NotPermitted("this lease does not hold the object")
+            raise NotPermitted("the request does not hold the object, or not so often")
         for item in found:
             self.objects.unpin(lease, item)
 
     @handles(requests.Reserve)
     def _reserve(self, client: ClientId, request: requests.Reserve) -> Later | None:
         lease, amounts = (client, request.request), _amounts(request.items)
-        budget = self.objects.budget
+        budget, ticket = self.objects.budget, (client, request.seq)
         for kind, nbytes in amounts.items():
             budget.check_fits(kind, budget.reservation_of(lease, kind) + nbytes)
         if not request.queue:
-            budget.reserve(lease, amounts)
+            budget.reserve(lease, amounts, ticket=ticket)
             return None
-        ticket, share = (client, request.seq), self._share_of(lease)
-        budget.enqueue(QueuedReservation(ticket, lease, amounts, share))
+        budget.enqueue(QueuedReservation(ticket, lease, amounts, self._share_of(lease)))
         return LATER  # `_settle` answers, at once if there is room
 
     @handles(requests.Unreserve)
     def _unreserve(self, client: ClientId, request: requests.Unreserve) -> None:
+        lease, amounts = (client, request.request), _amounts(request.items)
         ticket = (client, request.ticket)
         if self._drop_pending(lambda entry: (entry[0], entry[1].seq) == ticket) or (
             self.objects.budget.cancel(ticket)
         ):
             self._fail(client, request.ticket, RELEASED)
+        elif request.ticket == NO_REPLY:
+            self.objects.budget.give_back(lease, amounts)
         else:
-            self.objects.budget.give_back((client, request.request), _amounts(request.items))
+            self.objects.budget.take_back(lease, amounts, ticket=ticket)
 
     @handles(requests.AcquirePermit)
     def _enter(self, client: ClientId, request: requests.AcquirePermit) -> Later | None:
@@ -252,7 +261,9 @@ class StoreState:
 
     @handles(requests.ReleasePermit)
     def _leave(self, client: ClientId, request: requests.ReleasePermit) -> None:
-        waiting = self.semaphores.release((client, request.request), request.semaphore)
+        ticket = (client, request.ticket) if request.ticket != NO_REPLY else None
+        lease = (client, request.request)
+        waiting = self.semaphores.release(lease, request.semaphore, ticket=ticket)
         if waiting is not None:
             self._fail(*waiting, RELEASED)
 
@@ -266,8 +277,8 @@ class StoreState:
 
     @handles(requests.Take)
     def _take(self, client: ClientId, request: requests.Take) -> Later:
-        self._clients[client].is_worker = True
-        self.flights.worker_idle(client, request.seq, now_s=self._now_s)
+        self._clients[client].is_worker |= request.role == "make"
+        self.flights.worker_idle(client, request.seq, now_s=self._now_s, role=request.role)
         return LATER
 
     @handles(requests.Finish)
@@ -281,6 +292,10 @@ class StoreState:
     @handles(requests.Clients)
     def _list_clients(self, _: ClientId, __: requests.Clients) -> list[ClientInfo]:
         return self._report.clients()
+
+    @handles(requests.Tenants)
+    def _list_tenants(self, _: ClientId, __: requests.Tenants) -> list[TenantInfo]:
+        return self._report.tenants(self._share_of)
 
     @handles(requests.Stat)
     def _stat(self, _: ClientId, __: requests.Stat) -> Statistics:

@@ -14,6 +14,8 @@ allocator only when nobody can still write or read it: until then it is pending 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from afferent.errors import ArenaTooSmall, NotPermitted, StaleHandle, StoreError, StoreFull
 from afferent.store.state.allocator import round_up
@@ -134,10 +136,14 @@ class ObjectTable(ObjectIndex):
         Raises:
             NotPermitted: It would not.
         """
-        if item.state is not ObjectState.CREATED or item.writer != lease:
-            raise NotPermitted("only the writer seals an object")
+        if item.state is not ObjectState.CREATED:
+            raise NotPermitted("the object is sealed already")
+        if item.writer != lease:
+            raise NotPermitted("only the request that created an object seals it")
         if not 0 < used_nbytes <= item.handle.nbytes:
-            raise NotPermitted("an object can't be sealed larger than it was created")
+            raise NotPermitted(
+                f"used_nbytes is {used_nbytes}, and {item.handle.nbytes} were created"
+            )
 
     def abort(self, lease: Lease, item: StoredObject) -> None:
         """Give up the writing.
@@ -145,12 +151,16 @@ class ObjectTable(ObjectIndex):
         Raises:
             NotPermitted: ``lease`` is not the writer.
         """
-        if item.writer != lease:
-            raise NotPermitted("only the writer aborts an object")
-        self.delete(item)
-        item.writer = None
-        self._leases.remove(lease, item)
-        self._settle(item)
+        self.abort_all(lease, [item])
+
+    def abort_all(self, lease: Lease, items: Sequence[StoredObject]) -> None:
+        """`abort` for each: all or none. Each is named once."""
+        if any(item.writer != lease for item in items):
+            raise NotPermitted("only the request that created an object aborts it")
+        for item in items:
+            self._leases.remove(lease, item)
+            self._give_up(item)
+        self._settle_all(items)
 
     def delete(self, item: StoredObject) -> None:
         """Take an object's key away and remove it: at once, or when its last holder lets go."""
@@ -198,7 +208,7 @@ class ObjectTable(ObjectIndex):
         """Take back one `pin`."""
         count = item.pins.get(lease, 0)
         if count == 0:
-            raise NotPermitted("this lease does not hold the object")
+            raise NotPermitted("the request does not hold the object")
         if count > 1:
             item.pins[lease] = count - 1
             return
@@ -213,24 +223,25 @@ class ObjectTable(ObjectIndex):
             How many objects, and how many bytes.
         """
         region = self.regions[kind]
-        count = freed = 0
-        while region.evictable and (nbytes is None or freed < nbytes):
-            oldest = next(iter(region.evictable.values()))
-            freed += oldest.block_nbytes
-            count += 1
-            self._evict(region, [oldest])
-        return count, freed
+        oldest, freed = [], 0
+        for item in region.evictable.values():
+            if nbytes is not None and freed >= nbytes:
+                break
+            oldest.append(item)
+            freed += item.block_nbytes
+        self._evict(region, sorted(oldest, key=_offset))
+        return len(oldest), freed
 
     def drop_lease(self, lease: Lease) -> None:
         """Drop all that one request of one client holds, and its reservations."""
         self.budget.drop(lease)
-        for item in self._leases.items(lease):
-            item.pins.pop(lease, None)
+        held = self._leases.drop(lease)
+        for item in held:
             if item.writer == lease:
-                self.abort(lease, item)
-                continue
-            self._leases.remove(lease, item)
-            self._settle(item)
+                self._give_up(item)
+            else:
+                del item.pins[lease]
+        self._settle_all(held)
 
     def written_by(self, client: ClientId) -> list[StoredObject]:
         """What a client is writing."""
@@ -338,6 +349,11 @@ class ObjectTable(ObjectIndex):
                 self._orphaned.remove(item.key)
         self.budget.restore_all(lease, reservations)
 
+    def _give_up(self, item: StoredObject) -> None:
+        """Nobody writes this object any more, nor finds it."""
+        self.delete(item)
+        item.writer = None
+
     def _settle(self, item: StoredObject) -> None:
         """Put an object that has perhaps lost its last holder where it belongs."""
         if item.held:
@@ -349,6 +365,25 @@ class ObjectTable(ObjectIndex):
         else:  # deleted, or without a key: nobody could ever find it again
             self._remove(item)
 
+    def _settle_all(self, items: Sequence[StoredObject]) -> None:
+        """`_settle` for each, which may be tens of thousands: nobody else is answered meanwhile."""
+        unheld = [item for item in items if item.writer is None and not item.pins]
+        for kind, group in groupby(unheld, key=_kind):
+            found, region, sealed = list(group), self.regions[kind], ObjectState.SEALED
+            evictable, removed = region.evictable, []
+            for item in found:
+                if item.state is sealed and item.key is not None:
+                    evictable[item.handle.offset] = item
+                else:
+                    self._forget(item)
+                    removed.append(item.handle.offset)
+            self._has_freed = True
+            self.budget.release(kind, sum(item.block_nbytes for item in found))
+            region.allocator.free_all(sorted(removed))
+
     def _remove(self, item: StoredObject) -> None:
         self._forget(item)
         self.regions[item.kind].allocator.free(item.handle.offset)
+
+
+_kind, _offset = attrgetter("kind"), attrgetter("handle.offset")

@@ -10,6 +10,7 @@ from afferent.store.state.allocator import ALIGNMENT, Allocator
 from afferent.store.state.eviction import choose_victims
 from afferent.store.state.object import StoredObject
 from afferent.types import ObjectKind
+from afferent.wording import any_of, shown
 
 Shares = Mapping[ObjectKind, float]
 """What part of the arena each kind has; a kind that is not named has none."""
@@ -47,14 +48,13 @@ def divide(capacity_nbytes: int, shares: Shares) -> dict[ObjectKind, Region]:
     """One region for each kind, side by side.
 
     Raises:
-        ConfigError: It is no size; or the shares are negative, or more than the whole.
+        ConfigError: It is no size; or the shares are of no kind, negative, or more than the whole.
     """
     if not hasattr(capacity_nbytes, "__index__") or capacity_nbytes <= 0:
         raise ConfigError(
             f"an arena's size is a number of bytes, such as 64 * MiB, not {capacity_nbytes!r}"
         )
-    if min(shares.values(), default=0.0) < 0 or sum(shares.values()) > 1 + 1e-9:
-        raise ConfigError("the shares of the arena are between 0 and 1, and at most 1 in all")
+    _check_shares(shares)
     regions, start = {}, 0
     for kind in ObjectKind:
         left = capacity_nbytes - start
@@ -62,3 +62,18 @@ def divide(capacity_nbytes: int, shares: Shares) -> dict[ObjectKind, Region]:
         regions[kind] = Region(nbytes, start=start)
         start += nbytes
     return regions
+
+
+def _check_shares(shares: object) -> None:
+    if not isinstance(shares, Mapping):
+        raise ConfigError(
+            "shares say what part of the arena each kind of object has, such as "
+            f"{{ObjectKind.FEATURES: 1.0}}, and not {shown(shares)}"
+        )
+    for kind, share in shares.items():
+        if kind not in tuple(ObjectKind):
+            raise ConfigError(f"shares are of {any_of(ObjectKind)}, and not of {shown(kind)}")
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ConfigError(f"shares: that of {kind} is between 0 and 1, and not {shown(share)}")
+    if not 0 < (total := sum(shares.values())) <= 1 + 1e-9:
+        raise ConfigError(f"shares are more than 0 and at most 1 in all, and not {total:g}")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from afferent.quota.permits import Semaphores
-from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
-from afferent.store.state.object import StoredObject
+from afferent.quota.shares import Share
+from afferent.store.protocol.results import (
+    ClientInfo,
+    KindStatistics,
+    ObjectInfo,
+    StateName,
+    Statistics,
+    TenantInfo,
+)
+from afferent.store.state.object import ObjectState, StoredObject
 from afferent.store.state.object_table import ObjectTable
 from afferent.store.state.single_flight import SingleFlight
-from afferent.types import ClientId, ObjectKind
+from afferent.types import ClientId, Lease, ObjectKind
 
 
 @dataclass(slots=True)
@@ -53,6 +61,7 @@ class Report:
             num_jobs_running=len(jobs) - jobs.num_queued,
             num_jobs_made=flights.num_jobs_made,
             num_jobs_failed=flights.num_jobs_failed,
+            num_jobs_fetched=flights.num_jobs_fetched,
             num_workers=sum(client.is_worker for client in connected),
             num_clients=len(connected),
             num_reservations_queued=self._objects.budget.num_queued,
@@ -66,7 +75,7 @@ class Report:
         """The largest objects first."""
         wanted = (item for item in self._objects if kind in (None, item.kind))
         return [
-            _describe(item)
+            self._describe(item)
             for item in heapq.nlargest(limit, wanted, key=lambda item: item.handle.nbytes)
         ]
 
@@ -90,6 +99,45 @@ class Report:
             for number, client in self._clients.items()
         ]
 
+    def tenants(self, share_of: Callable[[Lease], Share]) -> list[TenantInfo]:
+        """It costs as much as there are requests that wait, whatever the store holds."""
+        budget, found = self._objects.budget, dict[str, TenantInfo]()
+
+        def of(share: Share) -> TenantInfo:
+            info = found.setdefault(share.tenant, TenantInfo(share.tenant, share.weight))
+            info.weight = share.weight
+            return info
+
+        for lease, nbytes in budget.reserved_by_lease().items():
+            of(share_of(lease)).reserved_nbytes += nbytes
+        for queued in budget.queued:
+            info = of(queued.share)
+            info.num_reservations_queued += 1
+            info.queued_nbytes += sum(queued.amounts.values())
+        for share in self._semaphores.queued_shares():
+            of(share).num_permits_queued += 1
+        for job in self._flights.jobs:
+            of(job.share).num_jobs += 1
+        return sorted(found.values(), key=lambda info: info.tenant)
+
+    def _describe(self, item: StoredObject) -> ObjectInfo:
+        return ObjectInfo(
+            handle=item.handle,
+            kind=item.kind,
+            state=self._state(item),
+            key=item.key,
+            writer=item.writer[0] if item.writer is not None else None,
+            pins=sorted({lease[0] for lease in item.pins}),
+        )
+
+    def _state(self, item: StoredObject) -> StateName:
+        job = self._flights.jobs.find(item.key) if item.key is not None else None
+        if job is not None and job.is_fetch and job.target is item:
+            return "fetching"
+        if item.state is ObjectState.SEALED and self._flights.keeping.is_demoting(item):
+            return "demoting"
+        return item.state.value
+
     def _kind(self, kind: ObjectKind) -> KindStatistics:
         allocator, budget = self._objects.regions[kind].allocator, self._objects.budget
         return KindStatistics(
@@ -110,14 +158,3 @@ def _holders(item: StoredObject) -> set[ClientId]:
     if item.writer is not None:
         holders.add(item.writer[0])
     return holders
-
-
-def _describe(item: StoredObject) -> ObjectInfo:
-    return ObjectInfo(
-        handle=item.handle,
-        kind=item.kind,
-        state=item.state.value,
-        key=item.key,
-        writer=item.writer[0] if item.writer is not None else None,
-        pins=sorted({lease[0] for lease in item.pins}),
-    )

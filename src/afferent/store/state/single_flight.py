@@ -4,6 +4,9 @@ It is made by a worker that takes the job, or by a request that creates and seal
 others who want it meanwhile wait. When a maker dies, another takes over. A key that has killed two
 makers is quarantined for a minute, so that one image that crashes a decoder can't take the pool
 down again and again. A job that nobody waits for any more is dropped.
+
+Where a tier is connected and has time, a job goes to it first: what is missing here may have been
+made on another machine. Nothing ever waits for its turn there.
 """
 
 from __future__ import annotations
@@ -21,17 +24,16 @@ from afferent.errors import (
 )
 from afferent.quota.shares import NAMELESS, Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import Claim, Find, Join, Queue, Wanted
-from afferent.store.protocol.results import Order, Outcome
+from afferent.store.protocol.items import Claim, Fetch, Find, Join, Queue, Wanted
+from afferent.store.protocol.results import Outcome, Role
 from afferent.store.state.allocator import round_up
+from afferent.store.state.idle_workers import STORE, IdleWorkers
 from afferent.store.state.jobs import JOB_ID_BITS, CrashCounts, Job, JobQueue
+from afferent.store.state.keeping import TIERED, KeepQueue
 from afferent.store.state.object import NewObject, ObjectState, StoredObject
 from afferent.store.state.object_table import ObjectTable
 from afferent.store.state.waiters import Answer, Waiters
 from afferent.types import ClientId, ContentKey, Failure, Lease, Span
-
-_STORE: ClientId = 0
-"""The store's own leases hold the objects of jobs that no worker has taken yet."""
 
 _WORKER_DIED = Failure(
     WorkerDied.code, "the process that worked on an item of this request died; try again"
@@ -53,9 +55,10 @@ class SingleFlight:
         self._answers: list[Answer] = []
         self.waiters = Waiters(self._answers)
         self.num_hits = self.num_misses = self.num_joined = 0
-        self.num_jobs_made = self.num_jobs_failed = 0
+        self.num_jobs_made = self.num_jobs_failed = self.num_jobs_fetched = 0
+        self.keeping = KeepQueue(objects, self._answers)
         self._crashes = CrashCounts()
-        self._idle: deque[tuple[ClientId, int]] = deque()  # workers and the seq of their `Take`
+        self.idle = IdleWorkers(objects, self.jobs, self._answers)
         # What has bytes, but waits for an extent that is long enough: jobs, and keys to hand on.
         self._unplaced: deque[Job | ContentKey] = deque()
 
@@ -105,9 +108,12 @@ class SingleFlight:
 
     # Making
 
-    def worker_idle(self, worker: ClientId, seq: int, *, now_s: float) -> None:
+    def worker_idle(self, worker: ClientId, seq: int, *, now_s: float, role: Role = "make") -> None:
         """A worker waits for a job."""
-        self._idle.append((worker, seq))
+        if role == "keep":
+            self.keeping.keeper_idle(worker, seq)
+            return
+        self.idle.add(worker, seq, role)
         self._hand_out_jobs(now_s)
 
     def finish(self, worker: ClientId, request: requests.Finish, *, now_s: float) -> None:
@@ -122,19 +128,40 @@ class SingleFlight:
         job = self.jobs.get(request.job)
         if job is None or job.worker != worker or job.target is None:
             raise NotPermitted("this worker does not hold the job")
+        spans = [*job.spans, *request.spans]
+        if job.is_fetch and request.failure is not None:
+            job.spans = spans
+            self._not_fetched(job, worker, now_s=now_s)
+            return
         lease = (worker, job.id)
         if request.failure is None:
             self.objects.seal(lease, job.target, used_nbytes=request.used_nbytes)
-            self.num_jobs_made += 1
-            self.sealed(job.target, request.spans)
+            self._tell_sealed(job.target, spans)
         else:
-            self.num_jobs_failed += 1
-            self.failed(job.key, request.failure, request.spans)
-        self.jobs.finished(job, now_s=now_s)
+            self.failed(job.key, request.failure, spans)
+        self._count(job, request.failure, now_s)
         self.jobs.remove(job)
         self.objects.drop_lease(lease)
 
-    def sealed(self, item: StoredObject, spans: Sequence[Span] = ()) -> None:
+    def sealed(self, item: StoredObject) -> None:
+        """A request has made an object itself."""
+        self._tell_sealed(item, ())
+        self.keeping.add(item, cost_us=0, made_us=0)
+
+    def _count(self, job: Job, failure: Failure | None, now_s: float) -> None:
+        if job.is_fetch:
+            self.num_jobs_fetched += 1
+            return
+        self.jobs.finished(job, now_s=now_s)
+        if failure is not None:
+            self.num_jobs_failed += 1
+            return
+        self.num_jobs_made += 1
+        if job.target is not None:
+            made_us = round((now_s - job.taken_s) * 1e6)
+            self.keeping.add(job.target, cost_us=job.cost_us, made_us=made_us)
+
+    def _tell_sealed(self, item: StoredObject, spans: Sequence[Span]) -> None:
         """Pin an object for all who wait for it, and tell them."""
 
         def made(lease: Lease) -> Outcome:
@@ -158,7 +185,8 @@ class SingleFlight:
 
         Its jobs wait for its death: until then it could still write into their objects.
         """
-        self._idle = deque(entry for entry in self._idle if entry[0] != client)
+        self.idle.lose(client)
+        self.keeping.client_lost(client)
         targets = {id(job.target) for job in self.jobs.held_by(client)}
         for item in self.objects.written_by(client):
             if id(item) in targets or item.state is not ObjectState.CREATED:
@@ -172,11 +200,14 @@ class SingleFlight:
     def maker_died(self, worker: ClientId, *, now_s: float) -> None:
         """Hand the jobs of a dead worker on."""
         for job in self.jobs.held_by(worker):
+            if job.is_fetch:  # no fault of what was to be fetched
+                self._not_fetched(job, worker, now_s=now_s)
+                continue
             self._crashes.add(job.key, now_s=now_s)
             if self._crashes.is_quarantined(job.key, now_s=now_s):
                 self.failed(job.key, _WORKER_DIED)
             if self.waiters.is_awaited(job.key):
-                self.objects.move_lease((worker, job.id), (_STORE, job.id))
+                self.objects.move_lease((worker, job.id), (STORE, job.id))
                 self.jobs.put_back(job)
             else:
                 self.jobs.remove(job)
@@ -184,7 +215,7 @@ class SingleFlight:
 
     def hand_on(self, orphaned: Iterable[ContentKey], *, now_s: float) -> None:
         """Find new makers for objects whose writers have given up or gone."""
-        for key in orphaned:
+        for key in orphaned if self.waiters else ():
             self._hand_on(key, now_s=now_s)
 
     def place_waiting(self, *, now_s: float) -> None:
@@ -194,7 +225,7 @@ class SingleFlight:
             if not isinstance(entry, Job):
                 self._hand_on(entry, now_s=now_s)
             elif self.jobs.get(entry.id) is entry:
-                target = self.objects.create((_STORE, entry.id), entry.new)
+                target = self.objects.create((STORE, entry.id), entry.new)
                 if target is None:
                     self._unplaced.append(entry)
                 else:
@@ -209,7 +240,7 @@ class SingleFlight:
         """Check every rule of this class; for tests."""
         self.waiters.validate()
         self.jobs.validate()
-        if self._idle and self.jobs.num_ready:
+        if self.idle.can_make and self.jobs.num_ready:
             raise StoreError("a worker is idle while a job waits for one")
         unplaced = {id(entry) for entry in self._unplaced}
         for job in self.jobs:
@@ -220,7 +251,7 @@ class SingleFlight:
                 continue
             if self.objects.find(job.key) is not target:
                 raise StoreError("a job makes what nobody can find")
-            if target.writer != (job.worker or _STORE, job.id):
+            if target.writer != (job.worker or STORE, job.id):
                 raise StoreError("a job's object belongs to somebody else")
 
     # Inner steps
@@ -299,7 +330,9 @@ class SingleFlight:
         return created
 
     def _have_made(self, lease: Lease, item: Wanted) -> Outcome:
-        if not isinstance(item, Claim | Queue):
+        if not isinstance(item, Claim | Queue | Fetch):
+            return Outcome("absent")
+        if isinstance(item, Fetch) and not self.idle.can_fetch:
             return Outcome("absent")
         self.num_misses += 1
         if isinstance(item, Claim):
@@ -307,21 +340,24 @@ class SingleFlight:
         try:
             job = self._make_job(lease, item)
         except AfferentError as error:
-            return _failed(error)
+            return Outcome("absent") if isinstance(item, Fetch) else _failed(error)
         self.jobs.add(job)
         self.waiters.join(lease, job.key)
         return Outcome("scheduled")
 
-    def _make_job(self, lease: Lease, item: Queue) -> Job:
+    def _make_job(self, lease: Lease, item: Queue | Fetch) -> Job:
         key, new = ContentKey(item.key), _new(item)
-        inputs = self.objects.resolve_sealed(item.inputs)
+        given, payload = ([], b"") if isinstance(item, Fetch) else (item.inputs, item.payload)
+        inputs = self.objects.resolve_sealed(given)
         job = Job(
-            *(self.jobs.next_id(), key, new, inputs, item.payload),
+            *(self.jobs.next_id(), key, new, inputs, payload),
             lease=lease,
             share=self._share_of(lease),
             cost_us=item.cost_us,
+            is_fetch=new.kind in TIERED and self.idle.can_fetch,
+            can_be_made=isinstance(item, Queue),
         )
-        own, budget = (_STORE, job.id), self.objects.budget
+        own, budget = (STORE, job.id), self.objects.budget
         try:
             # Pinned first, so that making room does not evict them; and before the reservation
             # comes, which is for the target alone.
@@ -353,22 +389,29 @@ class SingleFlight:
         self.failed(key, _WORKER_DIED)
 
     def _hand_out_jobs(self, now_s: float) -> None:
-        while self._idle:
-            job = self.jobs.take(self._idle[0][0], now_s=now_s, num_idle=len(self._idle))
-            if job is None or job.target is None:
-                return
-            worker, seq = self._idle.popleft()
-            self.objects.move_lease((_STORE, job.id), (worker, job.id))
-            inputs = [source.handle for source in job.inputs]
-            order = Order(job.id, job.target.handle, inputs, job.payload)
-            self._answers.append(Answer(worker, seq, order))
+        for job in self.idle.hand_out(now_s=now_s):
+            self._drop_absent(job)
+
+    def _not_fetched(self, job: Job, worker: ClientId, *, now_s: float) -> None:
+        """What a tier did not have is made here; nobody writes into its block any more."""
+        self.objects.move_lease((worker, job.id), (STORE, job.id))
+        self.jobs.make_instead(job)
+        if not job.can_be_made or not self.waiters.is_awaited(job.key):
+            self._drop_absent(job)
+        self._hand_out_jobs(now_s)
+
+    def _drop_absent(self, job: Job) -> None:
+        """Nobody makes this; of those who wait, somebody may: see `hand_on`."""
+        for lease in self.waiters.bystanders(job.key):
+            self.waiters.resolve_one(job.key, lease, Outcome("absent", spans=job.spans))
+        self._drop(job)
 
     def _drop(self, job: Job) -> None:
         self.jobs.remove(job)
-        self.objects.drop_lease((_STORE, job.id))
+        self.objects.drop_lease((STORE, job.id))
 
 
-def _new(item: Claim | Queue) -> NewObject:
+def _new(item: Claim | Queue | Fetch) -> NewObject:
     return NewObject(item.kind, item.nbytes, ContentKey(item.key))
 
 

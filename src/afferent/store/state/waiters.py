@@ -75,6 +75,11 @@ class Waiters:
         waiting = list(self._waiting.get(key, {}).items())
         return ((lease, it.would_make) for lease, it in waiting if it.would_make is not None)
 
+    def bystanders(self, key: ContentKey) -> list[Lease]:
+        """Those who would not make the object themselves."""
+        waiting = self._waiting.get(key, {})
+        return [lease for lease, it in waiting.items() if it.would_make is None]
+
     def untold(self, lease: Lease, key: ContentKey) -> Outcome | None:
         """What became of ``key``, where the request has not been told; it is now."""
         if lease not in self._interests or (known := self._interests[lease].get(key)) is None:
@@ -101,7 +106,9 @@ class Waiters:
         """
         interests = self._interests.get(lease, {})
         if any(key not in interests for key in keys):
-            raise NotPermitted("a request waits for what it has acquired and did not get")
+            raise NotPermitted(
+                "a request waits for keys that it has acquired and that were not there; one was not"
+            )
         found = {key: interests[key] for key in keys}
         wait = _Wait(seq, keys, {key for key, it in found.items() if it.outcome is None})
         for interest in found.values():

@@ -20,6 +20,8 @@ import msgspec
 
 from afferent.engine.protocol import Chosen, EngineRequest, EngineStats
 from afferent.engine.reference import messages as m
+from afferent.engine.reference.asked_form import form_of
+from afferent.engine.reference.core.forms import Forms
 from afferent.engine.reference.core.pins import Grids, Pins, Wanted
 from afferent.engine.reference.core.ranks import Ranks
 from afferent.engine.remote import messages as remote
@@ -30,8 +32,6 @@ from afferent.schedule.step import EncoderInput, Limits, Request, Step
 from afferent.types import Failure, Sampling, Span, encode, span_since
 
 log = logging.getLogger(__name__)
-
-_leases = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +45,11 @@ class _Running:
     answer: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     decode_start_ns: int = 0
+    form_nbytes: int = 0
     has_begun: bool = False
     is_pinned: bool = False
+    num_let_go: int = 0
+    """Of its items, from the first on."""
 
     def reply(self, event: remote.RequestEvent) -> None:
         """Tell the frontend, if it is still there."""
@@ -57,9 +60,11 @@ class _Running:
 class EngineLoop:
     """Requests come by `submit` and go by `abort`; `run` does the steps."""
 
-    def __init__(self, ranks: Ranks, pins: Pins, limits: Limits, stats: EngineStats) -> None:
+    def __init__(
+        self, ranks: Ranks, pins: Pins, forms: Forms, limits: Limits, stats: EngineStats
+    ) -> None:
         """``stats`` is counted up."""
-        self._ranks, self._pins, self._stats = ranks, pins, stats
+        self._ranks, self._pins, self._forms, self._stats = ranks, pins, forms, stats
         self._info = ranks.info
         self._scheduler = Scheduler(limits)
         self._requests: dict[str, _Running] = {}
@@ -130,7 +135,13 @@ class EngineLoop:
         """Pin the items here, so that the frontend can let go of them."""
         request = run.request
         try:
+            if (form := form_of(request.sampling)) is not None:
+                start_ns = time.monotonic_ns()
+                run.form_nbytes = await self._forms.check(form, request.share)
+                run.spans.append(span_since(start_ns, "core", "form"))
             if request.items:
+                rows_of, row_nbytes = self._ranks.weights, self._info.embed_nbytes
+                await self._pins.fetch(request, weights=rows_of, row_nbytes=row_nbytes)
                 run.grids = await self._pins.hold(request)
                 run.is_pinned = True
             if self._requests.get(request.request_id) is not run:  # aborted meanwhile
@@ -195,7 +206,7 @@ class EngineLoop:
 
     async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
         """The first half of a step; the items that failed, by key."""
-        lease = f"step-{next(_leases)}" if step.encode else ""
+        lease = self._pins.new_lease() if step.encode else ""
         wanted = [
             Wanted(each.sequence_id, self._requests[each.sequence_id].request.items[each.item])
             for each in step.encode
@@ -234,7 +245,14 @@ class EngineLoop:
             for item, grids in zip(run.request.items, run.grids, strict=True)
         ]
         token_ids = run.request.token_ids + run.answer
-        return m.Begin(sequence_id, token_ids, items, run.request.sampling, len(run.answer))
+        return m.Begin(
+            sequence_id,
+            token_ids,
+            items,
+            run.request.sampling,
+            len(run.answer),
+            run.form_nbytes,
+        )
 
     def _take(self, work: m.Work, answers: list[m.WorkDone]) -> None:
         """What the workers have chosen; all of them have chosen alike."""
@@ -288,11 +306,11 @@ class EngineLoop:
 
     def _fail_item(self, step: Step, key: bytes, failure: Failure) -> None:
         """All fail who hold this item, or were to compute with it in this step."""
-        lost = set(self._scheduler.fail_item(key))
+        lost = dict.fromkeys(self._scheduler.fail_item(key))
         for sequence_id in _in_prompts(step):
             run = self._requests.get(sequence_id)
             if run is not None and any(item.key == key for item in run.request.items):
-                lost.add(sequence_id)
+                lost[sequence_id] = None
         for sequence_id in lost:
             self._fail(sequence_id, failure)
 
@@ -312,14 +330,19 @@ class EngineLoop:
                 self._fail(sequence_id, failure)
 
     def _let_go_of_encoded(self, step: Step) -> None:
-        """Features whose embeddings are all there are not needed any more."""
+        """Features whose embeddings are there are not needed any more."""
         for sequence_id in _in_prompts(step):
             run = self._requests.get(sequence_id)
             # What a step preempted has none again.
             if run is None or not self._scheduler.is_running(sequence_id):
                 continue
-            if self._scheduler.has_all_items(sequence_id):
+            items, number = run.request.items, self._scheduler.num_items_acquired(sequence_id)
+            if number == len(items):
                 self._let_go(run)
+            elif run.is_pinned and number > run.num_let_go:
+                encoded = [item.handle for item in items[run.num_let_go : number]]
+                self._pins.let_go_of(sequence_id, encoded)
+                run.num_let_go = number
 
     def _let_go(self, run: _Running) -> None:
         if run.is_pinned:
@@ -332,10 +355,10 @@ class EngineLoop:
         task.add_done_callback(self._tasks.discard)
 
 
-def _in_prompts(step: Step) -> set[str]:
-    """Sequences whose prompts, or items of them, are computed in a step."""
-    encoded = {each.sequence_id for each in step.encode}
-    return encoded | {chunk.sequence_id for chunk in step.prefill}
+def _in_prompts(step: Step) -> list[str]:
+    """Sequences whose prompts, or items of them, are computed in a step; each once."""
+    encoded = [each.sequence_id for each in step.encode]
+    return list(dict.fromkeys([*encoded, *(chunk.sequence_id for chunk in step.prefill)]))
 
 
 def _with_seed(sampling: Sampling) -> Sampling:

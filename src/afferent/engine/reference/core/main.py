@@ -17,6 +17,7 @@ import uvloop
 
 from afferent.engine.protocol import EngineInfo, EngineRequest, EngineStats
 from afferent.engine.reference import messages as m
+from afferent.engine.reference.core.forms import Forms
 from afferent.engine.reference.core.loop import EngineLoop
 from afferent.engine.reference.core.pins import Pins
 from afferent.engine.reference.core.ranks import Ranks
@@ -38,9 +39,11 @@ class EngineCore:
     """Frontends and workers come and go; an `EngineLoop` serves those with these."""
 
     def __init__(self, store: AsyncDaemonStore, settings: CoreSettings) -> None:
-        self._pins, self._settings = Pins(store), settings
+        self._pins = Pins(store, settings.position_features, has_tier=settings.has_tier)
+        self._settings = settings
         self._stats = EngineStats()
-        self._frontends: set[wire.AsyncChannel] = set()
+        self.forms = Forms()
+        self._frontends: dict[wire.AsyncChannel, None] = {}  # in order of arrival
         self._loop: EngineLoop | None = None
         self._running: asyncio.Task[None] | None = None
         self._ranks = self._new_ranks()
@@ -70,7 +73,7 @@ class EngineCore:
     def _on_workers_ready(self) -> None:
         ranks = self._ranks
         limits = _limits(self._settings, ranks.info)
-        self._loop = EngineLoop(ranks, self._pins, limits, self._stats)
+        self._loop = EngineLoop(ranks, self._pins, self.forms, limits, self._stats)
         self._running = asyncio.create_task(self._loop.run())
         self._announce_health()
 
@@ -88,11 +91,11 @@ class EngineCore:
     # Frontends
 
     def on_frontend(self, channel: wire.AsyncChannel) -> None:
-        self._frontends.add(channel)
+        self._frontends[channel] = None
         channel.send(encode(remote.Health(self._info)))
 
     def on_frontend_gone(self, channel: wire.AsyncChannel) -> None:
-        self._frontends.discard(channel)
+        self._frontends.pop(channel, None)
         if self._loop is not None:
             self._loop.abort_all(channel)
 
@@ -129,7 +132,7 @@ class _Connection:
     def __init__(self, core: EngineCore, sock: socket.socket, peer: wire.Peer) -> None:
         self._core, self._sock, self._peer = core, sock, peer
         self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
-        self._is_frontend = False
+        self._is_frontend = self._tries_forms = False
         self._ranks: Ranks | None = None
         self._rank = 0
 
@@ -142,6 +145,11 @@ class _Connection:
             self._on_frontend_message(message)
         elif self._ranks is not None:
             self._on_worker_message(self._ranks, message)
+        elif self._tries_forms:
+            self._on_form_message(message)
+        elif isinstance(message, m.FormsHello):
+            self._tries_forms = True
+            self._core.forms.attach(self._channel)
         elif isinstance(message, remote.FrontendHello):
             self._is_frontend = True
             self._core.on_frontend(self._channel)
@@ -174,9 +182,16 @@ class _Connection:
             case _:
                 raise FormatError("this message is not a worker's")
 
+    def _on_form_message(self, message: m.ToCore) -> None:
+        if not isinstance(message, m.FormTried):
+            raise FormatError("this message is not of who tries forms")
+        self._core.forms.on_tried(message)
+
     def _on_close(self) -> None:
         if self._is_frontend:
             self._core.on_frontend_gone(self._channel)
+        elif self._tries_forms:
+            self._core.forms.detach(self._channel)
         elif self._ranks is not None:
             self._ranks.end()
 
@@ -185,8 +200,8 @@ def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
     """The budgets, for the model that the workers have loaded."""
     kv_tokens = settings.kv_budget.tokens_for(info)
     return Limits(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
+        max_num_seqs=_max_num_seqs(settings),
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_batched_embeds=settings.max_num_batched_embeds,
         cache_nbytes=settings.encoder_cache_nbytes,
         kv_num_blocks=UNLIMITED if kv_tokens is None else -(-kv_tokens // _KV_BLOCK_TOKENS),
@@ -195,11 +210,16 @@ def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
     )
 
 
+def _max_num_seqs(settings: CoreSettings) -> int:
+    """All that run have a token a step."""
+    return min(settings.max_num_seqs, settings.max_num_batched_tokens)
+
+
 async def _run(child: ChildProcess, settings: CoreSettings) -> None:
     store = await AsyncDaemonStore.connect(settings.store_address, name="core")
     core = EngineCore(store, settings)
     listener = socket.socket(fileno=settings.listener_fd)
-    child.report(f"up to {settings.max_num_seqs} requests at a time", ready=True)
+    child.report(f"up to {_max_num_seqs(settings)} requests at a time", ready=True)
     await run_until_terminated(core.serve(listener), child.keep_beating())
 
 

@@ -5,7 +5,9 @@ A step's items are pinned for the workers in the same round trip, so that they n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from afferent import keys
@@ -21,8 +23,16 @@ from afferent.errors import (
 )
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Find
-from afferent.types import ContentKey, Failure, Handle, Item
+from afferent.store.protocol.items import Fetch, Find
+from afferent.types import ContentKey, Failure, Handle, Item, KiB, ObjectKind
+
+log = logging.getLogger(__name__)
+
+_BESIDE_ROWS_NBYTES = 16 * KiB
+"""What a block of embeddings has beside its rows."""
+_ENCODE_ROW_US = 50
+"""About what an encoder takes for a row of embeddings; the cost model learns no better yet."""
+_LONGEST_FETCH_S = 10.0
 
 Grids = dict[str, m.Grid]
 
@@ -45,8 +55,58 @@ class StepPins:
 
 
 class Pins:
-    def __init__(self, store: AsyncDaemonStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        position_features: Collection[str],
+        *,
+        has_tier: bool = False,
+    ) -> None:
+        """``position_features``: names of the features that travel with the prompt. ``has_tier``:
+        embeddings that are not here may be beyond this machine.
+        """
+        self._store, self._position_features = store, position_features
+        self._has_tier = has_tier
+        self._numbers = itertools.count()
+
+    def new_lease(self) -> str:
+        """A name for what a step holds, which no other step of this core has had."""
+        return f"step-{next(self._numbers)}"
+
+    async def fetch(self, request: EngineRequest, *, weights: bytes, row_nbytes: int) -> None:
+        """Have embeddings come here that others have made, before any step needs them.
+
+        What does not come in time is encoded. It never fails: nothing is lost without it.
+
+        Args:
+            weights: Whose embeddings; empty for none.
+            row_nbytes: Of one row of them.
+        """
+        if not self._has_tier or not weights:
+            return
+        lease = f"fetch-{next(self._numbers)}"
+        wanted = [
+            Fetch(
+                keys.embeddings_key(item=ContentKey(item.key), weights=weights),
+                ObjectKind.EMBEDDINGS,
+                item.placeholder.length * row_nbytes + _BESIDE_ROWS_NBYTES,
+                item.placeholder.length * _ENCODE_ROW_US,
+            )
+            for item in {item.key: item for item in request.items}.values()
+        ]
+        try:
+            outcomes = await self._store.acquire(lease, wanted)
+            coming = [
+                item.key
+                for item, outcome in zip(wanted, outcomes, strict=True)
+                if outcome.state in ("scheduled", "in_flight")
+            ]
+            if coming:
+                await self._store.wait(lease, coming, timeout_s=_LONGEST_FETCH_S)
+        except AfferentError as error:
+            log.info("embeddings were not fetched", extra={"reason": error.code})
+        finally:
+            self.let_go(lease)
 
     async def hold(self, request: EngineRequest) -> list[Grids]:
         """Pin a request's features under its id; the grids of its items.
@@ -66,6 +126,10 @@ class Pins:
     def let_go(self, name: str) -> None:
         """Drop all that is held under a request's id or a step's lease."""
         self._store.forget(name)
+
+    def let_go_of(self, name: str, handles: Sequence[Handle]) -> None:
+        """Take back one pin of each."""
+        self._store.unpin(name, handles)
 
     async def hold_step(
         self, lease: str, wanted: Sequence[Wanted], *, weights: bytes, clients: Sequence[int]
@@ -100,7 +164,7 @@ class Pins:
     # Inner steps
 
     def _grids(self, handle: Handle) -> Grids:
-        return grids_of(codec.view(self._store.block(handle)))
+        return grids_of(codec.view(self._store.block(handle)), self._position_features)
 
     async def _find(
         self, lease: str, wanted: Sequence[Wanted], weights: bytes

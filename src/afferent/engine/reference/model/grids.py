@@ -5,7 +5,7 @@ They travel with the prompt, because a sequence may begin when the features are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from afferent.engine.reference import messages as m
 from afferent.errors import FormatError
-from afferent.preprocess.registry import POSITION_FEATURES
 from afferent.store.block import codec
 
 
@@ -31,13 +30,17 @@ def tensors_of(tree: codec.ViewTree) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def grids_of(tree: codec.ViewTree) -> dict[str, m.Grid]:
+def grids_of(tree: codec.ViewTree, names: Collection[str]) -> dict[str, m.Grid]:
     """The grids in an item's features, as they travel.
+
+    Args:
+        tree: The features.
+        names: Of those that positions are made from.
 
     Raises:
         FormatError: These are no features.
     """
-    found = {name: array for name, array in tensors_of(tree).items() if name in POSITION_FEATURES}
+    found = {name: array for name, array in tensors_of(tree).items() if name in names}
     return {
         name: m.Grid(array.dtype.name, array.shape, array.tobytes())
         for name, array in found.items()

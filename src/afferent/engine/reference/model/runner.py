@@ -6,24 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
 from afferent.engine.protocol import Chosen, EngineInfo, SamplingExtra
+from afferent.engine.reference.asked_form import form_of
 from afferent.engine.reference.launch import refuse_longer
 from afferent.engine.reference.model.attention import GROWTH
 from afferent.engine.reference.model.chunks import Decoder, RunningSequence, SequenceChunk
 from afferent.engine.reference.model.cross import CrossDecoder
 from afferent.engine.reference.model.embeddings import Embeddings, Features, PlacedItem
+from afferent.engine.reference.model.form_guide import FormGuide, TokenMask
 from afferent.engine.reference.model.group import Group
 from afferent.engine.reference.model.logit_rules import LogitRules
 from afferent.engine.reference.model.packed import PackedDecoder
+from afferent.engine.reference.model.rehearsal import Rehearsal
 from afferent.engine.reference.model.sampling import Wanted, choose, logprobs
 from afferent.engine.reference.model.shards import keep_shard
-from afferent.errors import InternalError, UnsupportedModel
-from afferent.preprocess.family import Family
+from afferent.errors import ConfigError, InternalError, UnsupportedModel
+from afferent.preprocess.families.adapter import AdapterFamily
+from afferent.preprocess.family import Family, read_json
+from afferent.preprocess.tokens import special_names
 from afferent.schedule.step import Chunk
-from afferent.types import Modality, Sampling
+from afferent.types import Failure, FormField, Modality, Sampling
 
 
 class Runner:
@@ -52,7 +58,11 @@ class Runner:
             ConfigError: It can't be shared by so many ranks, or takes no requests of that length.
         """
         self._family, self._group = family, group
-        self._model = _place(load_model(folder), group)
+        model = load_model(folder)
+        tried = None
+        if isinstance(family, AdapterFamily) and family.native is None:
+            tried = Rehearsal.of(model, family)
+        self._model = _place(model, group)
         is_pair = bool(self._model.config.is_encoder_decoder)
         if not is_pair:
             _check_encoders(self._model, family)
@@ -60,7 +70,13 @@ class Runner:
             CrossDecoder(self._model) if is_pair else PackedDecoder(self._model, family)
         )
         self._sequences: dict[str, RunningSequence] = {}
-        self.info = self._describe(max_model_len)
+        self.info = self._describe(folder, max_model_len)
+        self.failed: dict[str, Failure] = {}
+        """Sequences of the last `run` for which no token could be chosen."""
+        # Rank 0 chooses for all.
+        self._guide = self._form_guide(folder) if group is None or group.rank == 0 else None
+        if tried is not None:
+            tried.compare(model, self._decoder, self.encode(Modality.IMAGE, tried.features))
 
     @torch.inference_mode()
     def encode(self, modality: Modality, features: Features) -> Embeddings:
@@ -97,6 +113,7 @@ class Runner:
         sampling: Sampling,
         *,
         num_answered: int = 0,
+        form_nbytes: int = 0,
     ) -> None:
         """Take a new sequence, or one that was dropped once more; nothing is computed.
 
@@ -106,9 +123,11 @@ class Runner:
             items: In prompt order.
             sampling: How to choose tokens; its seed is drawn by the caller.
             num_answered: How many of ``token_ids`` were chosen.
+            form_nbytes: Memory that the form of its answer takes, if it has one.
 
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
+            InvalidForm: Its answer is to have two forms.
             InternalError: An item does not fit the prompt.
         """
         state = self._decoder.begin(token_ids, items)
@@ -118,6 +137,10 @@ class Runner:
             num_answered=num_answered,
             eos_token_ids=self.info.eos_token_ids,
         )
+        form = form_of(sampling)
+        if form is not None and self._guide is not None:
+            answered = token_ids[len(token_ids) - num_answered :]
+            self._guide.begin(sequence_id, form, nbytes=form_nbytes, answered=answered)
         self._sequences[sequence_id] = RunningSequence(
             sequence_id, list(token_ids), sampling, state, rules
         )
@@ -137,7 +160,8 @@ class Runner:
             embeddings: By key; those of the items that the chunks touch have to be there.
 
         Returns:
-            The next token of each sequence that samples, first those of ``chunks``.
+            The next token of each sequence that samples, first those of ``chunks``. It means
+            nothing for those in `failed`.
 
         Raises:
             UnusableEmbeddings: Of one sequence, which it names; nothing has been computed.
@@ -154,22 +178,45 @@ class Runner:
         for each in wanted:
             each.sequence.num_computed = each.end
         sequences = [each.sequence for each in wanted if each.samples]
-        tokens = choose(
-            logits,
-            [Wanted(each.sampling, len(each.token_ids), each.rules) for each in sequences],
-        )
+        tokens = choose(logits, self._wanted(sequences))
         if self._group is not None:
             tokens = self._group.broadcast(tokens)
+        if self._guide is not None:
+            ids = [each.sequence_id for each in sequences]
+            self._guide.advance(list(zip(ids, tokens, strict=True)))
         return list(map(_chosen, sequences, tokens, logits))
 
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ones are ignored."""
         self._sequences.pop(sequence_id, None)
+        if self._guide is not None:
+            self._guide.drop(sequence_id)
+
+    def _wanted(self, sequences: Sequence[RunningSequence]) -> list[Wanted]:
+        masks: Sequence[TokenMask | None] = [None] * len(sequences)
+        if self._guide is not None:
+            masks, self.failed = self._guide.masks([each.sequence_id for each in sequences])
+        return [
+            Wanted(each.sampling, len(each.token_ids), each.rules, mask)
+            for each, mask in zip(sequences, masks, strict=True)
+        ]
+
+    def _form_guide(self, folder: Path) -> FormGuide | None:
+        """Says in `info` that there is none, if there is none."""
+        info = self.info
+        guide = FormGuide.of(folder, eos_token_ids=info.eos_token_ids, vocab_size=info.vocab_size)
+        if guide is None:
+            supported = tuple(name for name in info.supported if name not in get_args(FormField))
+            self.info = msgspec.structs.replace(info, supported=supported)
+        return guide
 
     def _encode(self, modality: Modality, inputs: dict[str, Any]) -> Any:
         if self.info.cross_attention:
             return self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
-        return getattr(self._model, f"get_{modality}_features")(**inputs, return_dict=True)
+        encode = _encoder_of(self._model, modality)
+        if encode is None:
+            raise InternalError(f"the model has no encoder of {modality}")
+        return encode(**inputs, return_dict=True)
 
     def _sequence(self, sequence_id: str) -> RunningSequence:
         if sequence_id not in self._sequences:
@@ -185,7 +232,7 @@ class Runner:
             raise InternalError("a step does not end where its sequence does")
         return SequenceChunk(sequence, chunk.start, end, chunk.samples)
 
-    def _describe(self, max_model_len: int) -> EngineInfo:
+    def _describe(self, folder: Path, max_model_len: int) -> EngineInfo:
         config = self._model.config
         text = config.get_text_config()
         own = getattr(text, "max_position_embeddings", 0) or getattr(
@@ -194,7 +241,10 @@ class Runner:
         limit = int(own or 4096)
         refuse_longer(max_model_len, limit)
         eos = (
-            self._model.generation_config.eos_token_id or getattr(text, "eos_token_id", None) or []
+            self._model.generation_config.eos_token_id
+            or getattr(text, "eos_token_id", None)
+            or end_token_id(folder)
+            or []
         )
         row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
         head = self._model.get_output_embeddings()
@@ -221,12 +271,58 @@ class Runner:
 
 
 def load_model(folder: Path) -> Any:
-    """A model with its weights, of `transformers` alone; in this machine's memory."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    auto = AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
+    """A model with its weights, of `transformers` alone; in this machine's memory.
+
+    Raises:
+        ConfigError: Some of its weights are not there.
+        UnsupportedModel: It is of a kind that is not done here.
+    """
+    config, auto = _config_of(folder)
+    is_pair = bool(config.is_encoder_decoder)
+    if type(config) not in auto._model_mapping:
+        kind = "other than of speech" if is_pair else "that take no media"
+        what = "encoder-decoder models" if is_pair else "models"
+        raise UnsupportedModel(
+            f"{config.model_type} is not served: {what} {kind} are not done by the built-in engine"
+        )
     # Without code of the folder's own, and without pickles.
     safe: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-    return auto.from_pretrained(folder, config=config, dtype="auto", **safe).eval()
+    model, loaded = auto.from_pretrained(
+        folder, config=config, dtype="auto", output_loading_info=True, **safe
+    )
+    if missing := sorted(loaded["missing_keys"]):
+        raise ConfigError(
+            f"the weights in {folder} lack {len(missing)} of the model's tensors: {missing[0]}, ..."
+        )
+    return model.eval()
+
+
+def model_class(folder: Path) -> Any:
+    """That of the model, whose module is imported; nothing of its weights is read."""
+    config, auto = _config_of(folder)
+    return auto._model_mapping[type(config)]
+
+
+def _config_of(folder: Path) -> tuple[Any, Any]:
+    """The model's configuration, and by what it is loaded."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return config, (
+        AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
+    )
+
+
+def end_token_id(folder: Path) -> int | None:
+    """Of the token that the tokenizer ends texts with, where the model says nothing of it."""
+    ends = special_names(folder).get("eos_token")
+    path = folder / "tokenizer.json"
+    added = read_json(path).get("added_tokens") if ends and path.exists() else None
+    return next((token["id"] for token in added or () if token.get("content") == ends), None)
+
+
+def _encoder_of(model: Any, modality: Modality) -> Any:
+    """What gives the embeddings of an item by itself; ``None`` if nothing does."""
+    name = f"get_{modality}_features"
+    return getattr(model, name, None) or getattr(getattr(model, "model", None), name, None)
 
 
 def _check_encoders(model: Any, family: Family) -> None:
@@ -235,7 +331,7 @@ def _check_encoders(model: Any, family: Family) -> None:
         UnsupportedModel: The model says nothing of media that the family prepares.
     """
     for modality in family.tokens:
-        if not hasattr(model, f"get_{modality}_features"):
+        if _encoder_of(model, modality) is None:
             kind = model.config.model_type
             raise UnsupportedModel(
                 f"{kind} does not give the embeddings of {modality} by themselves"

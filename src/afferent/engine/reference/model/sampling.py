@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from afferent.engine.reference.model import logit_rules
+from afferent.engine.reference.model.form_guide import TokenMask
 from afferent.engine.reference.model.logit_rules import LogitRules
 from afferent.types import Sampling, TokenLogprobs
 
@@ -26,16 +27,18 @@ class Wanted:
         sampling: Without a seed, it is as if the seed were 0.
         num_tokens: How many tokens it has so far, its prompt included.
         rules: What changes its logits first, if anything does.
+        mask: The tokens that may be chosen, if they are not all.
     """
 
     sampling: Sampling
     num_tokens: int
     rules: LogitRules | None = None
+    mask: TokenMask | None = None
 
     @property
     def is_plain(self) -> bool:
         """The likeliest token is chosen, as the model has it."""
-        return self.rules is None and not self.sampling.temperature
+        return self.rules is None and self.mask is None and not self.sampling.temperature
 
 
 def choose(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
@@ -57,6 +60,14 @@ def _choose_in(
     changed = logits[rows].float()  # a copy
     some = [wanted[row] for row in rows]
     logit_rules.apply(changed, [each.rules for each in some])
+    masked = [index for index, each in enumerate(some) if each.mask is not None]
+    if masked:
+        _mask(changed, masked, [some[index].mask for index in masked])
+        best_of = changed.amax(-1).tolist()
+        if lost := [index for index in masked if best_of[index] == -math.inf]:
+            # An answer that is complete can but end, whatever else its parameters say.
+            changed[lost] = logits[[rows[index] for index in lost]].float()
+            _mask(changed, lost, [some[index].mask for index in lost])
     best = changed.argmax(-1).tolist()
     drawn = [index for index, each in enumerate(some) if each.sampling.temperature]
     if drawn:
@@ -65,6 +76,17 @@ def _choose_in(
             best[index] = token
     for row, token in zip(rows, best, strict=True):
         chosen[row] = token
+
+
+def _mask(logits: torch.Tensor, rows: list[int], masks: Sequence[TokenMask | None]) -> None:
+    """Forbid, in these rows, all tokens but those of their masks; also where one is too short."""
+    bits = np.stack([mask for mask in masks if mask is not None])
+    may_not = np.unpackbits(bits, axis=1, bitorder="little") == 0
+    size = logits.shape[-1]
+    if may_not.shape[1] < size:
+        may_not = np.pad(may_not, ((0, 0), (0, size - may_not.shape[1])), constant_values=True)
+    forbidden = torch.from_numpy(may_not[:, :size]).to(logits.device)
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
 
 
 def _draw(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:

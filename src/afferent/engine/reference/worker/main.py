@@ -8,30 +8,38 @@ pins of its own, and lets go. All workers of an engine are told the same, and an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import socket
 import threading
 import time
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from afferent import keys
 from afferent.engine.protocol import Chosen, EngineInfo
 from afferent.engine.reference import messages as m
 from afferent.engine.reference.kv_budget import KvBudget
 from afferent.engine.reference.launch import WorkerSettings
 from afferent.engine.reference.model.grids import as_arrays
+from afferent.engine.reference.worker.zygote import keep_one
 from afferent.engine.weights import weights_digest
 from afferent.errors import (
     AfferentError,
     ConfigError,
     ConnectionClosed,
+    EngineUnavailable,
     FormatError,
     InternalError,
     UnsupportedModel,
     UnusableEmbeddings,
+    in_a_line,
 )
+from afferent.preprocess.model_index import keep_index
 from afferent.runtime import wire
 from afferent.runtime.process import LOST_PARTNERS, ChildProcess
 from afferent.store.client.daemon_store import DaemonStore
@@ -46,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 30.0
+_ENCODER_TAG = b"afferent/reference-encoder/v1"
 
 
 class EngineWorker:
@@ -105,6 +114,7 @@ class EngineWorker:
                 items,
                 begin.sampling,
                 num_answered=begin.num_answered,
+                form_nbytes=begin.form_nbytes,
             )
         except AfferentError as error:
             failed[begin.sequence_id] = Failure(error.code, error.message)
@@ -138,6 +148,7 @@ class EngineWorker:
                 failed |= dict.fromkeys(sequences, _FAILED)
                 return []
             self._num_failed_steps = 0
+            failed |= self._runner.failed
             for chunk in prefill:
                 note = f"{chunk.num_tokens} tokens"
                 span = span_since(start_ns, "worker", "prefill", note=note)
@@ -175,7 +186,7 @@ def rendezvous(core: wire.SyncChannel, settings: WorkerSettings) -> Group | None
 
 
 def load(child: ChildProcess, settings: WorkerSettings, core: wire.SyncChannel) -> Runner:
-    """The model, or its part of it. What can't be served is told to the operator."""
+    """The model, or its part of it. What can't be served is told to the operator, in a line."""
     from afferent.engine.reference.model.runner import Runner
 
     group = rendezvous(core, settings)
@@ -183,9 +194,23 @@ def load(child: ChildProcess, settings: WorkerSettings, core: wire.SyncChannel) 
     folder, family = Path(settings.model_folder), settings.family
     try:
         return Runner(folder, family, max_model_len=settings.max_model_len, group=group)
-    except (ConfigError, UnsupportedModel) as error:
-        child.report(error.message)
-        raise SystemExit(1) from error
+    except ConfigError as error:
+        child.refuse(error.message)
+    except UnsupportedModel as error:
+        child.refuse(f"{error.message}; --engine vllm may serve it")
+    except EngineUnavailable:  # the other ranks are not there; they may come
+        raise
+    except Exception as error:
+        log.debug("the model can't be loaded", exc_info=True)
+        child.refuse(f"the model in {folder} can't be loaded: {in_a_line(error)}")
+
+
+def _encoder_digest(folder: Path) -> bytes:
+    """Of all that shapes embeddings besides an item's features: they may come from another machine,
+    where the libraries are others. ``config.json`` is a part of it, and says the type of numbers.
+    """
+    versions = " ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+    return keys.frame(_ENCODER_TAG, weights_digest(folder), versions.encode())
 
 
 def _capacity(info: EngineInfo, kv_budget: KvBudget) -> str:
@@ -201,6 +226,24 @@ def main() -> None:
     child = ChildProcess.start()
     settings = child.settings(WorkerSettings)
     child.report("importing torch and transformers")
+    import_model(Path(settings.model_folder))
+    raise SystemExit(keep_one(child, partial(_work, child, settings)))
+
+
+def import_model(folder: Path) -> None:
+    """All that takes long and is the same for each worker. What is wrong with the model, the worker
+    says when it loads it.
+    """
+    keep_index()
+    from afferent.engine.reference.model.runner import model_class
+    from afferent.engine.reference.worker import encoding  # noqa: F401
+
+    with contextlib.suppress(Exception):
+        model_class(folder)
+
+
+def _work(child: ChildProcess, settings: WorkerSettings) -> None:
+    """A worker's whole life, in a process of its own."""
     from afferent.engine.reference.worker.encoding import ItemEncoder
     from afferent.engine.reference.worker.page_lock import PageLock
 
@@ -208,7 +251,7 @@ def main() -> None:
     watch(core.sock)
     runner = load(child, settings, core)
     publishes = settings.shares_embeddings and settings.rank == 0
-    weights = weights_digest(Path(settings.model_folder)) if publishes else b""
+    weights = _encoder_digest(Path(settings.model_folder)) if publishes else b""
     store = DaemonStore(settings.store_address, name=child.name, writable=publishes)
     published = ItemCache(store, weights=weights) if publishes else None
     page_lock = PageLock.of_this_machine()

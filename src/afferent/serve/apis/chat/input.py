@@ -48,11 +48,14 @@ def _message(
     else:
         parts = [_part(part, media, where) for part in content or ()]
     if role not in ("user", "tool") and any(isinstance(part, MediaPart) for part in parts):
-        raise InvalidRequest("media stand in messages of the user and of tools", param=where)
+        raise InvalidRequest(
+            f"media stand in messages of the user and of tools, and {where} is the {role}'s",
+            param=where,
+        )
     if role == "assistant":
         _add_calls(calls, parts, message, where)
     if content is None and not parts:
-        raise InvalidRequest("a message needs content", param=where)
+        raise InvalidRequest(f"{where} needs content", param=where)
     return Message(role, tuple(parts))
 
 
@@ -89,7 +92,7 @@ def _part(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -
         case openai_schema.AudioContent(audio, uuid):
             found = MediaPart(Modality.AUDIO, _audio_source(audio, media), uuid=uuid)
     if found.source is None and uuid is None:
-        raise InvalidRequest(f"an item of {where} has neither data nor a uuid", param=where)
+        raise InvalidRequest(f"an item of {where} has no url, no data and no uuid", param=where)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from afferent.serve.apis import forms
 from afferent.serve.apis.openai import OpenAIRequest, StreamOptions
 from afferent.serve.apis.schema import MAX_PARTS, MaxTokens, Name
 from afferent.serve.flow.request import Detail
@@ -107,6 +108,14 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
     logprobs: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    response_format: forms.OutputFormat | None = None
+    guided_json: forms.GivenSchema = UNSET
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+
+    def form(self) -> forms.Form:
+        """See `AnyRequest.form`."""
+        return forms.of_completions(self, super().form())
 
 
 tool_calls_decoder = msgspec.json.Decoder(

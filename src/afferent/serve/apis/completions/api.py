@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from afferent.errors import AfferentError, InvalidRequest, Param, UnsupportedParameter
-from afferent.serve.apis import openai, parameters, schema
+from afferent.serve.apis import forms, openai, parameters, schema
 from afferent.serve.apis.asking import with_parameters
 from afferent.serve.apis.openai import StreamOptions
 from afferent.serve.flow.call import Answer, Call, ReceivedBody
@@ -31,6 +31,14 @@ class CompletionRequest(schema.AnyRequest, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
     stop: openai.Stops | None = None
     stream_options: StreamOptions | None = None
+    response_format: forms.OutputFormat | None = None
+    guided_json: forms.GivenSchema = UNSET
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+
+    def form(self) -> forms.Form:
+        """See `AnyRequest.form`."""
+        return forms.of_completions(self, super().form())
 
 
 class OpenAICompletions:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct, structs
 
 from afferent.errors import AfferentError
 from afferent.ingest.cutter import MediaKeys
-from afferent.serve.apis import parameters, schema
+from afferent.serve.apis import forms, parameters, schema
 from afferent.serve.apis.api import KeyHeader, TokenCount
 from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.messages.events import AnthropicReply, count_body, error_body
@@ -18,15 +18,34 @@ from afferent.serve.flow.call import Call, ReceivedBody
 from afferent.serve.flow.request import GenerateRequest, Rendered
 
 
+class _OutputConfig(Struct, forbid_unknown_fields=True):
+    """``effort`` is of models that think."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: forms.OutputFormat | None = None
+
+
 class _Request(schema.ConversationRequest, kw_only=True):
     """What a request to count tokens has, too."""
 
+    max_tokens: schema.MaxTokens | None = None
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
     system: str | Annotated[list[Text], Meta(max_length=schema.MAX_PARTS)] | None = None
     stop_sequences: Annotated[list[schema.Stop], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    output_config: _OutputConfig | None = None
+    output_format: forms.OutputFormat | None = None
 
-    def generate(self, body: ReceivedBody, request_id: str, max_tokens: int) -> GenerateRequest:
+    def form(self) -> forms.Form:
+        """See `AnyRequest.form`."""
+        config = self.output_config
+        return forms.one_of(
+            forms.of_format(None if config is None else config.format, "output_config.format"),
+            forms.of_format(self.output_format, "output_format"),
+            super().form(),
+        )
+
+    def generate(self, body: ReceivedBody, request_id: str) -> GenerateRequest:
         """
         Args:
             body: Whose media the messages refer to.
@@ -37,7 +56,7 @@ class _Request(schema.ConversationRequest, kw_only=True):
         generate = GenerateRequest(
             request_id=request_id,
             messages=read_messages(self.system, self.messages, body),
-            max_tokens=max_tokens,
+            max_tokens=self.max_tokens,
             temperature=self.temperature,
             stop=tuple(self.stop_sequences or ()),
         )
@@ -46,13 +65,14 @@ class _Request(schema.ConversationRequest, kw_only=True):
 
 
 class MessagesRequest(_Request, kw_only=True):
-    max_tokens: schema.MaxTokens
+    max_tokens: schema.MaxTokens  # an answer needs one
 
 
 class CountRequest(_Request, kw_only=True):
     """A request to count the prompt's tokens; of others only the prompt counts."""
 
-    max_tokens: schema.MaxTokens | None = None
+    def generate(self, body: ReceivedBody, request_id: str) -> GenerateRequest:
+        return structs.replace(super().generate(body, request_id), max_tokens=1)
 
 
 class _Anthropic:
@@ -67,6 +87,21 @@ class _Anthropic:
     media_keys = MediaKeys(urls=("url",), base64=("data",))
     key_header = KeyHeader("x-api-key")
 
+    request_type: type[_Request]
+
+    def __init__(self) -> None:
+        self._reader = schema.Reader(self.request_type, parameters.MESSAGES)
+
+    def parse(
+        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+    ) -> Call:
+        request, ignored = self._reader.read(
+            body.json, served=model, refuses_unknown=refuses_unknown
+        )
+        generate = request.generate(body, request_id)
+        reply = AnthropicReply(request_id, request.model)
+        return Call(generate, is_stream=bool(request.stream), reply=reply, ignored=ignored)
+
     def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
         return error_body(error, request_id)
 
@@ -76,21 +111,8 @@ class AnthropicTokenCount(_Anthropic):
 
     name = "anthropic_count_tokens"
     path = "/v1/messages/count_tokens"
-    request_type = CountRequest
+    request_type: type[_Request] = CountRequest
     besides = ()
-
-    def __init__(self) -> None:
-        self._reader = schema.Reader(CountRequest, parameters.MESSAGES)
-
-    def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
-    ) -> Call:
-        request, ignored = self._reader.read(
-            body.json, served=model, refuses_unknown=refuses_unknown
-        )
-        generate = request.generate(body, request_id, max_tokens=1)
-        reply = AnthropicReply(request_id, request.model)
-        return Call(generate, is_stream=False, reply=reply, ignored=ignored)
 
 
 def _count(rendered: Rendered) -> Mapping[str, Any]:
@@ -102,18 +124,5 @@ class AnthropicMessages(_Anthropic):
 
     name = "anthropic_messages"
     path = "/v1/messages"
-    request_type = MessagesRequest
+    request_type: type[_Request] = MessagesRequest
     besides = (TokenCount(api=AnthropicTokenCount(), answer=_count),)
-
-    def __init__(self) -> None:
-        self._reader = schema.Reader(MessagesRequest, parameters.MESSAGES)
-
-    def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
-    ) -> Call:
-        request, ignored = self._reader.read(
-            body.json, served=model, refuses_unknown=refuses_unknown
-        )
-        generate = request.generate(body, request_id, request.max_tokens)
-        reply = AnthropicReply(request_id, request.model)
-        return Call(generate, is_stream=bool(request.stream), reply=reply, ignored=ignored)

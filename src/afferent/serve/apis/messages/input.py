@@ -126,10 +126,10 @@ class _Reader:
                 for index, inner in enumerate(_as_blocks(content)):
                     self._block("tool", inner, f"{where}.content[{index}]")
             case _Document():
-                raise UnsupportedMedia("documents are not supported", param=where)
+                raise UnsupportedMedia(f"{where}: documents are not supported", param=where)
             case _:
                 raise InvalidRequest(
-                    f"such a block stands in no message of the {role}", param=where
+                    f"{where}: such a block stands in no message of the {role}", param=where
                 )
 
     def _image(self, image: _Image, where: str) -> MediaPart:
@@ -140,4 +140,4 @@ class _Reader:
             case _Url(url):
                 return MediaPart(Modality.IMAGE, self.media.pop(url, url))
             case _File():
-                raise UnsupportedParameter("files by id are not supported", param=where)
+                raise UnsupportedParameter(f"{where}: files by id are not supported", param=where)

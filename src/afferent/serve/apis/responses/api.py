@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.errors import AfferentError
-from afferent.serve.apis import openai, parameters, schema
+from afferent.serve.apis import forms, openai, parameters, schema
 from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.openai import OpenAIRequest
 from afferent.serve.apis.responses.events import ResponsesReply, error_body
@@ -17,6 +18,7 @@ from afferent.serve.apis.responses.kept import LOOKUPS
 from afferent.serve.flow.call import Call, ReceivedBody
 from afferent.serve.flow.request import GenerateRequest, Logprobs, Message, TextPart
 
+_FORMAT = "text.format"
 _LOGPROBS = "message.output_text.logprobs"
 
 _Include = Literal[
@@ -32,6 +34,16 @@ _Include = Literal[
 
 class _Reasoning(Struct):
     effort: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class _Text(Struct, forbid_unknown_fields=True):
+    """``format`` is for the answer to repeat, too."""
+
+    format: Raw | UnsetType = UNSET
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+_format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
 
 
 class ResponsesRequest(OpenAIRequest, kw_only=True):
@@ -51,6 +63,7 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
         | None
     ) = None
     reasoning: _Reasoning | None = None
+    text: _Text | None = None
     # For the answer to repeat.
     max_tool_calls: Any = None
     parallel_tool_calls: Any = True
@@ -58,6 +71,12 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
     safety_identifier: Any = None
     tool_choice: Any = None
     user: Any = None
+
+    def form(self) -> forms.Form:
+        """See `AnyRequest.form`."""
+        given = UNSET if self.text is None else self.text.format
+        wanted = schema.read_part(_format_decoder, given, _FORMAT)
+        return forms.one_of(forms.of_format(wanted, _FORMAT), super().form())
 
 
 class OpenAIResponses:
@@ -111,6 +130,11 @@ def _wanted_logprobs(request: ResponsesRequest) -> Logprobs | None:
     return Logprobs(request.top_logprobs or 0, openai.scored_token)
 
 
+def _format(request: ResponsesRequest) -> Any:
+    given = UNSET if request.text is None else request.text.format
+    return {"type": "text"} if given is UNSET or bytes(given) == b"null" else given
+
+
 def _echo(request: ResponsesRequest) -> dict[str, Any]:
     """What the answer repeats of the request, or says of what was not asked for."""
     return {
@@ -128,7 +152,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "service_tier": "default",
         "store": request.store is not False,
         "temperature": request.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _format(request)},
         "tool_choice": "none" if request.tool_choice == "none" else "auto",
         "tools": [],
         "top_logprobs": request.top_logprobs or 0,

@@ -18,6 +18,7 @@ from afferent.serve.apis.tool_calls import ToolCalls
 from afferent.serve.flow.call import ReceivedBody
 from afferent.serve.flow.request import Detail, MediaPart, Message, Part, Role, TextPart
 from afferent.types import Modality
+from afferent.wording import any_of
 
 
 class _InputText(Struct, tag="input_text"):
@@ -210,5 +211,5 @@ def _only(where: str, *, file_id: str | None, **urls: str | None) -> str:
         raise UnsupportedParameter("files by id are not supported", param=f"{where}.file_id")
     given = [url for url in urls.values() if url is not None]
     if len(given) != 1:
-        raise InvalidRequest(f"one of {', '.join(urls)} is needed", param=where)
+        raise InvalidRequest(f"{where} needs {any_of(urls)}", param=where)
     return given[0]

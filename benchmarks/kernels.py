@@ -1,0 +1,170 @@
+"""What processor time does an image take, kernel by kernel, on its way to patches?
+
+All in one thread of one process, with a worker's thresholds of memory: `decode` is ours, `resize`
+the compiled part, which writes patches, and `libraries` what does the same without it: torch, and
+numpy for the patches. `pillow` decodes with Pillow, `decode_before` PNG with what decoded it until
+November 2026 (libspng). `copy` is the floor of all that writes features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import imagecodecs
+import numpy as np
+import torch
+from PIL import Image
+
+from afferent.config import Limits
+from afferent.errors import ConfigError
+from afferent.ingest.probe import probe_image
+from afferent.preprocess import resize
+from afferent.preprocess.decode.image import decode_image
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.registry import describe
+from afferent.types import MiB
+from benchmarks.pages import page, photo
+from benchmarks.preprocess import write_model
+from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
+
+QUESTION = "What processor time does an image take, kernel by kernel, on its way to patches?"
+COLUMNS = (
+    *("file", "to", "pillow", "decode_before", "decode", "libraries", "resize", "copy"),
+    *("main_ms", "ms"),
+)
+
+_WIDTH, _HEIGHT = 1275, 1650
+_SIZES: Final = {"its own size": 12_845_056, "1 megapixel": 1_003_520}
+"""Most pixels that are made of it."""
+_FILES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "page, PNG": ("page", "PNG", {}),
+    "page, JPEG": ("page", "JPEG", {"quality": 85}),
+    "page, progressive JPEG": ("page", "JPEG", {"quality": 85, "progressive": True}),
+    "page, WebP": ("page", "WEBP", {"quality": 85}),
+    "photo, PNG": ("photo", "PNG", {}),
+    "photo, JPEG": ("photo", "JPEG", {"quality": 85}),
+}
+_QUICK_FILES: Final = ("page, PNG", "page, JPEG")
+_GOALS: Final = {"page, PNG": 0.65, "page, JPEG": 0.67}
+_MALLOC: Final = {-3: 32 * MiB, -1: 128 * MiB, -2: 16 * MiB}
+"""`mallopt`'s thresholds of mapping and trimming, and its padding, as a worker has them."""
+
+AfterSample = Callable[[], None]
+
+
+def num_steps(*, quick: bool) -> int:
+    return sum(_num_sides(name) for name in _files(quick=quick)) * len(_SIZES) * (MIN_SAMPLES + 1)
+
+
+def _files(*, quick: bool) -> tuple[str, ...]:
+    return _QUICK_FILES if quick else tuple(_FILES)
+
+
+def _num_sides(name: str) -> int:
+    return 6 if name.endswith("PNG") else 5
+
+
+def run(*, quick: bool, after_sample: AfterSample) -> Report:
+    if resize.compiled is None:
+        raise ConfigError("the compiled part is not there: see docs/adr/0034-what-is-compiled.md")
+    report, meter, threads = Report("kernels", QUESTION), BusyMeter(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    libc = ctypes.CDLL(None)
+    for parameter, nbytes in _MALLOC.items():
+        libc.mallopt(parameter, nbytes)
+    try:
+        for name in _files(quick=quick):
+            for size, max_pixels in _SIZES.items():
+                sides = dict(_sides(name, _family(max_pixels)))
+                samples = alternate(sides, num_samples=MIN_SAMPLES, after_sample=after_sample)
+                report.rows.append(_row(name, size, samples))
+    finally:
+        torch.set_num_threads(threads)
+    report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
+    report.goals = list(_goals(report.rows))
+    report.notes = ["Milliseconds of processor time; main_ms is without the compiled part."]
+    return report
+
+
+def _row(name: str, size: str, samples: dict[str, list[float]]) -> Row:
+    keys: dict[str, Any] = {"file": name, "to": size}
+    if "decode_before" not in samples:
+        keys["decode_before"] = ""
+    for whole, kernel in (("main_ms", "libraries"), ("ms", "resize")):
+        samples[whole] = [a + b for a, b in zip(samples["decode"], samples[kernel], strict=True)]
+    return Row(keys, samples)
+
+
+def _goals(rows: list[Row]) -> Iterator[Goal]:
+    for row in rows:
+        name, size = row.keys["file"], row.keys["to"]
+        if (most := _GOALS.get(name)) is None or size != next(iter(_SIZES)):
+            continue
+        part = row.median("ms") / row.median("main_ms")
+        yield Goal(f"{name}: at most {most:g} of what it took without", part <= most, part)
+        if "decode_before" in row.samples:
+            before = row.median("decode_before") + row.median("libraries")
+            part = row.median("ms") / before
+            yield Goal(f"{name}: and of what it took before that", part <= most, part)
+
+
+def _family(max_pixels: int) -> QwenVlFamily:
+    with tempfile.TemporaryDirectory() as name:
+        write_model(folder := Path(name))
+        settings = {"image_processor_type": "Qwen2VLImageProcessor", "max_pixels": max_pixels}
+        (folder / "preprocessor_config.json").write_text(
+            json.dumps(settings | {"min_pixels": 3136})
+        )
+        family = describe(folder)
+    if not isinstance(family, QwenVlFamily):
+        raise ConfigError("the benchmark's model is not known")
+    return family
+
+
+def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], float]]]:
+    kind, format, parameters = _FILES[name]
+    rng, out = np.random.default_rng(0), io.BytesIO()
+    drawn = (
+        page(rng, _WIDTH, _HEIGHT, figure=0.55) if kind == "page" else photo(rng, _WIDTH, _HEIGHT)
+    )
+    drawn.save(out, format, **parameters)
+    data, limits = out.getvalue(), Limits()
+    header = probe_image(data, limits)
+    image = decode_image(memoryview(data), header, limits)
+    specs = family.plan(header).specs
+    made, copied = (
+        {key: np.zeros(spec.shape, spec.dtype) for key, spec in specs.items()} for _ in range(2)
+    )
+
+    def by_libraries() -> None:
+        compiled, resize.compiled = resize.compiled, None
+        try:
+            family.process(image, made)
+        finally:
+            resize.compiled = compiled
+
+    yield "pillow", _timed(lambda: np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    if format == "PNG":
+        yield "decode_before", _timed(lambda: imagecodecs.spng_decode(data))
+    yield "decode", _timed(lambda: decode_image(memoryview(data), header, limits))
+    yield "libraries", _timed(by_libraries)
+    yield "resize", _timed(lambda: family.process(image, made))
+    yield "copy", _timed(lambda: np.copyto(copied["pixel_values"], made["pixel_values"]))
+
+
+def _timed(work: Callable[[], Any]) -> Callable[[], float]:
+    """Milliseconds of this thread's processor time."""
+
+    def measure() -> float:
+        start_ns = time.thread_time_ns()
+        work()
+        return (time.thread_time_ns() - start_ns) / 1e6
+
+    return measure

@@ -1,0 +1,72 @@
+"""A link between this process and others, shaped or not: a network namespace, where that may be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+RATES = ("", "10gbit", "1gbit")
+_HERE, _THERE = "10.213.97.1", "10.213.97.2"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """``there`` begins the command of a process at the other end, whose address is ``host``."""
+
+    name: str
+    host: str
+    there: tuple[str, ...] = ()
+    device: str = ""
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """What it can be shaped to; empty as it is."""
+        return RATES if self.device else RATES[:1]
+
+    def shape(self, rate: str) -> None:
+        """Both ways: ``tbf`` holds back what is more."""
+        for before in ((), self.there) if self.device else ():
+            device = ["dev", self.device, "root"]
+            subprocess.run(
+                [*before, "tc", "qdisc", "del", *device], capture_output=True, check=False
+            )
+            if rate:
+                limit = ["tbf", "rate", rate, "burst", "1mb", "latency", "100ms"]
+                subprocess.run([*before, "tc", "qdisc", "add", *device, *limit], check=True)
+
+
+@contextlib.contextmanager
+def link() -> Iterator[Link]:
+    """One to a namespace of its own; without the rights to make one, the loopback interface."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
+        yield Link("loopback", "127.0.0.1")
+        return
+    name, device = f"afferent-{os.getpid()}", f"aff{os.getpid() % 10**6}"
+    there = ("ip", "netns", "exec", name)
+    commands = (
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", device, "type", "veth", "peer", "name", device, "netns", name],
+        ["ip", "addr", "add", f"{_HERE}/24", "dev", device],
+        ["ip", "link", "set", device, "up"],
+        [*there, "ip", "addr", "add", f"{_THERE}/24", "dev", device],
+        [*there, "ip", "link", "set", device, "up"],
+        [*there, "ip", "link", "set", "lo", "up"],
+    )
+    try:
+        for command in commands:
+            subprocess.run(command, check=True)
+        yield Link("veth", _THERE, there, device)
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False)  # noqa: S607
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port

@@ -1,0 +1,47 @@
+"""The form that an answer is asked to have: one word for the three fields of `Sampling`."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from afferent import keys
+from afferent.errors import InvalidForm
+from afferent.types import FormField, Sampling, encode
+
+_TAG = b"afferent/form/v1"
+
+
+class Form(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an answer may be.
+
+    Attributes:
+        kind: As the field of `Sampling` is called.
+        text: A schema, an expression, or a list of texts as JSON.
+    """
+
+    kind: FormField
+    text: str
+
+    @property
+    def key(self) -> bytes:
+        """Equal for equal forms."""
+        return keys.frame(_TAG, encode(self))
+
+
+def form_of(sampling: Sampling) -> Form | None:
+    """``None``: an answer may be anything.
+
+    Raises:
+        InvalidForm: It is to be of two forms.
+    """
+    forms: list[Form] = []
+    if sampling.json_schema is not None:
+        forms.append(Form("json_schema", sampling.json_schema))
+    if sampling.regex is not None:
+        forms.append(Form("regex", sampling.regex))
+    if sampling.choice:
+        forms.append(Form("choice", msgspec.json.encode(sampling.choice).decode()))
+    if len(forms) > 1:
+        raise InvalidForm("an answer has one form")
+    return forms[0] if forms else None

@@ -1,0 +1,142 @@
+"""The form of an answer as `llguidance` reads it, and the limits within which it is followed.
+
+The process that tries a form and the worker that follows it do this alike, so that what the one
+could do within its time the other can, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from afferent.engine.reference.asked_form import Form
+from afferent.errors import ConfigError, InvalidForm
+
+_WHITESPACE: Final = r" |\n {0,16}"
+"""Between the parts of JSON: a space, or a new line that is indented. Who was not taught to
+write JSON may else write nothing but whitespace.
+"""
+_JSON_OPTIONS: Final[dict[str, Any]] = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    "whitespace_pattern": _WHITESPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+"""All of them, so that a schema can't set its own: an answer is of its schema, or there is none."""
+_OWN_OPTIONS: Final = "x-guidance"
+_LONGEST_ERROR = 500
+
+# Those of a step bound how long its tokens take to be looked up, whatever the form; the others
+# bound what it holds in memory.
+_LIMITS: Final = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_items_in_row=2_000,
+    max_lexer_states=20_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+def tokenizer_of(folder: Path, *, eos_token_ids: Sequence[int], vocab_size: int = 0) -> LLTokenizer:
+    """The tokens of the model in this folder.
+
+    Args:
+        folder: With a ``tokenizer.json``.
+        eos_token_ids: Those that end an answer.
+        vocab_size: How many the model chooses from; 0: as many as the tokenizer has.
+
+    Raises:
+        ConfigError: Answers of a given form can't be had with this tokenizer.
+    """
+    if not eos_token_ids:
+        raise ConfigError("the model has no token that ends an answer")
+    try:
+        text, ends = (folder / "tokenizer.json").read_text(), list(eos_token_ids)
+        known = LLTokenizer(text, eos_token=ends)
+        if vocab_size <= known.vocab_size:
+            return known
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+    except (OSError, ValueError) as error:
+        raise ConfigError("the model's tokenizer.json can't be followed") from error
+
+
+def compile_form(tokenizer: LLTokenizer, form: Form) -> LLMatcher:
+    """What follows answers of this form from their beginning.
+
+    It may take any time and memory: a form is tried first where that harms nobody.
+
+    Raises:
+        InvalidForm: There are no such answers, or what is asked for is not known here; it says
+            what.
+    """
+    matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        raise InvalidForm(_told(form, matcher.get_error()))
+    return matcher
+
+
+def too_much(form: Form, what: Literal["time", "memory"] | None = None) -> InvalidForm:
+    """To compile the form, or to follow it, takes more than it may.
+
+    Args:
+        what: Of what, if that is known.
+    """
+    return InvalidForm(
+        _told(form, f"it takes too much {what or 'time or memory'}; make it simpler")
+    )
+
+
+def no_answer(form: Form) -> InvalidForm:
+    """Whatever the model says, it is wrong."""
+    return InvalidForm(_told(form, "no answer can have this form"))
+
+
+def _grammar(form: Form) -> str:
+    match form.kind:
+        case "json_schema":
+            return _of_schema(form)
+        case "regex":
+            return LLMatcher.grammar_from_regex(form.text)
+        case "choice":
+            texts = msgspec.json.decode(form.text, type=list[str])
+            return LLMatcher.grammar_from_regex("|".join(f"(?:{_quoted(text)})" for text in texts))
+
+
+def _of_schema(form: Form) -> str:
+    try:
+        schema = msgspec.json.decode(form.text)
+    except RecursionError as error:
+        raise InvalidForm(_told(form, "it is nested too deep")) from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidForm(_told(form, "it is not valid JSON")) from error
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise InvalidForm(_told(form, "it must be an object"))
+    schema.pop(_OWN_OPTIONS, None)
+    text, options = msgspec.json.encode(schema).decode(), cast(Any, _JSON_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(text, overrides=options)
+
+
+def _quoted(text: str) -> str:
+    """A regular expression for this text alone."""
+    return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)
+
+
+def _told(form: Form, why: str) -> str:
+    """For people: without the place in a grammar that is ours, and not too long."""
+    what = {"json_schema": "the JSON schema", "regex": "the regex", "choice": "the choice"}
+    lines = [line.strip() for line in why.strip().splitlines()]
+    if form.kind != "json_schema":
+        lines = [line for line in lines if line.startswith("error:")] or lines[:1]
+    words = " ".join(line.removeprefix("error: ") for line in lines if line)
+    words = words.partition(" Enable '")[0]  # options that are not the client's
+    return f"{what[form.kind]} can't be followed: {words[:_LONGEST_ERROR]}"

@@ -1,0 +1,153 @@
+"""The process that tries forms of answers, each in a fork of itself.
+
+    python -m afferent.engine.reference.form.main FD      (started by the supervisor)
+
+It has the model's tokens and nothing else, and never a thread: a fork of a process with threads may
+hang. The engine core asks it; it says of each form whether it can be followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+from afferent.engine.reference import messages as m
+from afferent.engine.reference.form import trial
+from afferent.engine.reference.form.grammar import tokenizer_of
+from afferent.engine.reference.form.trial import Verdict
+from afferent.engine.reference.launch import FormSettings
+from afferent.errors import ConfigError, ConnectionClosed, EngineUnavailable, UnsupportedParameter
+from afferent.preprocess import sandbox
+from afferent.preprocess.family import read_json
+from afferent.runtime import wire
+from afferent.runtime.process import LOST_PARTNERS, ChildProcess, run_until_terminated
+from afferent.types import Failure, decode, encode
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 30.0
+_TRIAL_TIMEOUT_S = 10.0
+"""Of waiting for processor time, most of it."""
+_MAX_VERDICT_NBYTES = 1 << 16
+
+
+class FormTrials:
+    """Tries what the core asks for, all at the same time: it asks for a few."""
+
+    def __init__(self, tokenizer: LLTokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
+        self._is_cut = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, address: str) -> None:
+        """Answer the core until it is gone.
+
+        Raises:
+            ConnectionClosed: It is.
+        """
+        await self._channel.attach(wire.connect(address, timeout_s=_CONNECT_TIMEOUT_S))
+        self._channel.send(encode(m.FormsHello()))
+        await self._is_cut.wait()
+        raise ConnectionClosed("the core is gone")
+
+    def _on_frame(self, frame: bytes) -> None:
+        task = asyncio.create_task(self._answer(decode(m.to_forms_decoder, frame)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_close(self) -> None:
+        self._is_cut.set()
+
+    async def _answer(self, asked: m.TryForm) -> None:
+        verdict = await self.verdict(asked)
+        with contextlib.suppress(ConnectionClosed):
+            self._channel.send(encode(m.FormTried(asked.number, verdict.failure, verdict.nbytes)))
+
+    async def verdict(self, asked: m.TryForm) -> Verdict:
+        """What becomes of the form in a fork of this process."""
+        if self._tokenizer is None:
+            refused = UnsupportedParameter("no answers of a given form can be had of this model")
+            return Verdict(Failure(refused.code, refused.message))
+        result_fd, child_fd = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            trial.run(self._tokenizer, asked.form, child_fd, parent)
+        os.close(child_fd)
+        said, is_late = b"", False
+        try:
+            async with asyncio.timeout(_TRIAL_TIMEOUT_S):
+                said = await _read_all(result_fd)
+        except TimeoutError:
+            is_late = True
+        finally:
+            os.kill(pid, signal.SIGKILL)  # who has closed its pipe ends by itself
+            _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 it is dying
+        if is_late:
+            busy = EngineUnavailable("the form of the answer could not be tried in time; try again")
+            return Verdict(Failure(busy.code, busy.message))
+        if status or not said:
+            log.debug("a trial of a form died", extra={"status": status})
+            return trial.verdict_of_death(asked.form, status)
+        return decode(trial.verdict_decoder, said)
+
+
+async def _read_all(fd: int) -> bytes:
+    """What is written into a pipe until it is closed, as far as it is wanted; closes this end."""
+    loop, reader, said = asyncio.get_running_loop(), asyncio.StreamReader(), b""
+    pipe = os.fdopen(fd, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        while len(said) < _MAX_VERDICT_NBYTES and (more := await reader.read(_MAX_VERDICT_NBYTES)):
+            said += more
+        return said
+    finally:
+        transport.close()
+
+
+def _load(folder: Path) -> LLTokenizer | None:
+    """``None``: of this model no answers of a given form can be had; nobody will ask for any."""
+    generation, config = folder / "generation_config.json", read_json(folder / "config.json")
+    known = {**config.get("text_config", {}), **config}
+    known |= read_json(generation) if generation.exists() else {}
+    eos = known.get("eos_token_id") or []
+    try:
+        return tokenizer_of(folder, eos_token_ids=[eos] if isinstance(eos, int) else eos)
+    except ConfigError as error:
+        log.info("no answers of a given form", extra={"reason": error.message})
+        return None
+
+
+async def _run(child: ChildProcess, settings: FormSettings, trials: FormTrials) -> None:
+    child.report("forms of answers", ready=True)
+    await run_until_terminated(trials.serve(settings.core_address), child.keep_beating())
+
+
+def main() -> None:
+    child = ChildProcess.start()
+    settings = child.settings(FormSettings)
+    try:
+        sandbox.check_machine()
+    except ConfigError as error:
+        child.report(error.message)
+        raise SystemExit(1) from error
+    trials = FormTrials(_load(Path(settings.model_folder)))
+    gc.freeze()  # or a fork's first collection would copy the pages of all that is loaded
+    try:
+        asyncio.run(_run(child, settings, trials))
+    except ConnectionClosed:
+        log.info("the core is gone")
+        raise SystemExit(LOST_PARTNERS) from None
+
+
+if __name__ == "__main__":
+    main()

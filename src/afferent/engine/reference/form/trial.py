@@ -1,0 +1,133 @@
+"""Trying a form in a process of its own, which is forked for it and confined: it may take long or
+much memory, or crash, and only itself is the worse for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer
+from msgspec import Struct
+
+from afferent.engine.reference.asked_form import Form
+from afferent.engine.reference.form.grammar import compile_form, no_answer, too_much
+from afferent.errors import AfferentError, ConfigError, InternalError
+from afferent.preprocess import sandbox
+from afferent.runtime.process import die_with_parent
+from afferent.types import Failure, MiB, encode
+
+CPU_S: Final = 0.5
+"""Processor time for a form: the worker that follows it will need as much once, within a step."""
+MEMORY_NBYTES: Final = 64 * MiB
+_NUM_TOKENS = 32
+_LONGEST_TOKEN_S = 0.1
+_NICENESS = 5
+_CANT_CONFINE = 78
+_SET = re.compile(rb"[^\0]")
+
+
+class Verdict(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What became of a trial.
+
+    Attributes:
+        failure: ``None``: the form can be followed.
+        nbytes: Memory that it took.
+    """
+
+    failure: Failure | None
+    nbytes: int = 0
+
+
+verdict_decoder = msgspec.msgpack.Decoder(Verdict)
+
+
+def run(tokenizer: LLTokenizer, form: Form, result_fd: int, parent_pid: int) -> NoReturn:
+    """The whole life of a forked process. It writes a `Verdict`, unless it is ended before."""
+    code = 1
+    try:
+        die_with_parent(parent_pid)
+        _keep_nothing_but(result_fd)
+        os.nice(_NICENESS)
+        sandbox.enter(memory_nbytes=MEMORY_NBYTES)
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        os.write(result_fd, encode(_try(tokenizer, form)))
+        code = 0
+    except ConfigError:
+        code = _CANT_CONFINE
+    finally:
+        os._exit(code)
+
+
+def verdict_of_death(form: Form, status: int) -> Verdict:
+    """Of a trial that ended without a word: it was too much, one way or another.
+
+    Args:
+        status: As `os.waitpid` gives it.
+    """
+    code = os.waitstatus_to_exitcode(status)
+    if code == _CANT_CONFINE:
+        return Verdict(_failure(InternalError("a trial of a form can't be confined")))
+    return Verdict(_failure(too_much(form, "time" if code == -signal.SIGPROF else "memory")))
+
+
+def _try(tokenizer: LLTokenizer, form: Form) -> Verdict:
+    before = sandbox.data_nbytes()
+    try:
+        _write(compile_form(tokenizer, form), form, tokenizer)
+    except AfferentError as error:
+        return Verdict(_failure(error))
+    return Verdict(None, max(0, sandbox.data_nbytes() - before))
+
+
+def _write(matcher: LLMatcher, form: Form, tokenizer: LLTokenizer) -> None:
+    """The beginning of an answer, as a model might.
+
+    Raises:
+        InvalidForm: A token takes too long to be looked up, or none can follow.
+    """
+    draw = random.Random(0)  # noqa: S311 the same for the same form
+    for _ in range(_NUM_TOKENS):
+        start_s = time.process_time()
+        mask = bytearray(matcher.compute_bitmask())
+        if matcher.is_error():
+            raise no_answer(form) if "NoExtension" in matcher.get_error() else too_much(form)
+        for end in tokenizer.eos_tokens:
+            mask[end // 8] &= ~(1 << end % 8)
+        token = _any_of(mask, draw)
+        if token is None:
+            if matcher.is_accepting():
+                return
+            raise no_answer(form)
+        matcher.consume_token(token)
+        if time.process_time() - start_s > _LONGEST_TOKEN_S:
+            raise too_much(form, "time")
+
+
+def _any_of(mask: bytearray, draw: random.Random) -> int | None:
+    found = _SET.search(mask, draw.randrange(len(mask))) or _SET.search(mask)
+    if found is None:
+        return None
+    byte = mask[found.start()]
+    return 8 * found.start() + draw.choice([bit for bit in range(8) if byte >> bit & 1])
+
+
+def _failure(error: AfferentError) -> Failure:
+    return Failure(error.code, error.message)
+
+
+def _keep_nothing_but(fd: int) -> None:
+    """What this process was forked with is not for who might take it over; nor has it a voice."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    for other in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if other > 2 and other != fd:
+            with contextlib.suppress(OSError):  # the folder's own is closed already
+                os.close(other)

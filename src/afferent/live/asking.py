@@ -1,0 +1,100 @@
+"""A question from the page, passed on to a frontend as any client's, and its answer back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import httpcore
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+_PATH: Final = "/v1/chat/completions"
+_MAX_ASKED: Final = 4
+_CONNECT_TIMEOUT_S: Final = 5.0
+_PASSED_BACK: Final = (b"content-type", b"x-request-id", b"retry-after")
+
+
+class Asking:
+    """The page itself writes the body of a chat completion; it is passed on as it comes."""
+
+    def __init__(self, api_url: str, *, api_key: str, timeout_s: float) -> None:
+        """
+        Args:
+            api_key: Sent with each question; the page never learns it. Empty: none is.
+            timeout_s: Without a byte from the frontend.
+        """
+        self._url = api_url + _PATH
+        self._headers = [(b"content-type", b"application/json")]
+        if api_key:
+            self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        self._timeouts = dict.fromkeys(("read", "write", "pool"), timeout_s)
+        self._timeouts["connect"] = _CONNECT_TIMEOUT_S
+        self._num_asked = 0
+
+    async def answer(self, request: Request) -> Response:
+        """The frontend's, whatever it is."""
+        if self._num_asked >= _MAX_ASKED:
+            return _refusal(429, "the page has as many questions as it may; try again")
+        self._num_asked += 1
+        stack = AsyncExitStack()
+        stack.callback(self._done)
+        try:
+            return await self._ask(request, stack)
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
+            await stack.aclose()
+            return _refusal(502, "no frontend answers; try again")
+        except ClientDisconnect:
+            await stack.aclose()
+            return Response(status_code=499)
+        except BaseException:
+            await stack.aclose()
+            raise
+
+    async def _ask(self, request: Request, stack: AsyncExitStack) -> Response:
+        headers = list(self._headers)
+        if length := request.headers.get("content-length"):
+            headers.append((b"content-length", length.encode("latin-1")))
+        pool = await stack.enter_async_context(httpcore.AsyncConnectionPool())
+        answer = await stack.enter_async_context(
+            pool.stream(
+                "POST",
+                self._url,
+                headers=headers,
+                content=_body(request),
+                extensions={"timeout": self._timeouts},
+            )
+        )
+        back = {
+            name.decode(): value.decode("latin-1")
+            for name, value in answer.headers
+            if name.lower() in _PASSED_BACK
+        }
+        return ClosingStream(answer.aiter_stream(), stack, status_code=answer.status, headers=back)
+
+    def _done(self) -> None:
+        self._num_asked -= 1
+
+
+class ClosingStream(StreamingResponse):
+    """Closes what is behind it when it ends, or when who has asked for it leaves."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], stack: AsyncExitStack, **kwargs: Any) -> None:
+        super().__init__(chunks, **kwargs)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk
+
+
+def _refusal(status: int, why: str) -> Response:
+    return JSONResponse({"error": {"message": why}}, status_code=status)

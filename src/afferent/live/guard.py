@@ -1,0 +1,123 @@
+"""Who may see the page, and what a browser may do with it.
+
+A browser is anybody's tool: a page of somebody else, open in the operator's, can send requests
+here. So a name that resolves to this machine is not enough to be answered (DNS rebinding), what a
+page of another origin asks is refused (CSRF), and a key comes in a header that no browser sends by
+itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Container
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """An ASGI application in front of another."""
+
+    def __init__(
+        self, app: ASGIApp, *, key: str, names: Container[str], open_paths: Container[str]
+    ) -> None:
+        """
+        Args:
+            key: What is asked for; empty: nothing.
+            names: Under which the page is reached; addresses are always right.
+            open_paths: What has nothing to hide, and is shown without the key.
+        """
+        self._app, self._names, self._open_paths = app, names, open_paths
+        self._digest = _digest(key) if key else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+        app: ASGIApp = self._app
+        if refusal is not None:
+            status, why = refusal
+            app = JSONResponse({"error": {"message": why}}, status_code=status)
+        await app(scope, receive, send_guarded)
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
+        if not self._is_reached_by(headers.get("host", "")):
+            return 421, "the page is not reached by that name: take the address, or localhost"
+        if path in self._open_paths and method in ("GET", "HEAD"):
+            return None
+        if not _is_of_this_page(headers):
+            return 403, "only the page itself may ask"
+        if self._digest and not self._has_key(headers):
+            return 401, "the page's key is needed"
+        is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+        if method == "POST" and not is_json:
+            return 415, "the body must be application/json"
+        return None
+
+    def _is_reached_by(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in self._names or _is_address(name)
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(_digest(sent), self._digest)
+
+
+def own_names(host: str) -> frozenset[str]:
+    """What this machine is called by those who reach the page.
+
+    Args:
+        host: That it listens on, which may be a name.
+    """
+    machine = socket.gethostname()
+    names = {"localhost", host, machine, machine.partition(".")[0]}
+    return frozenset(name.lower() for name in names)
+
+
+def _is_of_this_page(headers: Headers) -> bool:
+    """A browser says where a request comes from; who is no browser says nothing."""
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(key: str) -> bytes:
+    """Of one length, so that a comparison does not tell that of the key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,131 @@
+"""``afferent doctor``: what is wrong here for a server with these settings, and what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from afferent.config import Loaded
+from afferent.engine import registry
+from afferent.errors import AfferentError, ConfigError
+from afferent.operate.machine import Finding, findings, judged
+from afferent.operate.settings import print_json
+from afferent.operate.tables import make_console
+from afferent.server.checks import exposure, model_folder
+from afferent.server.preparing import bind, rehearse
+from afferent.types import MiB
+
+_STYLES = {"ok": "green", "could be better": "yellow", "wrong": "red"}
+_KEYS_IN_FILE = ("tenants", "api_key", "engine_api_key")
+
+
+def run(args: argparse.Namespace, load: Callable[[], Loaded]) -> int:
+    """Print all findings; 1 if something is wrong.
+
+    Args:
+        load: Reads the settings; what is wrong of them is a finding, too.
+    """
+    found = list(_examine(args, load))
+    if args.as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _print(found, make_console())
+    return 1 if any(finding.level == "wrong" for finding in found) else 0
+
+
+def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[Finding]:
+    try:
+        loaded = load()
+    except AfferentError as error:
+        mend = "afferent serve --help all lists the settings"
+        yield Finding(what="settings", level="wrong", found=error.message, mend=mend)
+        yield from findings(num_workers=1, extras=["engine"], needs_shm=False)
+        return
+    config = loaded.config
+    yield Finding(what="settings", level="ok", found=_origins(loaded))
+    yield _exposure(loaded)
+    if (readable := _readable(loaded, args.config)) is not None:
+        yield readable
+    is_parallel = dict(loaded.values()).get("tensor_parallel_size", 1) != 1
+    yield from findings(
+        num_workers=config.num_preprocess_workers,
+        extras=["engine"],
+        needs_shm=config.engine == "vllm" or is_parallel,
+    )
+    asked = [
+        judged("port", lambda: _port(loaded), "--port with another, or 0 for a free one"),
+        judged("model", lambda: str(model_folder(config))),
+        judged("engine", lambda: _engine(loaded)),
+        judged("start", lambda: _start(loaded)),
+    ]
+    said = set[str]()
+    for finding in asked:  # what is wrong of one thing is wrong of all that follow it
+        if finding.level == "ok" or finding.found not in said:
+            yield finding
+            said.add(finding.found)
+
+
+def _origins(loaded: Loaded) -> str:
+    given = [key for key, source in loaded.sources.items() if source != "default"]
+    return f"set: {', '.join(given)}" if given else "all by default"
+
+
+def _exposure(loaded: Loaded) -> Finding:
+    warning = exposure(loaded.config)
+    return Finding(
+        what="keys",
+        level="could be better" if warning else "ok",
+        found=warning or "asked for, or only this machine reaches the server",
+        mend="export AFFERENT_API_KEY=$(openssl rand -hex 24)" if warning else "",
+    )
+
+
+def _readable(loaded: Loaded, file: Path | None) -> Finding | None:
+    """Of a file with keys in it, which others can read."""
+    sources = loaded.sources
+    if file is None or not any(sources.get(key) == str(file) for key in _KEYS_IN_FILE):
+        return None
+    if not file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        return Finding(what="file", level="ok", found=f"only its owner reads {file}")
+    found = f"others can read {file}, and keys are in it"
+    return Finding(what="file", level="could be better", found=found, mend=f"chmod 600 {file}")
+
+
+def _port(loaded: Loaded) -> str:
+    port = bind(loaded.config)
+    port.close()
+    return port.url
+
+
+def _engine(loaded: Loaded) -> str:
+    config = loaded.config
+    kind = registry.find(config.engine)
+    kind.check(model_folder(config), loaded.of(kind.settings_type))
+    return f"{kind.name}: {kind.summary}"
+
+
+def _start(loaded: Loaded) -> str:
+    """All that a start checks: what was not found by itself is found here."""
+    try:
+        checked = rehearse(loaded, lambda *_: None)
+    except OSError as error:  # the kernel's word, where none of ours foresaw it
+        raise ConfigError(f"{error.strerror}: {error.filename or ''}") from error
+    return f"all that a start checks; the arena gets {checked.arena_nbytes // MiB:,} MiB"
+
+
+def _print(found: list[Finding], console: Console) -> None:
+    width = max(len(finding.what) for finding in found)
+    for finding in found:
+        mark = (finding.level.ljust(len("could be better")), _STYLES[finding.level])
+        line = Text.assemble(f"{finding.what:<{width}}  ", mark, f"  {finding.found}")
+        console.print(line, soft_wrap=True)
+        if finding.mend:
+            console.print(f"{'':<{width}}  -> {finding.mend}", soft_wrap=True)
+    num_wrong = sum(finding.level == "wrong" for finding in found)
+    console.print(f"{num_wrong} wrong" if num_wrong else "nothing is wrong")

@@ -1,0 +1,44 @@
+"""``afferent restart``: asks the supervisor of a server that runs, and shows how far it is."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Iterator
+
+import msgspec
+
+from afferent.errors import ConfigError
+from afferent.operate import servers
+from afferent.server.control import Progress, Question
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Restart, and print what goes on; the exit status.
+
+    Raises:
+        ConfigError: It is not clear which server is meant.
+    """
+    last = Progress(text="the server has ended meanwhile", failed=True)
+    for last in _ask(servers.choose(args.pid), Question(restart=args.what)):
+        print(last.text, flush=True)
+    if not last.is_done:
+        print("the server has ended meanwhile")
+    return 0 if last.is_done and not last.failed else 1
+
+
+def _ask(address: str, question: Question) -> Iterator[Progress]:
+    """What the supervisor says, until it has done it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(_CONNECT_TIMEOUT_S)
+        try:
+            sock.connect(address)
+        except OSError as error:
+            raise ConfigError(f"the server does not answer: {error.strerror}") from error
+        sock.settimeout(None)  # a large model may load for half an hour
+        sock.sendall(msgspec.json.encode(question) + b"\n")
+        with sock.makefile("rb") as lines:
+            for line in lines:
+                yield msgspec.json.decode(line, type=Progress)

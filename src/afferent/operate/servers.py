@@ -1,0 +1,25 @@
+"""Which servers run, known by their supervisors."""
+
+from __future__ import annotations
+
+from afferent.errors import ConfigError
+from afferent.operate.daemons import listening
+from afferent.runtime.sockets import digits_of
+from afferent.server.control import SOCKET_NAME
+
+
+def choose(pid: int | None) -> str:
+    """Where the supervisor of a server listens; in the same folder are its processes' sockets.
+
+    Raises:
+        ConfigError: No server runs, or several do and none was chosen.
+    """
+    servers = {pids[0]: address for address, pids in listening() if digits_of(address, SOCKET_NAME)}
+    if pid is not None:
+        servers = {known: address for known, address in servers.items() if known == pid}
+    if len(servers) == 1:
+        return next(iter(servers.values()))
+    if not servers:
+        raise ConfigError("you run no server" if pid is None else f"--pid {pid}: is no server")
+    running = ", ".join(map(str, sorted(servers)))
+    raise ConfigError(f"several servers run; choose one with --pid: {running}")

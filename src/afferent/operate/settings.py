@@ -1,0 +1,85 @@
+"""``afferent config``: the settings shown, and checked as a start checks them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from afferent.config import Loaded, Setting, describe
+from afferent.errors import AfferentError
+from afferent.server.checks import Checked, exposure
+from afferent.server.checks import check as look
+from afferent.server.preparing import rehearse
+from afferent.types import MiB
+
+
+def show(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> None:
+    """Every setting, its value, and where that came from. As JSON with what a server would make of
+    it, where that is something else, and with why it would not start, if it would not.
+    """
+    values = dict(loaded.values())
+    if as_json:
+        print_json(_document(loaded, known, values))
+        return
+    width = max(map(len, known))
+    for one in describe.by_group(known):
+        print(f"{one.key:<{width}} {one.show(values[one.key]):<16} {loaded.sources[one.key]}")
+
+
+def check(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> None:
+    """All that a start does before it starts a process.
+
+    Raises:
+        ConfigError: These settings can't be served.
+        UnsupportedModel: Nor can this model.
+    """
+    checked, settings = rehearse(loaded, _say), loaded.config
+    warning = exposure(settings)
+    if as_json:
+        print_json({**_resolved(checked), "warnings": [warning] if warning else []})
+        return
+    where = f"{settings.host}:{settings.port}, with an arena of {checked.arena_nbytes // MiB:,} MiB"
+    print(f"these settings can be served: {checked.folder.name} on {where}")
+    if warning:
+        print(f"warning: {warning}")
+
+
+def print_json(document: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(document)).decode())
+
+
+def _say(who: str, what: str) -> None:
+    print(f"{who}: {what}", file=sys.stderr)
+
+
+def _document(
+    loaded: Loaded, known: Mapping[str, Setting], values: Mapping[str, object]
+) -> dict[str, Any]:
+    refused, resolved = None, dict[str, object]()
+    try:
+        resolved = _resolved(look(loaded))
+    except AfferentError as error:
+        refused = error.message
+    settings: dict[str, dict[str, Any]] = {}
+    for one in describe.by_group(known):
+        value = values[one.key]
+        shown = one.show(value) if one.is_secret and value else value
+        settings[one.key] = {"value": shown, "source": loaded.sources[one.key]}
+        if one.key in resolved:
+            settings[one.key]["resolved"] = resolved[one.key]
+    return {"settings": settings, "refused": refused}
+
+
+def _resolved(checked: Checked) -> dict[str, object]:
+    """What a server makes of settings that leave something to it."""
+    settings = checked.config
+    return {
+        "model": str(checked.folder),
+        "served_model_name": checked.model_name,
+        "engine": checked.engine.name,
+        "arena_nbytes": checked.arena_nbytes,
+        "preprocess_workers": settings.num_preprocess_workers,
+    }

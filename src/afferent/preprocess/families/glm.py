@@ -1,0 +1,95 @@
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: patches as Qwen2-VL has them, of another size.
+
+Their videos, which are written frame by frame with their times, are not done here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from afferent.errors import InvalidMedia
+from afferent.preprocess.entry import EngineFacts, Entry
+from afferent.preprocess.families.qwen_vl import QwenVlFamily
+from afferent.preprocess.family import MediaTokens, processor_settings
+from afferent.preprocess.resize import Resampling
+from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings
+from afferent.preprocess.tokens import image_token_id
+
+_MAX_ASPECT: Final = 200
+_DEFAULTS: Final = {
+    **CLIP_COLOURS,
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000},
+}
+_PROCESSORS: Final[Defaults] = {
+    "Glm4vImageProcessor": _DEFAULTS,
+    "Glm46VImageProcessor": _DEFAULTS,
+}
+_IMAGE_TOKEN_ID: Final = {  # where the configuration does not say
+    "glm4v": 151_343,
+    "glm4v_moe": 151_363,
+    "glm46v": 151_343,
+    "glm_ocr": 59_280,
+}
+
+
+class GlmFamily(QwenVlFamily, tag="glm", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits are of pixels times ``temporal_patch_size``: an image is counted as so many frames."""
+
+    def bounded(self, max_pixels: int) -> Self:
+        return super().bounded(max_pixels * self.temporal_patch_size)
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """See `QwenVlFamily.resized`. No side comes to less than a merged patch before it is cut.
+
+        Raises:
+            InvalidMedia: The aspect ratio is over 200.
+        """
+        unit, times = self.patch_size * self.merge_size, self.temporal_patch_size
+        if min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            width, height = int(width * scale), int(height * scale)
+        if max(width, height) > _MAX_ASPECT * min(width, height):
+            raise InvalidMedia("the image's sides differ by more than a factor of 200")
+        fitted = [round(side / unit) * unit for side in (width, height)]
+        if times * math.prod(fitted) > self.max_pixels:
+            shrink = math.sqrt(times * height * width / self.max_pixels)
+            fitted = [max(unit, int(side / shrink / unit) * unit) for side in (width, height)]
+        elif times * math.prod(fitted) < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (times * height * width))
+            fitted = [math.ceil(side * grow / unit) * unit for side in (width, height)]
+        return fitted[0], fitted[1]
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> GlmFamily | None:
+    """The family of a model; ``None`` if its settings ask for what is not done here.
+
+    Raises:
+        ConfigError: The folder does not say how images are processed.
+    """
+    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
+    if settings is None or settings.edges is None or settings.normalization is None:
+        return None
+    if not settings.do_resize:
+        return None
+    token_id = image_token_id(config, _IMAGE_TOKEN_ID[config["model_type"]])
+    return GlmFamily(
+        generation="qwen2",
+        image=MediaTokens(token_id, token_id),
+        patch_size=settings.patch_size,
+        merge_size=settings.merge_size,
+        temporal_patch_size=settings.temporal_patch_size,
+        min_pixels=settings.edges[0],
+        max_pixels=settings.edges[1],
+        resampling=Resampling(settings.resample),
+        normalization=settings.normalization,
+    )
+
+
+ENTRY = Entry(
+    model_types=tuple(_IMAGE_TOKEN_ID),
+    describe=describe,
+    engine=EngineFacts(position_features=frozenset({"image_grid_thw"})),
+)

@@ -1,0 +1,184 @@
+"""The form that an answer is to have, as the APIs' parameters ask for it: each of OpenAI's,
+Anthropic's and vLLM's ways, to the fields of `GenerateRequest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Protocol
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from afferent.errors import InvalidForm, InvalidRequest, UnsupportedParameter
+from afferent.types import MAX_FORM_NBYTES
+
+_ANY_OBJECT: Final = Raw(b'{"type":"object"}')
+_NULL: Final = (b"null", b"false")
+_Kind = Annotated[str, Meta(max_length=64)]
+
+GivenSchema = Raw | UnsetType
+"""A schema as JSON; vLLM takes one that was written into a string, too."""
+
+
+class NamedSchema(Struct):
+    """What it is called, and whether it is strict, changes nothing: it is kept to in any case."""
+
+    schema: GivenSchema = UNSET
+
+
+class OutputFormat(Struct):
+    """The form of an answer, in each of the APIs: ``response_format``, ``text.format``, and
+    ``output_config.format``. OpenAI's older one has the schema a level deeper.
+    """
+
+    type: _Kind
+    schema: GivenSchema = UNSET
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's; one of these. Others of its fields are refused if they ask for something."""
+
+    json: GivenSchema = UNSET
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: GivenSchema = UNSET
+    structural_tag: GivenSchema = UNSET
+    whitespace_pattern: GivenSchema = UNSET
+    disable_any_whitespace: GivenSchema = UNSET
+    disable_additional_properties: GivenSchema = UNSET
+
+
+class Completed(Protocol):
+    """A request of OpenAI's chat completions or completions; vLLM's by their older names."""
+
+    response_format: OutputFormat | None
+    guided_json: GivenSchema
+    guided_regex: str | None
+    guided_choice: list[str] | None
+
+
+Form = Mapping[str, Any]
+"""Fields of `GenerateRequest`; none: the answer may be anything."""
+
+
+def of_format(given: OutputFormat | None, param: str) -> Form:
+    """
+    Args:
+        param: What the API calls it.
+
+    Raises:
+        InvalidRequest: It lacks its schema.
+        UnsupportedParameter: It is none that is known.
+    """
+    if given is None or given.type == "text":
+        return {}
+    if given.type == "json_object":
+        return _json(_ANY_OBJECT, param)
+    if given.type != "json_schema":
+        raise UnsupportedParameter(f"{param} is not supported: {given.type}", param=param)
+    schema = given.schema if given.json_schema is None else given.json_schema.schema
+    if _said(schema) is None:
+        raise InvalidRequest(f"{param} lacks a schema", param=param)
+    return _json(schema, param)
+
+
+def of_structured_outputs(given: StructuredOutputs | None) -> Form:
+    """
+    Raises:
+        InvalidRequest: It asks for several forms.
+        UnsupportedParameter: It asks for what is not done here.
+    """
+    param = "structured_outputs"
+    if given is None:
+        return {}
+    for name in (
+        "grammar",
+        "structural_tag",
+        "whitespace_pattern",
+        "disable_any_whitespace",
+        "disable_additional_properties",
+    ):
+        if _said(getattr(given, name)) is not None:
+            raise UnsupportedParameter(f"{param} is not supported: {name}", param=param)
+    return one_of(
+        _json(given.json, param),
+        _json(_ANY_OBJECT if given.json_object else UNSET, param),
+        _regex(given.regex, param),
+        _choice(given.choice, param),
+    )
+
+
+def of_completions(given: Completed, others: Form) -> Form:
+    """
+    Args:
+        others: What is asked for besides.
+
+    Raises:
+        InvalidRequest: It asks for several forms, or for one that can't be.
+        UnsupportedParameter: It is none that is known.
+    """
+    return one_of(
+        of_format(given.response_format, "response_format"),
+        others,
+        _json(given.guided_json, "guided_json"),
+        _regex(given.guided_regex, "guided_regex"),
+        _choice(given.guided_choice, "guided_choice"),
+    )
+
+
+def one_of(*forms: Form) -> Form:
+    """
+    Raises:
+        InvalidRequest: There are several.
+    """
+    asked = [form for form in forms if form]
+    if len(asked) > 1:
+        names = " and ".join(dict.fromkeys(form["form_param"] for form in asked))
+        raise InvalidRequest(
+            f"an answer has one form, and {names} asks for several"
+            if names == asked[0]["form_param"]
+            else f"an answer has one form: of {names} only one can be had",
+            param=asked[-1]["form_param"],
+        )
+    return asked[0] if asked else {}
+
+
+def _said(given: GivenSchema) -> str | None:
+    """The JSON that is given, if it asks for anything."""
+    return None if given is UNSET or bytes(given) in _NULL else bytes(given).decode()
+
+
+def _json(given: GivenSchema, param: str) -> Form:
+    text = _said(given)
+    if text is None:
+        return {}
+    if text.startswith('"'):
+        text = msgspec.json.decode(text, type=str)
+    _check_size(len(text.encode()), param)
+    return {"json_schema": text, "form_param": param}
+
+
+def _regex(given: str | None, param: str) -> Form:
+    if given is None:
+        return {}
+    _check_size(len(given.encode()), param)
+    return {"regex": given, "form_param": param}
+
+
+def _choice(given: list[str] | None, param: str) -> Form:
+    if given is None:
+        return {}
+    if not given:
+        raise InvalidForm("a choice has at least one text", param=param)
+    _check_size(sum(len(text.encode()) for text in given), param)
+    return {"choice": tuple(dict.fromkeys(given)), "form_param": param}
+
+
+def _check_size(nbytes: int, param: str) -> None:
+    if nbytes > MAX_FORM_NBYTES:
+        raise InvalidForm(
+            f"{param} has {nbytes} bytes, and may have {MAX_FORM_NBYTES}", param=param
+        )

@@ -1,0 +1,105 @@
+"""WebSockets to an upstream, passed on message by message, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from afferent.engine.upstream import Upstream, UpstreamRequest, UpstreamSocket
+from afferent.errors import EngineUnavailable
+from afferent.runtime import logs
+from afferent.serve.http.auth import Access, headers_to_pass_on
+from afferent.serve.http.endpoint import IN_FLIGHT, tell
+from afferent.serve.http.failures import failure_of
+from afferent.serve.http.responses import new_id, refusal
+from afferent.serve.upstream.exchange import OTHER, target_of
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.journal import JOURNAL
+from afferent.telemetry.trace import Trace
+
+_GOING_AWAY, _TRY_AGAIN = 1001, 1013
+"""Codes of a close: for the upstream, whose client has gone, and for a client who has lost it."""
+
+
+class SocketPassage:
+    """An ASGI application for WebSockets. What is said over them is the upstream's alone."""
+
+    def __init__(self, store: AsyncDaemonStore, upstream: Upstream, access: Access) -> None:
+        self._store, self._upstream, self._access = store, upstream, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client, request_id = WebSocket(scope, receive, send), new_id("socket-")
+        logs.request_id.set(request_id)
+        trace = Trace(request_id, f"WebSocket {scope['path']}")
+        JOURNAL.begin(trace)
+        outcome = "client_gone"
+        try:
+            with IN_FLIGHT.labels().track():
+                await self._pass_on(client, request_id)
+            outcome = "ok"
+        except WebSocketDisconnect:
+            pass
+        except Exception as error:
+            failure = failure_of(error)
+            outcome = failure.code
+            with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # the client may be gone
+                if client.application_state is WebSocketState.CONNECTING:
+                    await client.send_denial_response(refusal(failure, request_id))
+                else:
+                    await client.close(_TRY_AGAIN)
+        finally:
+            self._access.leave(request_id)
+            self._store.forget(request_id)
+            tell(trace, OTHER, outcome, None)
+
+    async def _pass_on(self, client: WebSocket, request_id: str) -> None:
+        await self._access.enter(request_id, client.headers)
+        if not self._upstream.is_ready:
+            raise EngineUnavailable("the engine is not ready; try again")
+        request = UpstreamRequest(
+            method="GET",
+            target=target_of(client.scope),
+            headers=headers_to_pass_on(client.scope["headers"], self._access),
+            body=b"",
+        )
+        async with self._upstream.connect(request, client.scope["subprotocols"]) as upstream:
+            await client.accept(upstream.subprotocol)
+            await _talk(client, upstream)
+
+
+async def _talk(client: WebSocket, upstream: UpstreamSocket) -> None:
+    """Until one of them leaves, which the other is told, and why."""
+    sending = asyncio.create_task(_send_all(client, upstream))
+    receiving = asyncio.create_task(_receive_all(client, upstream))
+    try:
+        done, _ = await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, receiving):
+            task.cancel()
+        await asyncio.wait({sending, receiving})
+    if sending in done:
+        await upstream.close(sending.result())
+    else:
+        receiving.result()
+        await client.close(upstream.close_code)
+
+
+async def _send_all(client: WebSocket, upstream: UpstreamSocket) -> int:
+    """What the client says, until it leaves; why it does."""
+    while True:
+        message = await client.receive()
+        if message["type"] == "websocket.disconnect":
+            return message.get("code") or _GOING_AWAY
+        text = message.get("text")
+        await upstream.send(text if text is not None else message["bytes"])
+
+
+async def _receive_all(client: WebSocket, upstream: UpstreamSocket) -> None:
+    async for message in upstream.messages():
+        if isinstance(message, str):
+            await client.send_text(message)
+        else:
+            await client.send_bytes(message)

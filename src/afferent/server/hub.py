@@ -1,0 +1,106 @@
+"""A model by its name on a hub: downloaded once, into the cache that all programs of a user share.
+
+`huggingface_hub` does it, and its own environment variables say how: where the hub and the cache
+are, with which token, and whether anything may be downloaded at all.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from afferent.errors import ConfigError, in_a_line
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WEIGHTS: Final = "*.safetensors"
+_BESIDE: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
+# The same weights for other programs, and other things' weights.
+_LEFT_OUT: Final = ("*/*", "*.bin", "consolidated*")
+
+
+def is_name(model: str) -> bool:
+    """Whether it can be a model's name on a hub: ``ORGANIZATION/NAME``, and no folder here."""
+    return _NAME.fullmatch(model) is not None and not Path(model).exists()
+
+
+def endpoint() -> str:
+    """Where the hub is."""
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def download(
+    name: str, *, revision: str, needs_weights: bool, from_cache_only: bool = False
+) -> Path:
+    """The folder of a model of this name in the cache; what is missing there is downloaded, with
+    progress on the terminal.
+
+    Args:
+        name: Of the model, as `is_name` knows it.
+        revision: Branch, tag or commit; empty for the hub's default.
+        needs_weights: Safetensors are wanted, besides all that is small.
+        from_cache_only: Nothing is downloaded now.
+
+    Raises:
+        ConfigError: It is not to be had; one line says why.
+    """
+    # Whoever serves a folder does not wait for these imports.
+    from huggingface_hub import constants, errors, snapshot_download
+
+    here, cache = endpoint(), constants.HF_HUB_CACHE
+    try:
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision or None,
+                allow_patterns=[*_BESIDE, *([_WEIGHTS] if needs_weights else [])],
+                ignore_patterns=list(_LEFT_OUT),
+                local_files_only=from_cache_only,
+            )
+        )
+    except errors.HFValidationError as error:
+        raise ConfigError(
+            f"{name!r} is neither a folder here nor a model's name on a hub"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise ConfigError(
+            f"{name!r} is gated: ask for access at {here}/{name}, and set HF_TOKEN to a token of "
+            "the account that has it"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"{name!r} is neither a folder here nor a model on {here}; if it is a private one, set "
+            "HF_TOKEN to a token that may read it"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ConfigError(f"{name!r} has no revision {revision or 'main'!r} on {here}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        why = "HF_HUB_OFFLINE forbids to download it"
+        if from_cache_only:
+            why = "afferent serve would download it"
+        elif not constants.is_offline_mode():
+            why = f"{here} can't be reached: {in_a_line(error.__cause__ or error)}"
+        what = (
+            "not all of it is" if isinstance(error, errors.IncompleteSnapshotError) else "it is not"
+        )
+        raise ConfigError(f"{name!r} is no folder here, {what} in {cache}, and {why}") from error
+    except Exception as error:  # of HTTP, of the disk, or of what the two are reached by
+        raise ConfigError(
+            f"{name!r} can't be downloaded from {here}: {in_a_line(error)}"
+        ) from error
+    _check(folder, name, needs_weights=needs_weights)
+    return folder
+
+
+def _check(folder: Path, name: str, *, needs_weights: bool) -> None:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{name!r} on {endpoint()} has no config.json: transformers can't load it"
+        )
+    if needs_weights and not any(folder.glob(_WEIGHTS)):
+        raise ConfigError(
+            f"{name!r} on {endpoint()} has no safetensors, and weights of other forms are not "
+            "read: they are pickles, which may run code"
+        )

@@ -1,0 +1,71 @@
+"""The cache of items for an event loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from afferent.runtime.tasks import in_thread
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.operations import Operations
+from afferent.store.client.steps import Result, Steps
+from afferent.types import ObjectKind
+
+
+class AsyncItemCache(Operations):
+    """The operations of an `ItemCache`, to be awaited; any number at a time. Files are read, and
+    data of more than a megabyte written, by threads.
+
+    Of a call that is cancelled, release the request: it may still have been done.
+
+    Examples:
+        >>> import asyncio
+        >>> from afferent import AsyncDaemonStore, AsyncItemCache, MiB, ObjectKind
+        >>> from afferent import StoreServer, keys
+        >>> def key_of(digest: bytes) -> bytes:
+        ...     return keys.frame(b"my-files/v1", digest)
+        >>> async def main(address: str) -> None:
+        ...     store = await AsyncDaemonStore.connect(address, name="me", writable=True)
+        ...     cache = AsyncItemCache(store, kind=ObjectKind.RAW)
+        ...     for loaded in await cache.load("request-1", [b"a cat", b"a dog", b"a cat"], key_of):
+        ...         print(bytes(store.block(loaded.handle)))
+        ...     print((await store.stat()).num_objects)
+        ...     await cache.release("request-1")
+        ...     await store.close()
+        >>> with StoreServer(16 * MiB) as server:
+        ...     asyncio.run(main(server.address))
+        b'a cat'
+        b'a dog'
+        b'a cat'
+        2
+    """
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        *,
+        weights: bytes = b"",
+        kind: ObjectKind = ObjectKind.FEATURES,
+        num_workers: int = 0,
+    ) -> None:
+        """Share what ``store`` holds; arguments as for `ItemCache`."""
+        super().__init__(store, weights=weights, kind=kind, num_workers=num_workers)
+        self.store = store
+
+    async def _run(self, steps: Steps[Result]) -> Result:
+        try:
+            asked = next(steps)
+            while True:
+                try:
+                    answer = await asked if inspect.isawaitable(asked) else asked
+                except BaseException as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def _do(self, work: Callable[..., Any], *args: Any) -> Any:
+        return in_thread(work, *args)

@@ -1,0 +1,310 @@
+"""The operations of a cache of items, each written once for code with and without an event loop.
+
+An operation is a generator: it yields what a store's verb gives it, and is sent the answer. To an
+`ItemCache` verbs give answers, so it sends them back; an `AsyncItemCache` awaits them first.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
+
+from numpy.typing import NDArray
+
+from afferent import keys
+from afferent.errors import FormatError
+from afferent.store.block import codec
+from afferent.store.client.media_reader import MediaReader, ReadMedia, Source, copy_into
+from afferent.store.client.steps import ItemSteps, Result, Slot, Steps
+from afferent.store.protocol.items import SealItem
+from afferent.store.protocol.refusals import check_key, listed
+from afferent.types import ContentKey, Handle, ObjectKind
+from afferent.wording import shown
+
+if TYPE_CHECKING:
+    from afferent.store.client.async_item_cache import AsyncItemCache
+    from afferent.store.client.item_cache import ItemCache
+
+P = ParamSpec("P")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Operation(Protocol[P, Result_co]):
+    """The type of a method that is called in one cache, and awaited in the other."""
+
+    @overload
+    def __get__(self, cache: ItemCache, owner: object = None) -> Callable[P, Result_co]: ...
+
+    @overload
+    def __get__(
+        self, cache: AsyncItemCache, owner: object = None
+    ) -> Callable[P, Coroutine[Any, Any, Result_co]]: ...
+
+
+def operation(steps: Callable[Concatenate[Any, P], Steps[Result]]) -> Operation[P, Result]:
+    """A method of both caches, by its steps."""
+
+    @functools.wraps(steps)
+    def method(cache: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return cache._run(steps(cache, *args, **kwargs))
+
+    return cast("Operation[P, Result]", method)  # a function is bound like that
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Where a file's bytes are: pinned by the request.
+
+    Attributes:
+        key: Under which others find them.
+        digest: Of the bytes (`afferent.keys.digest`).
+    """
+
+    key: ContentKey
+    digest: bytes
+    handle: Handle
+
+
+class Operations(ItemSteps):
+    """What can be done with the items of a store."""
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        weights: bytes = b"",
+        kind: ObjectKind = ObjectKind.FEATURES,
+        num_workers: int = 0,
+    ) -> None:
+        """Arguments as for `afferent.ItemCache`."""
+        super().__init__(store)
+        self._weights, self._kind = weights, kind
+        self._reader = MediaReader(num_workers)
+
+    # Data
+
+    @operation
+    def allocate(self, request: str, sizes: Mapping[ContentKey, int]) -> Steps[list[Slot]]:
+        """A slot for each item, in one round trip: all or none.
+
+        Of all who allocate the same item, one is given its block; follow with `publish`.
+
+        Args:
+            sizes: For each item, the most bytes that its data may take.
+
+        Raises:
+            StoreFull: There is no room now.
+            ArenaTooSmall: There never is.
+        """
+        return (yield from self._allocate(request, sizes, self._kind))
+
+    @operation
+    def publish(self, request: str, used: Mapping[Handle, int]) -> Steps[list[Handle]]:
+        """Blocks of `allocate` have been written: in one round trip, all or none.
+
+        Args:
+            used: How many bytes were written, for the handle of each slot.
+
+        Returns:
+            The handles to pass on, in the same order.
+        """
+        items = [SealItem(handle, nbytes) for handle, nbytes in used.items()]
+        handles: list[Handle] = yield self._verbs.seal(request, items)
+        return handles
+
+    @operation
+    def load(
+        self, request: str, sources: Sequence[Source], key_of: Callable[[bytes], ContentKey]
+    ) -> Steps[list[Loaded]]:
+        """Bring many files into the store, in two round trips: all are read and digested, then
+        those that are not there yet are allocated in one, and sealed in another.
+
+        What somebody else is bringing is waited for. All of it is pinned for the request; what
+        fails leaves nothing but pins on what others had brought, until the request is released.
+
+        Args:
+            sources: Paths, and bytes of files, as they are encoded; the same may come twice.
+            key_of: The key of an item, by the digest of its bytes (`afferent.keys.item_key`).
+
+        Returns:
+            Where each is, in the order of ``sources``.
+
+        Raises:
+            OSError: A file can't be read.
+            FormatError: There is nothing in one of them.
+            NotPermitted: The store was opened without ``writable=True``.
+            StoreFull: There is no room now.
+            ArenaTooSmall: There never is.
+        """
+        self._verbs.check_writable()
+        reading = self._reader.reading(sources)
+        read: list[ReadMedia] = yield self._do(reading.__enter__)
+        try:
+            return (yield from self._store_read(request, read, key_of))
+        finally:
+            reading.__exit__(None, None, None)
+
+    @operation
+    def set_data(self, request: str, data: Mapping[ContentKey, codec.Tree]) -> Steps[None]:
+        """Store what is not stored yet; each is a tree of tensors (`afferent.codec`).
+
+        What somebody else is writing is waited for. All of it is pinned for the request.
+
+        Raises:
+            NotPermitted: The store was opened without ``writable=True``.
+        """
+        yield from self._set(request, data, self._kind, sources={})
+
+    @operation
+    def get_data(
+        self, request: str, item_keys: Iterable[ContentKey], *, tensors: codec.Library = "numpy"
+    ) -> Steps[dict[ContentKey, Any]]:
+        """The data of those items that are stored, pinned for the request.
+
+        Args:
+            tensors: As for `Store.view`, where it says what writing into torch's does.
+        """
+        return (yield from self._get(request, listed("item_keys", item_keys), tensors))
+
+    @operation
+    def get_or_make(
+        self,
+        request: str,
+        item_keys: Iterable[ContentKey],
+        make: Callable[[ContentKey], codec.Tree | Awaitable[codec.Tree]],
+        *,
+        max_nbytes: int,
+        tensors: codec.Library = "numpy",
+    ) -> Steps[dict[ContentKey, Any]]:
+        """The data of all of the items, pinned for the request; what is missing is made.
+
+        Each item is made by one of all who ask for it, the others wait. If ``make`` raises, so does
+        this, and the next who waits makes the item.
+
+        Args:
+            make: Called here for the items that are this request's to make; each is there for
+                others as soon as it has been made. An `AsyncItemCache` awaits what it gives, if
+                that can be awaited.
+            max_nbytes: The most that one item's tree takes: its tensors, and some 100 bytes for
+                each (``codec.plan(tree).nbytes`` is exact). What it does not use is given back.
+            tensors: As for `Store.view`, where it says what writing into torch's does.
+
+        Raises:
+            FormatError: A tree takes more than ``max_nbytes``, or ``make`` returned ``None``.
+            NotPermitted: The store was opened without ``writable=True``.
+            StoreFull: There is no room now.
+        """
+
+        def fill(key: ContentKey, block: memoryview) -> Steps[int]:
+            tree: codec.Tree = yield make(key)
+            if tree is None:
+                raise FormatError("make returned None instead of a tree: is a return missing?")
+            if (nbytes := codec.plan(tree).nbytes) > max_nbytes:
+                raise FormatError(f"a tree takes {nbytes} bytes, and max_nbytes is {max_nbytes}")
+            used: int = yield self._write(codec.write_into, tree, block, nbytes=nbytes)
+            return used
+
+        if not callable(make):
+            raise FormatError(f"make must be a function of a key, not {shown(make)}")
+        sizes = dict.fromkeys(listed("item_keys", item_keys), max_nbytes)
+        yield from self._fill(request, sizes, self._kind, fill, sources={}, seal_each=True)
+        return (yield from self._get(request, list(sizes), tensors))
+
+    # Embeddings
+
+    @operation
+    def set_embeddings(
+        self,
+        request: str,
+        embeddings: Mapping[ContentKey, codec.Tree],
+        *,
+        computed_from: Mapping[ContentKey, Handle] | None = None,
+    ) -> Steps[None]:
+        """Store the encoder's output under the items' keys and the digest of its weights.
+
+        Args:
+            embeddings: For each item an array of shape ``(num_embeds, hidden)``, or a tree of such.
+            computed_from: The features that each was computed from, pinned by this request: should
+                a pin have been lost meanwhile, nothing is stored.
+
+        Raises:
+            StaleHandle: A pin was lost; the features may have changed under the encoder.
+        """
+        renamed = {self._embeddings_key(key): array for key, array in embeddings.items()}
+        sources = {self._embeddings_key(key): h for key, h in (computed_from or {}).items()}
+        yield from self._set(request, renamed, ObjectKind.EMBEDDINGS, sources=sources)
+
+    @operation
+    def get_embeddings(
+        self, request: str, item_keys: Iterable[ContentKey]
+    ) -> Steps[dict[ContentKey, NDArray[Any]]]:
+        """The embeddings of those items that have some, pinned for the request."""
+        renamed = {self._embeddings_key(key): key for key in listed("item_keys", item_keys)}
+        found = yield from self._get(request, list(renamed), "numpy")
+        return {renamed[key]: array for key, array in found.items()}
+
+    @operation
+    def release(self, request: str) -> Steps[None]:
+        """Drop all that the request holds, in one round trip. Its arrays must be gone by then."""
+        yield self._verbs.release(request)
+
+    # What differs
+
+    @abstractmethod
+    def _run(self, steps: Steps[Any]) -> Any:
+        """Do all steps: the operation's result, or an awaitable of it."""
+
+    # Inner steps
+
+    def _embeddings_key(self, item: ContentKey) -> ContentKey:
+        check_key(item)  # any bytes would do for what is made of it
+        return keys.embeddings_key(item=item, weights=self._weights)
+
+    def _store_read(
+        self, request: str, read: list[ReadMedia], key_of: Callable[[bytes], ContentKey]
+    ) -> Steps[list[Loaded]]:
+        item_keys = [key_of(media.digest) for media in read]
+        media = {key: each.data for key, each in zip(item_keys, read, strict=True)}
+
+        def fill(key: ContentKey, block: memoryview) -> Steps[int]:
+            data = media[key]
+            used: int = yield self._write(copy_into, data, block, nbytes=len(data))
+            return used
+
+        sizes = {key: len(data) for key, data in media.items()}
+        handles = yield from self._fill(
+            request, sizes, self._kind, fill, sources={}, seal_each=False
+        )
+        return [
+            Loaded(key, each.digest, handles[key])
+            for key, each in zip(item_keys, read, strict=True)
+        ]
+
+    def _set(
+        self,
+        request: str,
+        trees: Mapping[ContentKey, codec.Tree],
+        kind: ObjectKind,
+        *,
+        sources: Mapping[ContentKey, Handle],
+    ) -> Steps[None]:
+        sizes = {key: codec.plan(tree).nbytes for key, tree in trees.items()}
+
+        def fill(key: ContentKey, block: memoryview) -> Steps[int]:
+            tree = trees[key]
+            used: int = yield self._write(codec.write_into, tree, block, nbytes=sizes[key])
+            return used
+
+        yield from self._fill(request, sizes, kind, fill, sources=sources, seal_each=False)

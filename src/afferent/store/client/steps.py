@@ -1,0 +1,151 @@
+"""What the operations of a cache of items are made of: allocate, write, seal, wait, look.
+
+These are generators: each yields what a store's verb gives it, and is sent the answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from afferent.errors import error_from
+from afferent.store.block import codec
+from afferent.store.protocol.items import Claim, Find, SealItem
+from afferent.store.protocol.results import Outcome
+from afferent.types import ContentKey, Handle, MiB, ObjectKind
+
+Result = TypeVar("Result")
+
+_LONG_NBYTES = MiB
+
+Steps = Generator[Any, Any, Result]
+"""An operation under way, with a `Result` at its end."""
+
+Fill = Callable[[ContentKey, memoryview], Generator[Any, Any, int]]
+"""Write an item's data into its block: how many bytes it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one item's data.
+
+    ``block`` is there to be written when the data is this request's to make; without it somebody
+    else makes it, or ``is_ready`` says that it has been made.
+    """
+
+    key: ContentKey
+    handle: Handle | None
+    block: memoryview | None
+    is_ready: bool
+
+
+class ItemSteps(ABC):
+    """Over the verbs of a store, whichever it is."""
+
+    def __init__(self, store: Any) -> None:
+        self._verbs = store
+
+    @abstractmethod
+    def _do(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Call what takes long: what it returns, or an awaitable of it."""
+
+    def _write(self, work: Callable[..., int], data: Any, block: memoryview, *, nbytes: int) -> Any:
+        """Write into a block; an event loop is not held up by much."""
+        return self._do(work, data, block) if nbytes > _LONG_NBYTES else work(data, block)
+
+    def _allocate(
+        self, request: str, sizes: Mapping[ContentKey, int], kind: ObjectKind
+    ) -> Steps[list[Slot]]:
+        self._verbs.check_writable()
+        items = [Claim(key, kind, nbytes) for key, nbytes in sizes.items()]
+        outcomes: list[Outcome] = yield self._verbs.acquire(request, items)
+        failed = next((outcome.failure for outcome in outcomes if outcome.failure), None)
+        if failed is not None:
+            yield from self._give_up(request, outcomes)
+            raise error_from(failed.code, failed.message)
+        return [self._slot(key, outcome) for key, outcome in zip(sizes, outcomes, strict=True)]
+
+    def _slot(self, key: ContentKey, outcome: Outcome) -> Slot:
+        is_ready = outcome.state in ("hit", "made")
+        block = None
+        if outcome.state == "owner" and outcome.handle is not None:
+            block = self._verbs.block(outcome.handle)
+        return Slot(key, outcome.handle, block, is_ready)
+
+    def _give_up(self, request: str, outcomes: list[Outcome]) -> Steps[None]:
+        """Let go of what a part of a batch was given."""
+        by_state: dict[str, list[Handle]] = {"owner": [], "hit": []}
+        for outcome in outcomes:
+            if outcome.state in by_state and outcome.handle is not None:
+                by_state[outcome.state].append(outcome.handle)
+        yield self._verbs.abort(request, by_state["owner"])
+        yield self._verbs.release(request, by_state["hit"])
+
+    def _get(
+        self, request: str, wanted: Sequence[ContentKey], tensors: codec.Library
+    ) -> Steps[dict[ContentKey, Any]]:
+        outcomes: list[Outcome] = yield self._verbs.acquire(request, [Find(key) for key in wanted])
+        return {
+            key: codec.view(self._verbs.block(outcome.handle).toreadonly(), tensors=tensors)
+            for key, outcome in zip(wanted, outcomes, strict=True)
+            if outcome.state == "hit" and outcome.handle is not None
+        }
+
+    def _fill(
+        self,
+        request: str,
+        sizes: Mapping[ContentKey, int],
+        kind: ObjectKind,
+        fill: Fill,
+        *,
+        sources: Mapping[ContentKey, Handle],
+        seal_each: bool,
+    ) -> Steps[dict[ContentKey, Handle]]:
+        """Have all of the objects made, by this request or by others; their handles."""
+        handles: dict[ContentKey, Handle] = {}
+        slots = yield from self._allocate(request, sizes, kind)
+        while slots:
+            handles |= {s.key: s.handle for s in slots if s.is_ready and s.handle is not None}
+            own = [slot for slot in slots if slot.block is not None]
+            handles |= yield from self._make(request, own, fill, sources, seal_each=seal_each)
+            busy = [slot.key for slot in slots if slot.block is None and not slot.is_ready]
+            if not busy:
+                break
+            outcomes: list[Outcome] = yield self._verbs.wait(request, busy)
+            for outcome in outcomes:
+                if outcome.failure is not None:
+                    yield from self._give_up(request, outcomes)
+                    raise error_from(outcome.failure.code, outcome.failure.message)
+            slots = [self._slot(key, outcome) for key, outcome in zip(busy, outcomes, strict=True)]
+        return handles
+
+    def _make(
+        self,
+        request: str,
+        slots: list[Slot],
+        fill: Fill,
+        sources: Mapping[ContentKey, Handle],
+        *,
+        seal_each: bool,
+    ) -> Steps[dict[ContentKey, Handle]]:
+        """Write the blocks of slots, and seal them; their handles from then on."""
+        items: list[SealItem] = []
+        sealed: list[Handle] = []
+        try:
+            for slot in slots:
+                if slot.block is not None and slot.handle is not None:
+                    used = yield from fill(slot.key, slot.block)
+                    source = sources.get(slot.key)
+                    items.append(SealItem(slot.handle, used, [source] if source else []))
+                if items and seal_each:
+                    sealed += yield self._verbs.seal(request, items)
+                    items.clear()
+            if items:
+                sealed += yield self._verbs.seal(request, items)
+        except BaseException:  # whatever it was, others wait for what we began
+            begun = [slot.handle for slot in slots[len(sealed) :] if slot.handle]
+            self._verbs.discard(request, begun)
+            raise
+        return {slot.key: handle for slot, handle in zip(slots, sealed, strict=True)}

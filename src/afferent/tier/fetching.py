@@ -1,0 +1,263 @@
+"""What a node asks of its tier: objects that are missing here, all of a request's at once.
+
+The store hands the jobs over (`Take` of the role ``fetch``). For each the answer is soon one of
+two: it is in its place, checked; or it is to be made here. If another node makes it now, that is
+waited for, for as long as the cost model allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from afferent.errors import AfferentError, FormatError, TierUnavailable, Unavailable
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.results import Fetching, Order
+from afferent.telemetry.registry import SHORT_SECONDS, counter, histogram
+from afferent.tier.access import Access
+from afferent.tier.claims import HeldClaims
+from afferent.tier.costs import Choice, CostModel
+from afferent.tier.launch import ASKED, FETCHED
+from afferent.tier.sealed import Head
+from afferent.tier.vault import Wish
+from afferent.types import ContentKey, Failure, decode, span_since
+
+log = logging.getLogger(__name__)
+
+MISSES = counter(
+    "afferent_tier_misses_total",
+    "Objects that were missing here, by what became of it: fetched, absent, left_out by their "
+    "cost, or unavailable",
+    outcome=("fetched", "absent", "left_out", "unavailable"),
+)
+WAITS = counter(
+    "afferent_tier_waits_total",
+    "Objects that another node was making: in_time, or made here all the same",
+    outcome=("in_time", "in_vain"),
+)
+FETCHED_BYTES = counter("afferent_tier_fetched_bytes_total", "Bytes that came from the tier")
+SECONDS = histogram(
+    "afferent_tier_seconds",
+    "What the tier took: to look up, to fetch, to keep",
+    SHORT_SECONDS,
+    what=("look_up", "fetch", "keep"),
+)
+
+NUM_AT_ONCE = 64
+"""Objects that are asked for at a time: of more, the rest is made here at once."""
+_NUM_EXCHANGES = 4
+_TAKE_AGAIN_S = 0.05
+
+_fetching_decoder = msgspec.msgpack.Decoder(Fetching)
+
+
+class _End(Enum):
+    FETCHED = "fetched"
+    ABSENT = "absent"
+    ANOTHERS = "anothers"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One job, from when it came until it is answered."""
+
+    order: Order
+    what: Fetching
+    choice: Choice
+    start_ns: int
+    wait_until_s: float
+    was_waited_for: bool = False
+    used_nbytes: int = 0
+    end: asyncio.Future[_End] = field(init=False)
+
+    @property
+    def key(self) -> ContentKey:
+        return ContentKey(self.what.key)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What came of asking for some of them, and how long it took."""
+
+    ends: list[_End]
+    look_up_s: float = 0.0
+    fetch_s: float = 0.0
+    fetched_nbytes: int = 0
+    late_nbytes: int = 0
+    """What was to come and did not, in ``fetch_s``."""
+
+
+class Fetcher:
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        access: Access,
+        model: CostModel,
+        claims: HeldClaims,
+    ) -> None:
+        self._store, self._access, self._model, self._claims = store, access, model, claims
+        self._pending: list[_Asked] = []
+        self._stirred = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(NUM_AT_ONCE):
+                tasks.create_task(self._serve())
+            for _ in range(_NUM_EXCHANGES):
+                tasks.create_task(self._exchange_all())
+
+    async def _serve(self) -> None:
+        """One job after the other. While the tier is down none is taken: they are made at once."""
+        while True:
+            await self._access.until_up()
+            try:
+                order = await self._store.take("fetch")
+                await self._do(order)
+            except Unavailable:  # the store restarts; what it had handed out is lost
+                await asyncio.sleep(_TAKE_AGAIN_S)
+            except AfferentError as error:
+                log.warning("an object could not be fetched", extra={"reason": error.message})
+
+    async def _do(self, order: Order) -> None:
+        what, start_ns = decode(_fetching_decoder, order.payload), time.monotonic_ns()
+        choice = self._model.choose(what.kind, nbytes=what.nbytes, cost_us=what.cost_us)
+        if not choice.asks:
+            MISSES.labels("left_out").inc()
+            await self._answer(order, start_ns, f"not asked: {choice.why}")
+            return
+        wait_until_s = time.monotonic() + choice.wait_s
+        asked = _Asked(order, what, choice, start_ns, wait_until_s)
+        end = await self._ask(asked)
+        while end is _End.ANOTHERS:
+            asked.was_waited_for = True
+            await asyncio.sleep(self._model.poll_s())
+            end = await self._ask(asked)
+        if asked.was_waited_for:
+            WAITS.labels("in_time" if end is _End.FETCHED else "in_vain").inc()
+        MISSES.labels(end.value).inc()
+        note = f"{end.value}: {choice.why}"
+        await self._answer(order, start_ns, note, used_nbytes=asked.used_nbytes)
+
+    async def _answer(
+        self, order: Order, start_ns: int, note: str, *, used_nbytes: int = 0
+    ) -> None:
+        stage = FETCHED if used_nbytes else ASKED
+        span = span_since(start_ns, "tier", stage, copied_nbytes=used_nbytes, note=note)
+        failure = None if used_nbytes else Failure("absent", "the tier does not have it")
+        await self._store.finish(order, used_nbytes=used_nbytes, failure=failure, spans=[span])
+
+    async def _ask(self, asked: _Asked) -> _End:
+        """Asked together with all that has come by the time somebody asks."""
+        asked.end = asyncio.get_running_loop().create_future()
+        self._pending.append(asked)
+        self._stirred.set()
+        return await asked.end
+
+    async def _exchange_all(self) -> None:
+        while True:
+            await self._stirred.wait()
+            await asyncio.sleep(0)  # a request's jobs come in one piece, and their tasks run now
+            batch, self._pending = self._pending, []
+            self._stirred.clear()
+            if not batch:
+                continue
+            try:
+                exchange = await self._access.call(lambda: self._exchange(batch))  # noqa: B023
+            except AfferentError:  # or the store has restarted meanwhile
+                exchange = _Exchange([_End.UNAVAILABLE] * len(batch))
+            self._learn(batch, exchange)
+            for asked, end in zip(batch, exchange.ends, strict=True):
+                if not asked.end.done():
+                    asked.end.set_result(end)
+
+    def _learn(self, batch: Sequence[_Asked], exchange: _Exchange) -> None:
+        if exchange.look_up_s:
+            SECONDS.labels("look_up").observe(exchange.look_up_s)
+            self._model.looked_up(exchange.look_up_s)
+        if exchange.late_nbytes:
+            self._model.came_late(exchange.late_nbytes, exchange.fetch_s)
+        elif exchange.fetched_nbytes:
+            SECONDS.labels("fetch").observe(exchange.fetch_s)
+            FETCHED_BYTES.labels().inc(exchange.fetched_nbytes)
+            self._model.fetched(exchange.fetched_nbytes, exchange.fetch_s)
+        for asked, end in zip(batch, exchange.ends, strict=True):
+            if end in (_End.FETCHED, _End.ABSENT) and not asked.was_waited_for:
+                self._model.was_there(asked.what.kind, end is _End.FETCHED)
+
+    # In a thread
+
+    def _exchange(self, batch: Sequence[_Asked]) -> _Exchange:
+        """One round trip for what there is, one more for who makes the rest; and the bytes."""
+        vault, limits = self._access.vault, self._model.limits
+        start_s = time.monotonic()
+        heads = vault.look_up([asked.key for asked in batch], deadline_s=start_s + limits.timeout_s)
+        found_s = time.monotonic()
+        exchange = _Exchange([_End.ABSENT] * len(batch), look_up_s=found_s - start_s)
+        there = [
+            (index, head)
+            for index, head in enumerate(heads)
+            if head is not None and _fits(head, batch[index].what)
+        ]
+        absent = [index for index, head in enumerate(heads) if head is None]
+        self._claim(batch, absent, exchange)
+        if there:
+            self._fetch(batch, there, exchange)
+        return exchange
+
+    def _claim(self, batch: Sequence[_Asked], absent: Sequence[int], exchange: _Exchange) -> None:
+        """Who makes what nobody has: this node, unless another one has said that it does."""
+        now_s = time.monotonic()
+        wanted = [
+            index
+            for index in absent
+            if batch[index].choice.waits and now_s < batch[index].wait_until_s
+        ]
+        asked = {index: (batch[index].key, batch[index].choice.wait_s) for index in wanted}
+        with contextlib.suppress(TierUnavailable):  # then it is made here
+            are_ours = self._claims.claim(list(asked.values()), self._model.limits.timeout_s)
+            for index, is_ours in zip(asked, are_ours, strict=True):
+                if not is_ours:
+                    exchange.ends[index] = _End.ANOTHERS
+
+    def _fetch(
+        self, batch: Sequence[_Asked], there: Sequence[tuple[int, Head]], exchange: _Exchange
+    ) -> None:
+        start_s = time.monotonic()
+        wishes = [Wish(head, self._store.block(batch[index].order.target)) for index, head in there]
+        longest_s = max(batch[index].choice.fetch_s for index, _ in there)
+        try:
+            are_good = self._access.vault.fetch(wishes, deadline_s=start_s + longest_s)
+        except TierUnavailable:  # or too slow, which the next look-up need not be
+            are_good = [False] * len(wishes)
+            exchange.late_nbytes = sum(head.nbytes for _, head in there)
+            for index, _ in there:
+                exchange.ends[index] = _End.UNAVAILABLE
+        exchange.fetch_s = time.monotonic() - start_s
+        for (index, head), wish, is_good in zip(there, wishes, are_good, strict=True):
+            if is_good and _is_block(wish.target[: head.nbytes]):
+                exchange.ends[index] = _End.FETCHED
+                batch[index].used_nbytes = head.nbytes
+                exchange.fetched_nbytes += head.nbytes
+
+
+def _fits(head: Head, what: Fetching) -> bool:
+    return head.kind == what.kind and head.nbytes <= what.nbytes
+
+
+def _is_block(data: memoryview) -> bool:
+    """Whether readers would take it for one."""
+    try:
+        codec.view(data.toreadonly())
+    except FormatError:
+        return False
+    return True

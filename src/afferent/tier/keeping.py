@@ -1,0 +1,122 @@
+"""What a node leaves in its tier: what was made here, written behind, and nobody waits for it.
+
+The store hands objects over (`Take` of the role ``keep``), each pinned. There are never more of
+them at a time than `NUM_AT_ONCE`, and none while the tier is down: then they are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from afferent.errors import AfferentError, TierUnavailable, Unavailable
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.results import Keeping, Order
+from afferent.telemetry.registry import counter
+from afferent.tier.access import Access
+from afferent.tier.claims import HeldClaims
+from afferent.tier.costs import CostModel
+from afferent.tier.fetching import SECONDS
+from afferent.tier.launch import TierSettings
+from afferent.tier.vault import Body
+from afferent.types import ContentKey, decode
+
+log = logging.getLogger(__name__)
+
+KEPT = counter(
+    "afferent_tier_kept_total",
+    "Objects made here, by what became of them: kept, full (no room there), left_out by their cost "
+    "or size, dropped under pressure, or unavailable",
+    outcome=("kept", "full", "left_out", "dropped", "unavailable"),
+)
+KEPT_BYTES = counter("afferent_tier_kept_bytes_total", "Bytes that went to the tier")
+
+NUM_AT_ONCE = 2
+_LEAST_NBYTES_PER_S = 4e6
+"""A link that is slower is taken for one that hangs."""
+_TAKE_AGAIN_S = 0.05
+
+_keeping_decoder = msgspec.msgpack.Decoder(Keeping)
+
+
+class Keeper:
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        access: Access,
+        model: CostModel,
+        claims: HeldClaims,
+        settings: TierSettings,
+    ) -> None:
+        self._store, self._access, self._model = store, access, model
+        self._claims, self._settings = claims, settings
+        self._free_at_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(NUM_AT_ONCE):
+                tasks.create_task(self._keep_all())
+
+    async def _keep_all(self) -> None:
+        while True:
+            await self._access.until_up()
+            await self._pace()  # before there is a pin
+            try:
+                order = await self._store.take("keep")
+            except Unavailable:
+                await asyncio.sleep(_TAKE_AGAIN_S)
+                continue
+            keeping = decode(_keeping_decoder, order.payload)
+            try:
+                await self._keep(order, keeping)
+            except AfferentError as error:
+                log.info("an object was not kept", extra={"reason": error.message})
+            finally:
+                self._store.forget(keeping.request)
+
+    async def _keep(self, order: Order, what: Keeping) -> None:
+        KEPT.labels("dropped").inc(what.num_dropped)
+        self._model.made(what.kind, expected_us=what.cost_us, took_us=what.made_us)
+        nbytes = order.target.nbytes
+        pays = self._model.keeps(what.kind, nbytes=nbytes, made_us=what.made_us)
+        is_kept = pays and nbytes <= self._settings.max_nbytes
+        try:
+            outcome = await self._access.call(lambda: self._write(order, what, is_kept=is_kept))
+        except TierUnavailable:
+            outcome = "unavailable"
+        KEPT.labels(outcome).inc()
+
+    def _write(self, order: Order, what: Keeping, *, is_kept: bool) -> str:
+        """In a thread: what became of it."""
+        key, start_s = ContentKey(what.key), time.monotonic()
+        timeout_s = self._settings.timeout_s
+        outcome = "left_out"
+        if is_kept:
+            data = self._store.block(order.target)
+            nbytes = len(data)
+            deadline_s = start_s + timeout_s + nbytes / _LEAST_NBYTES_PER_S
+            (is_there,) = self._access.vault.put(
+                [Body(key, what.kind, data)],
+                ttl_s=self._settings.ttl_s,
+                deadline_s=deadline_s,
+            )
+            took_s = time.monotonic() - start_s
+            outcome = "kept" if is_there else "full"
+            if is_there:
+                SECONDS.labels("keep").observe(took_s)
+                KEPT_BYTES.labels().inc(nbytes)
+                self._use(nbytes)
+        self._claims.give_back(key, timeout_s)
+        return outcome
+
+    def _use(self, nbytes: int) -> None:
+        if rate := self._settings.write_nbytes_per_s:
+            self._free_at_s = max(self._free_at_s, time.monotonic()) + nbytes / rate
+
+    async def _pace(self) -> None:
+        while (left_s := self._free_at_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)

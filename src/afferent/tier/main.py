@@ -1,0 +1,73 @@
+"""The process that talks to the tier, for one node: no other waits for a network because of it.
+
+python -m afferent.tier.main FD      (started by the supervisor)
+
+It maps the arena as everybody does: what it fetches goes into blocks that the store has allocated
+for requests, what it writes is pinned meanwhile. If it dies, what it was fetching is made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import uvloop
+
+from afferent.runtime.process import ChildProcess, run_until_terminated
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.pushing import push_counts
+from afferent.telemetry.registry import gauge
+from afferent.tier.access import Access
+from afferent.tier.claims import HeldClaims
+from afferent.tier.costs import CostModel, Limits
+from afferent.tier.fetching import Fetcher
+from afferent.tier.keeping import Keeper
+from afferent.tier.launch import NAME, TierSettings
+from afferent.tier.registry import open_tier, without_secrets
+from afferent.tier.sealed import Sealer
+from afferent.tier.vault import Vault
+
+RATE = gauge(
+    "afferent_tier_link_bytes_per_second", "What the link to the tier carries, as measured"
+)
+LOOK_UP = gauge("afferent_tier_look_up_seconds", "What a look-up takes, as measured")
+_PERIOD_S = 1.0
+
+
+async def _show(model: CostModel) -> None:
+    while True:
+        RATE.labels().set(model.nbytes_per_s)
+        LOOK_UP.labels().set(model.lookup_s)
+        await asyncio.sleep(_PERIOD_S)
+
+
+async def serve(store: AsyncDaemonStore, vault: Vault, settings: TierSettings) -> None:
+    """Fetch and keep for one node, until cancelled."""
+    access = Access(vault, timeout_s=settings.timeout_s)
+    model = CostModel(Limits(timeout_s=settings.timeout_s, wait_s=settings.wait_s))
+    claims = HeldClaims(vault)
+    fetcher = Fetcher(store, access, model, claims)
+    keeper = Keeper(store, access, model, claims, settings)
+    async with asyncio.TaskGroup() as tasks:
+        for work in (fetcher.run(), keeper.run(), access.keep_probing(), _show(model)):
+            tasks.create_task(work)
+
+
+async def _run(child: ChildProcess, settings: TierSettings) -> None:
+    vault = Vault(open_tier(settings.url), Sealer(settings.secret.encode()))
+    store = await AsyncDaemonStore.connect(settings.store_address, name=NAME, writable=True)
+    sealed = "sealed with the fleet's secret" if settings.secret else "sealed without a secret"
+    child.report(f"{without_secrets(settings.url)}, {sealed}", ready=True)
+    await run_until_terminated(
+        serve(store, vault, settings), push_counts(store), child.keep_beating()
+    )
+
+
+def main() -> None:
+    child = ChildProcess.start()
+    uvloop.run(_run(child, child.settings(TierSettings)))
+    os._exit(0)  # a thread may wait for a server that does not answer
+
+
+if __name__ == "__main__":
+    main()

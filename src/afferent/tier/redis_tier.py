@@ -1,0 +1,330 @@
+"""A tier on Valkey or Redis: ``redis://``, ``rediss://`` (TLS), ``valkey://``, ``valkeys://``.
+
+A value is a head and parts of 1 MiB, each a string of its own: so no single command holds the
+server up for long, and a part goes from the socket to its place in the arena. The head is written
+last and found first. What the server evicts of a value makes all of it absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, parse_url
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from afferent.errors import ConfigError, TierUnavailable, in_a_line
+from afferent.tier.protocol import Found, Health, Value, Wanted, num_parts, part
+from afferent.tier.redis_replies import Reply, ReplyReader
+
+_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
+_GETS_AHEAD, _SETS_AHEAD = 8, 4
+_NBYTES = struct.Struct("<Q")
+_RELEASE = (
+    "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end"
+)
+_CONNECT_TIMEOUT_S = 2.0
+_TOO_MANY_IDLE = 8
+_PAGE = 512
+
+
+class RedisTier:
+    """For several threads: each call has a connection of its own, which is kept for the next."""
+
+    def __init__(self, url: str, *, prefix: str = "afferent") -> None:
+        """
+        Raises:
+            ConfigError: It is no URL that leads to a server.
+        """
+        scheme, _, rest = url.partition("://")
+        try:
+            named = f"{_SCHEMES.get(scheme, scheme)}://{rest}"
+            options: dict[str, Any] = dict(parse_url(named))  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise ConfigError(f"--tier: {in_a_line(error)}") from error
+        self._make = options.pop("connection_class", Connection)
+        self._options = options
+        self._prefix = prefix.encode()
+        self._idle: list[_Link] = []
+        try:
+            self._link(_CONNECT_TIMEOUT_S)
+        except TypeError as error:  # an option that a connection does not have
+            raise ConfigError(f"--tier: {in_a_line(error)}") from error
+
+    # Tier
+
+    def exists_many(self, names: Sequence[bytes], *, deadline_s: float) -> list[Found | None]:
+        """See `Tier`."""
+        if not names:
+            return []
+        with self._linked(deadline_s) as link:
+            replies = link.ask("MGET", *map(self._head, names))
+        if not isinstance(replies, list) or len(replies) != len(names):
+            raise TierUnavailable("the tier gives another number of answers than it was asked for")
+        return [_found(reply) for reply in replies]
+
+    def get_many_into(self, wanted: Sequence[Wanted], *, deadline_s: float) -> list[bool]:
+        """See `Tier`. Parts are asked for ahead, so that the link is never idle."""
+        are_good = [True] * len(wanted)
+        to_ask = deque((i, p) for i, one in enumerate(wanted) for p in range(one.num_parts))
+        asked: deque[tuple[int, int]] = deque()
+        with self._linked(deadline_s) as link:
+            while to_ask or asked:
+                ahead: list[bytes] = []
+                while to_ask and len(asked) < _GETS_AHEAD:
+                    index, number = to_ask.popleft()
+                    if are_good[index]:
+                        asked.append((index, number))
+                        ahead.append(self._part(wanted[index].name, number))
+                if ahead:
+                    link.send([("GET", name) for name in ahead])
+                if asked:
+                    index, number = asked.popleft()
+                    was_read = link.replies.read_into(wanted[index].part(number))
+                    if are_good[index]:
+                        are_good[index] = was_read and wanted[index].accept(number)
+        return are_good
+
+    def put_many(self, values: Sequence[Value], *, ttl_s: float, deadline_s: float) -> list[bool]:
+        """See `Tier`."""
+        ttl_ms = max(1, round(ttl_s * 1e3))
+        with self._linked(deadline_s) as link:
+            return [self._put(link, value, ttl_ms) for value in values]
+
+    def delete_many(self, names: Sequence[bytes], *, deadline_s: float) -> int:
+        """See `Tier`."""
+        found = self.exists_many(names, deadline_s=deadline_s)
+        there = [(name, one) for name, one in zip(names, found, strict=True) if one is not None]
+        if not there:
+            return 0
+        with self._linked(deadline_s) as link:
+            for name, one in there:
+                parts = [self._part(name, index) for index in range(num_parts(one.nbytes))]
+                for at in range(0, len(parts), _PAGE):
+                    link.ask("UNLINK", *parts[at : at + _PAGE])
+            link.ask("UNLINK", *(self._head(name) for name, _ in there))
+        return len(there)
+
+    def names(self, *, deadline_s: float) -> Iterator[bytes]:
+        """See `Tier`."""
+        cursor, seen = b"0", set[bytes]()
+        while True:
+            with self._linked(deadline_s) as link:
+                match link.ask("SCAN", cursor, "MATCH", self._prefix + b":*:head", "COUNT", _PAGE):
+                    case [bytes(next_cursor), [*found]]:
+                        cursor = next_cursor
+                    case _:
+                        raise TierUnavailable("the tier does not list what it has")
+            for each in found:
+                name = _name_in(each)
+                if name is not None and name not in seen:
+                    seen.add(name)
+                    yield name
+            if cursor == b"0":
+                return
+
+    def health(self, *, deadline_s: float) -> Health:
+        """See `Tier`."""
+        with self._linked(deadline_s) as link:
+            if link.ask("PING") != b"PONG":
+                raise TierUnavailable("the tier does not answer a PING")
+            try:
+                about = link.ask("INFO")
+            except ResponseError:  # who may only read and write need not see this
+                return Health(about="a server that says nothing of itself")
+        return _health(about if isinstance(about, bytes) else b"")
+
+    def close(self) -> None:
+        """See `Tier`."""
+        while self._idle:
+            self._idle.pop().close()
+
+    # Claims
+
+    def claim_many(
+        self, names: Sequence[bytes], *, holder: bytes, ttl_s: float, deadline_s: float
+    ) -> list[bool]:
+        """See `Claims`."""
+        ttl_ms = max(1, round(ttl_s * 1e3))
+        with self._linked(deadline_s) as link:
+            link.send([("SET", self._lease(name), holder, "NX", "PX", ttl_ms) for name in names])
+            replies = [link.replies.read() for _ in names]
+        # Only "nothing was set" says that it is another's. Who can't claim makes it himself.
+        return [reply is not None for reply in replies]
+
+    def release_many(self, names: Sequence[bytes], *, holder: bytes, deadline_s: float) -> None:
+        """See `Claims`."""
+        with self._linked(deadline_s) as link:
+            link.send([("EVAL", _RELEASE, 1, self._lease(name), holder) for name in names])
+            for _ in names:
+                link.replies.read()
+
+    # Inner steps
+
+    def _put(self, link: _Link, value: Value, ttl_ms: int) -> bool:
+        """The parts, and then the head; if there is no room for one of them, none of them stays."""
+        number = num_parts(len(value.body))
+        num_sent = num_read = 0
+        are_good = True
+        while num_read < (number if are_good else num_sent):
+            if are_good and num_sent < number and num_sent - num_read < _SETS_AHEAD:
+                body = part(value.body, num_sent)
+                link.send([("SET", self._part(value.name, num_sent), body, "PX", ttl_ms)])
+                num_sent += 1
+                continue
+            are_good &= _is_done(link.replies.read())
+            num_read += 1
+        if are_good:
+            head = _NBYTES.pack(len(value.body)) + value.head
+            are_good = _is_done(link.try_ask("SET", self._head(value.name), head, "PX", ttl_ms))
+        if not are_good:
+            link.try_ask("UNLINK", *(self._part(value.name, index) for index in range(num_sent)))
+        return are_good
+
+    @contextlib.contextmanager
+    def _linked(self, deadline_s: float) -> Iterator[_Link]:
+        """A connection for one exchange. Whatever goes wrong in it, it is not used again: what was
+        to come might be taken for the answer to something else.
+        """
+        link = self._take_idle() or self._link(deadline_s - time.monotonic())
+        try:
+            link.connect(deadline_s)
+            yield link
+        except (RedisError, OSError) as error:
+            link.close()
+            raise TierUnavailable(in_a_line(error)) from error
+        except BaseException:
+            link.close()
+            raise
+        if len(self._idle) < _TOO_MANY_IDLE:
+            self._idle.append(link)
+        else:
+            link.close()
+
+    def _take_idle(self) -> _Link | None:
+        while self._idle:
+            try:
+                link = self._idle.pop()
+            except IndexError:  # another thread was faster
+                return None
+            if link.replies.is_clean:
+                return link
+            link.close()
+        return None
+
+    def _link(self, timeout_s: float) -> _Link:
+        """A new connection, not connected yet; that has to be done in this time."""
+        return _Link(self._make, self._options, max(0.001, min(timeout_s, _CONNECT_TIMEOUT_S)))
+
+    def _head(self, name: bytes) -> bytes:
+        return b"%s:{%s}:head" % (self._prefix, name.hex().encode())
+
+    def _part(self, name: bytes, index: int) -> bytes:
+        return b"%s:{%s}:%d" % (self._prefix, name.hex().encode(), index)
+
+    def _lease(self, name: bytes) -> bytes:
+        return b"%s:{%s}:lease" % (self._prefix, name.hex().encode())
+
+
+class _Link:
+    """One connection: `redis` makes it, and packs what is sent; the replies are ours to read."""
+
+    def __init__(self, make: Any, options: dict[str, Any], timeout_s: float) -> None:
+        self.replies = ReplyReader()
+        ours = {
+            "parser_class": lambda **_: self.replies,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": timeout_s,
+            "socket_timeout": timeout_s,
+            "driver_info": None,
+        }
+        self._connection = make(**{**options, **ours})
+        self._is_connected = False
+
+    def connect(self, deadline_s: float) -> None:
+        """Be connected, and logged in; what is done from now on ends by the deadline."""
+        self.replies.deadline_s = deadline_s
+        if not self._is_connected:
+            self._connection.connect()
+            self._is_connected = True
+
+    def send(self, commands: Sequence[tuple[Any, ...]]) -> None:
+        packed = [
+            piece for command in commands for piece in self._connection.pack_command(*command)
+        ]
+        if all(isinstance(piece, bytes) for piece in packed):
+            packed = [b"".join(packed)]
+        for piece in packed:
+            self.replies.arm().sendall(piece)
+
+    def ask(self, *command: Any) -> Reply:
+        """
+        Raises:
+            ResponseError: The server refuses it.
+        """
+        reply = self.try_ask(*command)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+    def try_ask(self, *command: Any) -> Reply:
+        self.send([command])
+        return self.replies.read()
+
+    def close(self) -> None:
+        with contextlib.suppress(RedisError, OSError):
+            self._connection.disconnect()
+
+
+def _is_done(reply: Reply) -> bool:
+    """
+    Raises:
+        ResponseError: The server refuses to write for another reason than that it is full.
+    """
+    if isinstance(reply, ResponseError) and not str(reply).startswith("OOM"):
+        raise reply
+    return reply == b"OK"
+
+
+def _found(reply: Reply) -> Found | None:
+    if not isinstance(reply, bytes) or len(reply) < _NBYTES.size:
+        return None
+    (nbytes,) = _NBYTES.unpack_from(reply)
+    return Found(reply[_NBYTES.size :], nbytes)
+
+
+def _name_in(key: Reply) -> bytes | None:
+    if not isinstance(key, bytes):
+        return None
+    digits = key.partition(b"{")[2].partition(b"}")[0]
+    try:
+        return bytes.fromhex(digits.decode("ascii"))
+    except ValueError:
+        return None
+
+
+def _health(info: bytes) -> Health:
+    lines = info.decode("utf-8", errors="replace").splitlines()
+    said = dict(line.split(":", 1) for line in lines if ":" in line)
+    who = "valkey" if "valkey_version" in said else "redis"
+    version = said.get("valkey_version") or said.get("redis_version", "of an unknown version")
+    used, most = said.get("used_memory", ""), said.get("maxmemory", "")
+    policy = said.get("maxmemory_policy", "")
+    advice = []
+    if most == "0":
+        advice.append("set maxmemory: without it the server takes all memory there is")
+    if policy == "noeviction":
+        advice.append("set maxmemory-policy allkeys-lfu: a server that evicts nothing becomes full")
+    return Health(
+        about=f"{who} {version}",
+        used_nbytes=int(used) if used.isdecimal() else None,
+        max_nbytes=int(most) or None if most.isdecimal() else None,
+        advice=tuple(advice),
+    )

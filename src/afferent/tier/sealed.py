@@ -1,0 +1,125 @@
+"""The head of a value, version 1: what it is, and the digest of each part of its body.
+
+    offset  length   what
+    0       8        magic: the bytes "AFF-TIER"
+    8       2        version, u16: 1
+    10      2        flags, u16: 1 where the seal is keyed
+    12      4        kind, u32: 1 features, 2 embeddings, 3 raw media
+    16      8        nbytes, u64: of the body
+    24      32       key: what the body is
+    56      32 * n   BLAKE3-256 of each MiB of the body, the last of what is left
+    ...     32       seal: BLAKE3-256 of all before it, keyed where the tier is shared
+
+Integers are little-endian. Nothing in a head is believed before its seal is checked, and no part
+before its digest: so whoever has the key, and only who has it, can say what a body is. A head
+that is not in this form, of another version, of another key, or sealed otherwise than this node
+seals, is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hmac import compare_digest
+
+from blake3 import blake3
+
+from afferent.errors import FormatError
+from afferent.tier.protocol import num_parts, part
+from afferent.types import KEY_NBYTES, ContentKey, ObjectKind
+
+VERSION = 1
+_MAGIC = b"AFF-TIER"
+_KEYED = 1
+_DIGEST_NBYTES = 32
+_FIXED = struct.Struct("<8sHHIQ32s")
+_MAX_NBYTES = 1 << 40
+_KINDS = {ObjectKind.FEATURES: 1, ObjectKind.EMBEDDINGS: 2, ObjectKind.RAW: 3}
+_BY_NUMBER = {number: kind for kind, number in _KINDS.items()}
+_SECRET_CONTEXT = "afferent 2026-11 seal of values in a tier"  # noqa: S105 it is no secret
+_NAME_TAG = b"afferent/tier/v1"
+
+
+class Sealer:
+    """Makes and reads heads, with a secret that the nodes of a fleet share, or without."""
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._key = blake3(secret, derive_key_context=_SECRET_CONTEXT).digest() if secret else None
+
+    @property
+    def is_keyed(self) -> bool:
+        return self._key is not None
+
+    def name_of(self, key: ContentKey) -> bytes:
+        """What a value is called in the tier: it tells nobody else what the value is, and nodes of
+        another secret, or of another version of this form, do not meet.
+        """
+        data = _NAME_TAG + key
+        return (blake3(data, key=self._key) if self._key else blake3(data)).digest()
+
+    def seal(self, key: ContentKey, kind: ObjectKind, body: memoryview) -> bytes:
+        """The head of a body."""
+        flags = _KEYED if self.is_keyed else 0
+        fixed = _FIXED.pack(_MAGIC, VERSION, flags, _KINDS[kind], len(body), key)
+        digests = [digest(part(body, index)) for index in range(num_parts(len(body)))]
+        data = b"".join((fixed, *digests))
+        return data + self._seal_of(data)
+
+    def open(self, head: bytes, key: ContentKey) -> Head:
+        """What a head says.
+
+        Raises:
+            FormatError: It is not one of this key that was sealed as this node seals.
+        """
+        if len(head) < _FIXED.size + _DIGEST_NBYTES:
+            raise FormatError("a head is too short")
+        data, seal = head[:-_DIGEST_NBYTES], head[-_DIGEST_NBYTES:]
+        magic, version, flags, kind, nbytes, named = _FIXED.unpack_from(data)
+        if magic != _MAGIC or version != VERSION:
+            raise FormatError("a head is of another version, or none")
+        if flags != (_KEYED if self.is_keyed else 0):
+            raise FormatError("a head is sealed in another way")
+        if not compare_digest(seal, self._seal_of(data)):
+            raise FormatError("a head's seal is broken")
+        if named != key:
+            raise FormatError("a head is of another key")
+        if kind not in _BY_NUMBER or not 0 < nbytes <= _MAX_NBYTES:
+            raise FormatError("a head says what can't be")
+        listed = data[_FIXED.size :]
+        if len(listed) != _DIGEST_NBYTES * num_parts(nbytes):
+            raise FormatError("a head has another number of digests than its body has parts")
+        starts = range(0, len(listed), _DIGEST_NBYTES)
+        digests = tuple(listed[at : at + _DIGEST_NBYTES] for at in starts)
+        return Head(key, _BY_NUMBER[kind], nbytes, digests)
+
+    def _seal_of(self, data: bytes) -> bytes:
+        return (blake3(data, key=self._key) if self._key else blake3(data)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a body is; its seal has been checked."""
+
+    key: ContentKey
+    kind: ObjectKind
+    nbytes: int
+    digests: Sequence[bytes]
+
+    def has(self, index: int, data: memoryview) -> bool:
+        """Whether this is that part of the body."""
+        return compare_digest(digest(data), self.digests[index])
+
+
+def digest(data: memoryview) -> bytes:
+    return blake3(data).digest()
+
+
+def check_key(key: bytes) -> ContentKey:
+    """
+    Raises:
+        FormatError: It has another length.
+    """
+    if len(key) != KEY_NBYTES:
+        raise FormatError(f"a key has {KEY_NBYTES} bytes, not {len(key)}")
+    return ContentKey(key)

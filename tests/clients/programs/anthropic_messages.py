@@ -1,0 +1,46 @@
+import base64
+from pathlib import Path
+from typing import Literal
+
+from anthropic import Anthropic, NotFoundError
+from pydantic import BaseModel
+
+client = Anthropic(base_url="http://127.0.0.1:8000", api_key="none")
+data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
+source = {"type": "base64", "media_type": "image/jpeg", "data": data}
+text = {"type": "text", "text": "What is in the picture?"}
+question = [{"role": "user", "content": [{"type": "image", "source": source}, text]}]
+
+# text
+blind = [{"role": "user", "content": "What is in the picture?"}]
+answer = client.messages.create(model="shapes", max_tokens=100, messages=blind)
+print(answer.content[0].text)
+
+# image
+answer = client.messages.create(model="shapes", max_tokens=100, messages=question)
+print(answer.content[0].text)
+
+# stream
+with client.messages.stream(model="shapes", max_tokens=100, messages=question) as stream:
+    print("|".join(stream.text_stream))
+
+
+# structured
+class Thing(BaseModel, extra="forbid"):
+    colour: Literal["red", "green", "blue", "yellow"]
+    shape: Literal["circle", "square", "star", "triangle"]
+
+
+parsed = client.messages.parse(
+    model="shapes", max_tokens=1000, messages=question, output_format=Thing
+)
+print(parsed.parsed_output.model_dump_json())
+
+# usage
+print(answer.usage.input_tokens, answer.usage.output_tokens)
+
+# errors
+try:
+    client.messages.create(model="another", max_tokens=100, messages=question)
+except NotFoundError as error:
+    print(error.status_code, error.body["error"]["type"], error.message)

@@ -1,0 +1,45 @@
+import base64
+from pathlib import Path
+from typing import Literal
+
+from anthropic import NotFoundError
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import HumanMessage
+from pydantic import BaseModel
+
+model = ChatAnthropic(
+    model="shapes", base_url="http://127.0.0.1:8000", api_key="none", max_tokens=1000
+)
+data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
+picture = {"type": "image", "base64": data, "mime_type": "image/jpeg"}
+question = [HumanMessage([picture, {"type": "text", "text": "What is in the picture?"}])]
+
+# text
+print(model.invoke("What is in the picture?").content)
+
+# image
+answer = model.invoke(question)
+print(answer.content)
+
+# stream
+for chunk in model.stream(question):
+    print(chunk.text, end="|")
+
+
+# structured
+class Thing(BaseModel, extra="forbid"):
+    colour: Literal["red", "green", "blue", "yellow"]
+    shape: Literal["circle", "square", "star", "triangle"]
+
+
+structured = model.with_structured_output(Thing, method="json_schema")
+print(structured.invoke(question).model_dump_json())
+
+# usage
+print(answer.usage_metadata["input_tokens"], answer.usage_metadata["output_tokens"])
+
+# errors
+try:
+    model.model_copy(update={"model": "another"}).invoke(question)
+except NotFoundError as error:
+    print(error.status_code, error.body["error"]["type"], error.message)

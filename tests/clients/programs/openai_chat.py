@@ -1,0 +1,46 @@
+import base64
+from pathlib import Path
+from typing import Literal
+
+from openai import NotFoundError, OpenAI
+from pydantic import BaseModel
+
+client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
+picture = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}
+text = {"type": "text", "text": "What is in the picture?"}
+question = [{"role": "user", "content": [picture, text]}]
+
+# text
+blind = [{"role": "user", "content": "What is in the picture?"}]
+answer = client.chat.completions.create(model="shapes", messages=blind)
+print(answer.choices[0].message.content)
+
+# image
+answer = client.chat.completions.create(model="shapes", messages=question)
+print(answer.choices[0].message.content)
+
+# stream
+with client.chat.completions.stream(model="shapes", messages=question) as stream:
+    for event in stream:
+        if event.type == "content.delta":
+            print(event.delta, end="|")
+
+
+# structured
+class Thing(BaseModel, extra="forbid"):
+    colour: Literal["red", "green", "blue", "yellow"]
+    shape: Literal["circle", "square", "star", "triangle"]
+
+
+parsed = client.chat.completions.parse(model="shapes", messages=question, response_format=Thing)
+print(parsed.choices[0].message.parsed.model_dump_json())
+
+# usage
+print(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+
+# errors
+try:
+    client.chat.completions.create(model="another", messages=question)
+except NotFoundError as error:
+    print(error.status_code, error.code, error.message)

@@ -1,0 +1,39 @@
+"""Runs a client's program section by section: ``python -m tests.clients.sections PROGRAM URL``.
+
+Prints what each did as JSON. It runs in the client's environment, and imports nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+from typing import Any
+
+from tests.clients.table import CLIENTS, URL
+
+
+def main(program: str, url: str) -> None:
+    (client,) = (each for each in CLIENTS if each.program == program)
+    beginning, sections = client.parts()
+    names: dict[str, Any] = {"__name__": "__main__"}
+    _run(beginning.replace(URL, url), names)
+    ran = {}
+    for feature, text in sections.items():
+        printed, failure = io.StringIO(), ""
+        try:
+            with contextlib.redirect_stdout(printed):
+                _run(text.replace(URL, url), names)
+        except Exception:
+            failure = traceback.format_exc()
+        ran[feature] = {"printed": printed.getvalue(), "failure": failure}
+    print("\n" + json.dumps(ran))
+
+
+def _run(text: str, names: dict[str, Any]) -> None:
+    exec(compile(text, "program", "exec", dont_inherit=True), names)  # noqa: S102
+
+
+main(*sys.argv[1:])

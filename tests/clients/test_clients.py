@@ -1,0 +1,150 @@
+"""Each client does each thing: text, image, stream, structured answers, usage, errors.
+
+Those of the default environment are tried by every run, the others by ``make test-clients``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.table import CLIENTS, FEATURES, STRUCTURED, URL, Client
+from tests.pages import ROOT
+from tests.server import Server, ask, data_url
+from tools import clients_env, clients_page
+
+QUESTION = "What is in the picture?"
+COLOURS = {"red", "green", "blue", "yellow"}
+SHAPES = {"circle", "square", "star", "triangle"}
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a section printed, and what went wrong."""
+
+    printed: str
+    failure: str
+
+
+def _tried(client: Client) -> Any:
+    marks = [pytest.mark.clients] if client.environment else []
+    return pytest.param(client, id=client.path.stem, marks=marks)
+
+
+@pytest.fixture(scope="module", params=map(_tried, CLIENTS))
+def client(request: pytest.FixtureRequest) -> Client:
+    chosen: Client = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def ran(client: Client, server: Server) -> Mapping[str, Ran]:
+    """What each of the client's sections did."""
+    if client.path.suffix == ".py":  # in one process: imports take longest
+        done = start(client, "python", "-m", "tests.clients.sections", client.program, server.url)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        return {feature: Ran(**each) for feature, each in found.items()}
+    beginning, sections = client.parts()
+    return {
+        feature: run(client, (beginning + text).replace(URL, server.url))
+        for feature, text in sections.items()
+    }
+
+
+def run(client: Client, text: str) -> Ran:
+    """One section, behind the program's beginning."""
+    if client.environment == clients_env.NODE:
+        file = home_of(client) / client.program  # modules are looked for beside it
+        file.write_text(text)
+        done = start(client, "node", str(file))
+    else:
+        done = start(client, "bash", "-e", "-c", text)
+    return Ran(done.stdout, "" if done.returncode == 0 else done.stderr)
+
+
+def home_of(client: Client) -> Path:
+    return clients_env.FOLDER / client.environment
+
+
+def start(client: Client, *command: str) -> subprocess.CompletedProcess[str]:
+    """In the client's environment, as if it were activated."""
+    programs = home_of(client) / "bin" if client.environment else Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "OPENAI_API_KEY": "none",
+    }
+    return subprocess.run(
+        ["/usr/bin/env", *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def usage(server: Server) -> tuple[int, int]:
+    """How many tokens question and answer have, asked without a client."""
+    picture = data_url((ROOT / "docs" / "pictures" / "one.jpg").read_bytes())
+    counted = server.post(ask([picture], QUESTION)).json()["usage"]
+    return counted["prompt_tokens"], counted["completion_tokens"]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature(
+    feature: str, client: Client, ran: Mapping[str, Ran], usage: tuple[int, int]
+) -> None:
+    if feature in client.lacks:
+        assert feature not in ran
+        return
+    found = ran[feature]
+    if feature == "structured" and not STRUCTURED:
+        assert "not supported" in found.failure + found.printed
+        return
+    assert not found.failure, found.failure
+    said = found.printed.strip()
+    match feature:
+        case "text":
+            assert said == "There is no picture."
+        case "image":
+            assert said == "a red circle"
+        case "stream":
+            assert said.replace("|", "") == "a red circle"
+            assert len([piece for piece in said.split("|") if piece]) > 1 or "|" not in said
+        case "structured":
+            thing = json.loads(said)
+            assert thing.keys() == {"colour", "shape"}
+            assert thing["colour"] in COLOURS
+            assert thing["shape"] in SHAPES
+        case "usage":
+            assert [int(number) for number in re.findall(r"\d+", said)] == list(usage)
+        case "errors":
+            assert "404" in said
+            assert "the model 'another' is not served here: 'shapes' is" in said
+
+
+def test_the_page_of_clients_is_up_to_date() -> None:
+    """Else: ``python -m tools.clients_page --write``."""
+    assert clients_page.PAGE.read_text() == clients_page.page()
+
+
+def test_a_section_is_what_its_feature_says() -> None:
+    """Each has all of them, or says what it lacks."""
+    for client in CLIENTS:
+        _, sections = client.parts()
+        assert [*sections] == [each for each in FEATURES if each not in client.lacks], client.title
+        assert URL in client.path.read_text()

@@ -1,0 +1,144 @@
+"""``afferent restart``: the frontends one after the other, and the engine, under load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from afferent.testing.images import draw_image
+from tests.server import Server, ask, data_url, suspended, wait_until
+
+QUESTION = "What is in the picture?"
+NUM_CLIENTS, PER_SECOND = 10, 50
+BODY = json.dumps({"model": "shapes", "prompt": "a green", "max_tokens": 1})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--frontends", "2", "--arena-nbytes", "64MiB") as running:
+        yield running
+
+
+def restart(server: Server, what: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "afferent.cli", "restart", what]
+    command += ["--pid", str(server.popen.pid)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def frontends(server: Server) -> set[int]:
+    return {process.pid for process in server.find("afferent.serve.frontend")}
+
+
+class Load:
+    """Up to so many requests a second, until told to stop: half of them by connections that are
+    kept, half by new ones.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._host = server.url.removeprefix("http://")
+        self._stop, self.outcomes = threading.Event(), list[int | str]()
+
+    def __enter__(self) -> Load:
+        self._threads = ThreadPoolExecutor(NUM_CLIENTS)
+        self._clients = [self._threads.submit(self._run, n % 2 == 0) for n in range(NUM_CLIENTS)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.result(60)
+        self._threads.shutdown()
+
+    def _run(self, is_kept: bool) -> None:
+        connection = http.client.HTTPConnection(self._host, timeout=60)
+        while not self._stop.wait(NUM_CLIENTS / PER_SECOND):
+            self.outcomes.append(self._ask(connection))
+            if not is_kept:
+                connection.close()
+        connection.close()
+
+    def _ask(self, connection: http.client.HTTPConnection) -> int | str:
+        try:
+            connection.request("POST", "/v1/completions", BODY)
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            return repr(error)
+        return answer.status
+
+
+def test_frontends_are_restarted_without_a_lost_request(server: Server) -> None:
+    before = frontends(server)
+    start_s = time.monotonic()
+    with Load(server) as load:
+        wait_until(lambda: len(load.outcomes) > 20)
+        done = restart(server, "frontends")
+        num_until_then = len(load.outcomes)
+        wait_until(lambda: len(load.outcomes) > num_until_then + 20)
+    took_s = time.monotonic() - start_s
+    print(f"{len(load.outcomes)} requests in {took_s:.1f} s\n{done.stdout}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "done"
+    assert set(load.outcomes) == {200}
+    after = frontends(server)
+    assert len(after) == len(before)
+    assert not after & before
+
+
+def test_an_answer_that_has_begun_is_finished_by_the_old_one(
+    server: Server, rng: np.random.Generator
+) -> None:
+    """While it waits for the engine, its successor serves others."""
+    before = frontends(server)
+    body = ask([data_url(draw_image(rng, colour="green", shape="star"))], QUESTION)
+    with ThreadPoolExecutor(2) as threads:
+        with suspended(server.engine_workers()):
+            answer = threads.submit(server.post, body)
+            wait_until(lambda: server.metric("afferent_requests_in_flight") == 1)
+            restarting = threads.submit(restart, server, "frontends")
+            wait_until(lambda: bool(frontends(server) - before))
+        assert answer.result(60).json()["choices"][0]["message"]["content"] == "a green star"
+        assert restarting.result(120).returncode == 0
+
+
+def test_the_engine_is_drained_then_away_then_back(
+    server: Server, rng: np.random.Generator
+) -> None:
+    (before,) = server.engine_workers()
+    picture = [ask([data_url(draw_image(rng))], QUESTION) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        with suspended([before]):
+            first = threads.submit(server.post, picture[0])
+            wait_until(lambda: server.metric("afferent_requests_in_flight") == 1)
+            restarting = threads.submit(restart, server, "engine")
+            wait_until(lambda: server.get("/ready").status_code == 503)
+            refused = server.post(picture[1])
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "engine_unavailable"
+            assert int(refused.headers["retry-after"]) >= 1
+            again = restart(server, "frontends")
+            assert again.returncode == 1
+            assert "is restarting its engine" in again.stdout
+        assert first.result(60).status_code == 200, "who was inside has an answer"
+        done = restarting.result(120)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "done")
+    wait_until(lambda: server.get("/ready").status_code == 200)
+    assert server.post(picture[1]).status_code == 200
+    (after,) = server.engine_workers()
+    assert after.pid != before.pid
+
+
+def test_of_no_server() -> None:
+    command = [sys.executable, "-m", "afferent.cli", "restart", "engine", "--pid", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: --pid 1: is no server\n")

@@ -1,0 +1,92 @@
+"""Running seeds."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from afferent.engine.reference.core.pins import Pins
+from afferent.store.daemon import main as daemon_main
+from afferent.testing.simulation.history import Event
+from afferent.testing.simulation.substitution import simulated
+from tests.simulation.engine import grids_of_stamps
+from tests.simulation.oracle import Observed
+from tests.simulation.plan import Plan
+from tests.simulation.server import build
+
+MODULES = (
+    "afferent.engine.reference.core.loop",
+    "afferent.engine.reference.core.main",
+    "afferent.engine.reference.core.pins",
+    "afferent.engine.reference.core.ranks",
+    "afferent.engine.remote.client",
+    "afferent.serve.flow.acquire",
+)
+_COLLECT_EVERY = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of a seed."""
+
+    seed: int
+    violation: str
+    digest: str
+    num_events: int
+    now_s: float
+    ends: Counter[str]
+    pairs: Counter[tuple[str, str]]
+    events: list[Event]
+
+
+@contextmanager
+def stage() -> Iterator[None]:
+    """Within this, seeds may be run."""
+    real, daemon_main.StoreState = daemon_main.StoreState, Observed  # type: ignore[misc]
+    real_grids, Pins._grids = Pins._grids, grids_of_stamps  # type: ignore[method-assign]
+    logging.disable(logging.CRITICAL)
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # it would run at another place each time
+    try:
+        with simulated(MODULES):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.unfreeze()
+        logging.disable(logging.NOTSET)
+        daemon_main.StoreState = real  # type: ignore[misc]
+        Pins._grids = real_grids  # type: ignore[method-assign]
+
+
+def run_plan(plan: Plan, *, keeps: bool = False) -> Result:
+    """One run; the same plan always gives the same."""
+    world = build(plan, keeps=keeps)
+    Observed.oracle = world.oracle
+    try:
+        world.run()
+        machine = world.machine
+        return Result(
+            seed=plan.seed,
+            violation=machine.violations[0] if machine.violations else "",
+            digest=machine.history.digest,
+            num_events=machine.num_events,
+            now_s=machine.now_s,
+            ends=world.ends,
+            pairs=world.pairs,
+            events=machine.history.events,
+        )
+    finally:
+        world.close()
+
+
+def run_seed(seed: int, *, dropped: frozenset[int] = frozenset(), keeps: bool = False) -> Result:
+    if seed % _COLLECT_EVERY == 0:
+        gc.collect()
+    return run_plan(Plan.of(seed).without(dropped), keeps=keeps)

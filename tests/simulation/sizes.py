@@ -1,0 +1,49 @@
+"""What all roles have in common: how large objects are, and that calls end by their deadlines."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from afferent.testing.simulation import threads
+from afferent.testing.simulation.machine import Process
+from tests.simulation.oracle import LINE_NBYTES
+from tests.simulation.plan import Plan
+from tests.simulation.world import World
+
+T = TypeVar("T")
+
+DERIVED = 1000
+"""What is computed from the features of key ``n`` has the number ``n + DERIVED``."""
+RAW = 5000
+"""What they are made from has the number ``n + RAW``, and no key."""
+_SLACK_S = 0.5
+TENANTS = ("anna", "ben")
+
+
+def lines_of(plan: Plan, what: int) -> int:
+    """How many lines an object has: always as many for the same key."""
+    return 1 + (plan.seed + 7 * what) % (plan.capacity_nbytes // LINE_NBYTES // 6)
+
+
+def sleep(seconds: float) -> None:
+    threads.current().wait(seconds)
+
+
+class Limit:
+    """A call ends by its deadline: what it takes is measured from outside."""
+
+    def __init__(self, world: World, process: Process, what: str, limit_s: float) -> None:
+        self._world, self._process, self._what = world, process, what
+        self._limit_s = limit_s
+        self._start_s = world.machine.now_s
+        self._paused_s = world.paused_s.get(process.name, 0.0)
+
+    def check(self) -> None:
+        took_s = self._world.machine.now_s - self._start_s
+        paused_s = self._world.paused_s.get(self._process.name, 0.0) - self._paused_s
+        limit_s = self._limit_s / 0.7 + paused_s + _SLACK_S
+        if took_s > limit_s:
+            self._world.machine.violate(
+                f"deadline: {self._process.name} waits {took_s:.2f} s for {self._what}, which has "
+                f"{limit_s:.2f} s"
+            )

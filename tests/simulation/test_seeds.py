@@ -1,0 +1,62 @@
+"""Many small histories of a server, each from a seed; see docs/simulation.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.ablations import ABLATIONS
+from tests.simulation.batches import results
+from tests.simulation.plan import Plan
+from tests.simulation.running import run_seed, stage
+from tests.simulation.shrinking import kind_of, shrink
+
+NUM_SEEDS, PART = 500, 100
+"""`make simulate` runs as many as you like."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, PART))
+def test_no_seed_breaks_a_promise(first: int) -> None:
+    with stage():
+        for seed in range(first, first + PART):
+            result = run_seed(seed)
+            assert not result.violation, (
+                f'seed {seed}: {result.violation}; make simulate ARGS="--replay {seed}"'
+            )
+            assert result.ends.total() <= len(Plan.of(seed).tasks)
+
+
+def test_seeds_do_most_of_what_they_are_to_do() -> None:
+    """A simulation in which everything is refused finds nothing."""
+    with stage():
+        found = [run_seed(seed) for seed in range(40)]
+    ends = sum((result.ends for result in found), start=Counter[str]())
+    assert ends["answered"] > ends.total() / 2
+    assert len(ends) >= 5  # and some of most other ends
+    assert len({fault for result in found for _, fault in result.pairs}) >= 7
+
+
+def test_a_run_is_the_same_every_time_and_without_an_element_another() -> None:
+    with stage():
+        first, again = run_seed(11), run_seed(11)
+        shorter = run_seed(11, dropped=frozenset(Plan.of(11).elements[:2]))
+    assert first == again
+    assert shorter.digest != first.digest
+
+
+def test_other_processes_come_to_the_same() -> None:
+    here, there = results(0, 4, 1, None), results(0, 4, 2, None)
+    assert [each.digest for each in here] == [each.digest for each in there]
+
+
+def test_what_fails_is_made_shorter_and_fails_likewise() -> None:
+    chosen = next(each for each in ABLATIONS if each.name == "hello-lets-go")
+    with stage(), chosen.applied():
+        violation = run_seed(chosen.seed).violation
+        elements = Plan.of(chosen.seed).elements
+        dropped = shrink(chosen.seed, elements, violation)
+        short = run_seed(chosen.seed, dropped=dropped)
+    assert kind_of(short.violation) == kind_of(violation)
+    assert len(elements) - len(dropped) <= 6

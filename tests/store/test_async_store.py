@@ -1,0 +1,114 @@
+"""What goes over the connection of a store for an event loop, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from afferent.errors import FormatError, StoreUnavailable
+from afferent.quota.shares import NAMELESS
+from afferent.runtime.wire import FrameCutter
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import MAX_ITEMS, CreateItem, Queue
+from afferent.types import ObjectKind
+from tests.store.stores import SharedDaemon
+
+Writes = list[list[str]]
+"""Of each write, the verbs in it."""
+
+Work = Callable[[AsyncDaemonStore, Writes], Awaitable[None]]
+
+
+def run(daemon: SharedDaemon, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = await AsyncDaemonStore.connect(daemon.address, name="test", writable=True)
+        writes: Writes = []
+        real = store._channel.send_packed
+
+        def noted(frames: bytes) -> None:
+            real(frames)
+            writes.append([msgspec.msgpack.decode(each)[0] for each in FrameCutter().feed(frames)])
+
+        monkeypatch.setattr(store._channel, "send_packed", noted)
+        try:
+            await work(store, writes)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_nobody_waits_for_goes_with_the_next_call(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        store.introduce("r", NAMELESS)
+        handles = await store.create("r", [CreateItem(ObjectKind.RAW, 100)])
+        store.discard("r", handles)
+        assert (await store.stat()).held_nbytes == 0
+        assert writes == [["introduce", "create"], ["abort", "stat"]]
+
+    run(daemon, work, monkeypatch)
+
+
+def test_what_nobody_waits_for_goes_by_itself_after_a_moment(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        for _ in range(2):
+            store.introduce("r", NAMELESS)
+            store.unpin("s", [])
+            assert not writes
+            async with asyncio.timeout(30):
+                while not writes:
+                    await asyncio.sleep(0)
+            assert writes.pop() == ["introduce", "release"]
+
+    run(daemon, work, monkeypatch)
+
+
+def test_the_end_of_a_request_is_not_late(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may wait for what it had, and this loop may be held up."""
+
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        handles = await store.create("r", [CreateItem(ObjectKind.RAW, 100)])
+        store.discard("r", handles)
+        store.forget("r")
+        store.release_permit("r", "preprocess")
+        assert writes == [["create"], ["abort", "release"], ["release_permit"]]
+
+    run(daemon, work, monkeypatch)
+
+
+def test_a_call_that_can_not_be_sent_takes_nothing_with_it(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        large = Queue(b"k" * 32, ObjectKind.FEATURES, 1, [], bytes(4096))
+        store.introduce("r", NAMELESS)
+        with pytest.raises(FormatError, match="over the limit"):
+            await store.acquire("r", [large] * MAX_ITEMS)
+        await store.stat()
+        assert writes == [["introduce", "stat"]]
+
+    run(daemon, work, monkeypatch)
+
+
+def test_what_is_said_after_the_end_is_not_sent(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        store.introduce("r", NAMELESS)
+        await store.close()
+        assert writes == [["introduce"]]
+        store.introduce("s", NAMELESS)
+        with pytest.raises(StoreUnavailable):
+            await store.stat()
+        assert writes == [["introduce"]]
+
+    run(daemon, work, monkeypatch)

@@ -1,0 +1,309 @@
+"""A job goes to a tier first where one has time, and what was made is handed to who keeps it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from afferent.store.protocol import requests
+from afferent.store.protocol.items import Fetch, Queue
+from afferent.store.protocol.results import Fetching, Keeping, ObjectInfo, Order, Outcome
+from afferent.store.state.keeping import MAX_WAITING
+from afferent.types import Failure
+from tests.store.pure_store import (
+    BAD,
+    FEATURES,
+    FRONTEND,
+    KEY,
+    KEY_2,
+    OTHER,
+    RAW,
+    SECOND,
+    WORKER,
+    Store,
+)
+
+TIER = SECOND
+ABSENT = Failure("absent", "not there")
+
+
+def fetcher(store: Store) -> int:
+    """The call of a tier that waits for something to fetch."""
+    return store.send(TIER, requests.Take, "fetch")
+
+
+def order_of(store: Store, client: int, seq: int) -> Order | None:
+    return None if store.answer(client, seq) is None else store.result(client, seq, Order)
+
+
+def given(store: Store, client: int, seq: int) -> Order:
+    order = order_of(store, client, seq)
+    assert order is not None
+    return order
+
+
+def kept(order: Order) -> Keeping:
+    return msgspec.msgpack.decode(order.payload, type=Keeping)
+
+
+def object_states(store: Store) -> list[str]:
+    listed: list[ObjectInfo] = store.call(
+        FRONTEND, requests.List, FEATURES, 10, returns=list[ObjectInfo]
+    )
+    return [item.state for item in listed]
+
+
+def test_who_fetches_is_asked_before_a_worker() -> None:
+    store = Store()
+    take, worker = fetcher(store), store.send(WORKER, requests.Take)
+    store.acquire(FRONTEND, "r")
+    order = given(store, TIER, take)
+    assert order_of(store, WORKER, worker) is None
+    fetching = msgspec.msgpack.decode(order.payload, type=Fetching)
+    assert fetching == Fetching(KEY, FEATURES, 1000, 1000)
+    assert object_states(store) == ["fetching"]
+    wait = store.wait(FRONTEND, "r")
+    store.finish(TIER, order)
+    assert store.outcome(FRONTEND, wait).state == "made"
+    statistics = store.state.statistics()
+    assert (statistics.num_jobs_fetched, statistics.num_jobs_made) == (1, 0)
+    assert order_of(store, WORKER, worker) is None
+
+
+def test_what_is_absent_is_made_once_all_wait_for_it() -> None:
+    store = Store()
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r1")
+    assert store.acquire(OTHER, "r2").state == "in_flight"
+    waits = [(FRONTEND, store.wait(FRONTEND, "r1")), (OTHER, store.wait(OTHER, "r2"))]
+    order = given(store, TIER, take)
+    store.finish(TIER, order, ABSENT)
+    made = store.take(WORKER)
+    assert (made.job, made.payload, made.target) == (order.job, b"how", order.target)
+    assert store.refusal(TIER, requests.Finish, order.job, 900, None, []) == "not_permitted"
+    store.finish(WORKER, made)
+    assert {store.outcome(*wait).state for wait in waits} == {"made"}
+    statistics = store.state.statistics()
+    assert (statistics.num_jobs_fetched, statistics.num_jobs_made) == (0, 1)
+
+
+def test_nothing_waits_for_a_tier_that_has_no_time() -> None:
+    store = Store()
+    store.acquire(FRONTEND, "r")
+    assert store.take(WORKER).payload == b"how"
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r", KEY_2)
+    assert order_of(store, TIER, take) is not None
+    store.acquire(FRONTEND, "r", b"m" * 32)
+    assert store.take(WORKER).payload == b"how", "it is at one job, and takes no other"
+
+
+def test_a_tier_that_dies_is_no_maker_that_died() -> None:
+    store = Store()
+    for number in range(3):  # more than a key may kill
+        take = fetcher(store)
+        assert store.acquire(FRONTEND, f"r{number}").state == "scheduled"
+        given(store, TIER, take)
+        store.release(FRONTEND, f"r{number}")
+        store.die(TIER)
+        store.state.connect(TIER)
+    store.acquire(FRONTEND, "r")
+    store.finish(WORKER, store.take(WORKER))
+    assert store.outcome(FRONTEND, store.wait(FRONTEND, "r")).state == "made"
+
+
+def test_a_lost_tier_writes_until_it_is_dead() -> None:
+    store = Store()
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r")
+    given(store, TIER, take)
+    worker = store.send(WORKER, requests.Take)
+    store.disconnect(TIER)
+    assert order_of(store, WORKER, worker) is None
+    store.die(TIER)
+    assert given(store, WORKER, worker).payload == b"how"
+
+
+def test_who_takes_no_jobs_any_more_gets_none() -> None:
+    store = Store()
+    fetcher(store)
+    store.disconnect(TIER)
+    store.acquire(FRONTEND, "r")
+    assert store.take(WORKER).payload == b"how"
+
+
+def test_what_nobody_waits_for_is_not_made_after_a_miss() -> None:
+    store = Store()
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r")
+    order = given(store, TIER, take)
+    store.release(FRONTEND, "r")
+    store.finish(TIER, order, ABSENT)
+    assert store.state.statistics().num_jobs_queued == 0
+    assert store.state.statistics().num_objects == 0
+
+
+def test_a_fetch_alone_is_absent_where_nobody_has_it() -> None:
+    store = Store()
+    item = Fetch(KEY, FEATURES, 1000)
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "absent"
+    take = fetcher(store)
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "scheduled"
+    wait = store.wait(FRONTEND, "r")
+    store.finish(TIER, given(store, TIER, take), ABSENT)
+    assert store.outcome(FRONTEND, wait).state == "absent"
+    assert store.state.statistics().num_objects == 0
+
+
+def test_who_would_make_it_does_when_the_fetch_brings_nothing() -> None:
+    store = Store()
+    take = fetcher(store)
+    item = Fetch(KEY, FEATURES, 1000)
+    store.call(FRONTEND, requests.Acquire, "r", [item])
+    (claim,) = store.claim(OTHER, "r2")
+    assert claim.state == "in_flight"
+    waits = store.wait(FRONTEND, "r"), store.wait(OTHER, "r2")
+    store.finish(TIER, given(store, TIER, take), ABSENT)
+    assert store.outcome(FRONTEND, waits[0]).state == "absent"
+    assert store.outcome(OTHER, waits[1]).state == "owner"
+
+
+def test_a_fetch_never_takes_room_that_is_not_there() -> None:
+    store = Store()
+    fetcher(store)
+    item = Fetch(KEY, FEATURES, 1 << 30)
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "absent"
+
+
+def test_a_fetch_that_takes_too_long_is_overdue_sooner_than_a_making() -> None:
+    store = Store()
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r")
+    given(store, TIER, take)
+    store.acquire(FRONTEND, "r", KEY_2)
+    store.take(WORKER)
+    jobs = store.state.flights.jobs
+    assert jobs.overdue(now_s=5.0, timeout_s=60.0, fetch_timeout_s=4.0) == [TIER]
+    assert jobs.overdue(now_s=5.0, timeout_s=4.0, fetch_timeout_s=60.0) == [WORKER]
+
+
+# Keeping
+
+
+def make(store: Store, request: str, key: bytes = KEY) -> None:
+    """By a worker; nobody holds it at the end."""
+    store.acquire(FRONTEND, request, key)
+    store.finish(WORKER, store.take(WORKER))
+    store.release(FRONTEND, request)
+
+
+def test_what_was_made_is_handed_to_who_keeps_it() -> None:
+    store = Store()
+    take = store.send(TIER, requests.Take, "keep")
+    store.acquire(FRONTEND, "r")
+    order = store.take(WORKER)
+    store.now_s = 0.25
+    store.finish(WORKER, order)
+    store.release(FRONTEND, "r")
+    keep = given(store, TIER, take)
+    what = kept(keep)
+    assert (what.key, what.kind, what.cost_us, what.made_us) == (KEY, FEATURES, 1000, 250_000)
+    assert object_states(store) == ["demoting"]
+    assert store.state.statistics().held_nbytes > 0
+    store.release(TIER, what.request)
+    assert object_states(store) == ["sealed"]
+    assert store.state.statistics().held_nbytes == 0
+
+
+def test_what_came_from_the_tier_does_not_go_back() -> None:
+    store = Store()
+    take, keep = fetcher(store), store.send(TIER, requests.Take, "keep")
+    store.acquire(FRONTEND, "r")
+    store.finish(TIER, given(store, TIER, take))
+    assert order_of(store, TIER, keep) is None
+
+
+def test_what_failed_and_what_is_raw_are_not_kept() -> None:
+    store = Store()
+    keep = store.send(TIER, requests.Take, "keep")
+    store.acquire(FRONTEND, "r")
+    store.finish(WORKER, store.take(WORKER), BAD)
+    assert order_of(store, TIER, keep) is None
+
+
+def test_what_a_request_made_itself_is_kept_too() -> None:
+    store = Store()
+    keep = store.send(TIER, requests.Take, "keep")
+    (claim,) = store.claim(FRONTEND, "r")
+    store.seal(FRONTEND, "r", claim.handle)
+    assert kept(given(store, TIER, keep)).made_us == 0
+
+
+def test_while_nobody_keeps_nothing_is_remembered() -> None:
+    store = Store()
+    make(store, "r")
+    keep = store.send(TIER, requests.Take, "keep")
+    assert order_of(store, TIER, keep) is None
+    store.disconnect(TIER)
+    make(store, "r", KEY_2)
+    assert len(store.state.flights.keeping) == 0
+
+
+def test_what_is_gone_by_then_is_dropped_and_counted() -> None:
+    store = Store()
+    first = store.send(TIER, requests.Take, "keep")
+    make(store, "r1")
+    make(store, "r2", KEY_2)
+    make(store, "r3", b"m" * 32)
+    assert kept(given(store, TIER, first)).num_dropped == 0
+    store.call(FRONTEND, requests.Delete, [KEY_2])
+    second = kept(given(store, TIER, store.send(TIER, requests.Take, "keep")))
+    assert (second.key, second.num_dropped) == (b"m" * 32, 1)
+
+
+def test_what_others_want_the_room_of_is_dropped_first() -> None:
+    store = Store(1 << 16)
+    given_up = store.send(TIER, requests.Take, "keep")
+    make(store, "r0", b"z" * 32)
+    store.release(TIER, kept(given(store, TIER, given_up)).request)
+    make(store, "r1")
+    store.reserve(FRONTEND, "large", (1 << 15) - 64, kind=FEATURES)
+    waits = store.reserve(OTHER, "also", (1 << 15) - 64, kind=FEATURES)
+    assert store.answer(OTHER, waits) is None
+    keep = store.send(TIER, requests.Take, "keep")
+    assert order_of(store, TIER, keep) is None
+    assert len(store.state.flights.keeping) == 0
+
+
+def test_too_many_are_dropped_oldest_first() -> None:
+    store = Store()
+    first = store.send(TIER, requests.Take, "keep")
+    keys = [bytes([index % 256, index // 256]) * 16 for index in range(MAX_WAITING + 3)]
+    for index, key in enumerate(keys):
+        (claim,) = store.claim(FRONTEND, f"r{index}", key, nbytes=64)
+        store.seal(FRONTEND, f"r{index}", claim.handle)
+        store.release(FRONTEND, f"r{index}")
+    assert kept(given(store, TIER, first)).key == keys[0]
+    assert len(store.state.flights.keeping) == MAX_WAITING
+    second = kept(given(store, TIER, store.send(TIER, requests.Take, "keep")))
+    assert (second.key, second.num_dropped) == (keys[3], 2)
+
+
+def test_who_keeps_and_dies_holds_nothing() -> None:
+    store = Store()
+    store.send(TIER, requests.Take, "keep")
+    make(store, "r")
+    assert store.state.statistics().held_nbytes > 0
+    store.die(TIER)
+    assert store.state.statistics().held_nbytes == 0
+
+
+def test_plans_and_media_never_go_to_a_tier() -> None:
+    store = Store()
+    take = fetcher(store)
+    item = Queue(KEY, RAW, 1000, [], b"how")
+    store.call(FRONTEND, requests.Acquire, "r", [item])
+    assert order_of(store, TIER, take) is None
+    assert store.take(WORKER).payload == b"how"

@@ -1,0 +1,270 @@
+"""The files of ``deploy/``: as far as this machine has what reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import afferent.engine.reference.kind
+import afferent.engine.vllm.plugin.counting
+import afferent.serve.frontend  # noqa: F401 - each declares what it counts
+from afferent import cli, config, errors
+from afferent.telemetry.registry import REGISTRY
+from tests.server import Server, wait_until
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+DASHBOARD = DEPLOY / "grafana/afferent.json"
+ALERTS = DEPLOY / "prometheus/alerts.yml"
+PARTS = ("_bucket", "_sum", "_count")
+
+needs = {
+    tool: pytest.mark.skipif(shutil.which(tool) is None, reason=f"there is no {tool} here")
+    for tool in ("promtool", "systemd-analyze", "nginx", "openssl")
+}
+
+
+def read(path: str) -> str:
+    return (DEPLOY / path).read_text()
+
+
+def queries() -> Iterator[str]:
+    rules = [
+        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    ]
+    yield from (rule["expr"] for rule in rules)
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    yield from (target["expr"] for panel in panels for target in panel["targets"])
+
+
+# Prometheus and Grafana
+
+
+def test_every_metric_of_dashboard_and_alerts_exists_with_its_labels() -> None:
+    known = {metric.name: metric for metric in REGISTRY.declarations}
+    num_seen = 0
+    for query in queries():
+        labels = {"le", "job", "instance"}
+        for name in re.findall(r"\bafferent_\w+", query):
+            base = next(
+                (name.removesuffix(p) for p in PARTS if name.removesuffix(p) in known), name
+            )
+            assert base in known, query
+            is_part = name != base
+            assert is_part == (known[base].kind == "histogram"), query
+            labels |= set(known[base].labels)
+            num_seen += 1
+        used = {
+            word.strip() for by in re.findall(r"by \(([^)]*)\)", query) for word in by.split(",")
+        }
+        used |= set(re.findall(r"[{,]\s*(\w+)\s*[=!]~?", query))
+        assert used <= labels, query
+    assert num_seen > 40
+
+
+def test_codes_in_alerts_are_those_of_errors() -> None:
+    codes = {cls.code for cls in errors.walk()}
+    for query in queries():
+        for words in re.findall(r'(?:code|outcome)=~"([^"]+)"', query):
+            assert set(words.split("|")) <= codes, query
+
+
+def test_panels_do_not_overlap_and_have_names_of_their_own() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len({panel["title"] for panel in panels}) == len(panels)
+
+
+@needs["promtool"]
+def test_rules_are_rules() -> None:
+    run("promtool", "check", "rules", str(ALERTS))
+    run("promtool", "check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
+
+
+# Containers
+
+
+def test_images_run_without_rights() -> None:
+    for name in ("Containerfile", "Containerfile.vllm"):
+        text = read(name)
+        assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001:10001"]
+        for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
+            for source in sources.split():
+                assert (ROOT / source).exists(), source
+    services = yaml.safe_load(read("compose.yaml"))["services"]
+    assert services["afferent"]["read_only"]
+    for name in ("afferent", "vllm"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert "sockets:/run/afferent" in services[name]["volumes"]
+
+
+def test_what_compose_says_to_afferent_are_settings_of_ours() -> None:
+    services = yaml.safe_load(read("compose.yaml"))["services"]
+    known = config.declared(config.ServeConfig, *cli.engine_settings("vllm"))
+    flags = [word for word in services["afferent"]["command"] if word.startswith("--")]
+    assert set(flags) <= {one.flag for one in known.values()}
+    variables = {one.variable for one in known.values()}
+    said = re.findall(r"AFFERENT_\w+", read("Containerfile"))
+    assert {*services["afferent"]["environment"], *said} <= variables
+    mounted = [volume for name in ("prometheus", "grafana") for volume in services[name]["volumes"]]
+    for source in (volume.split(":")[0] for volume in mounted if volume.startswith("./")):
+        assert (DEPLOY / source).exists(), source
+
+
+def test_two_nodes_share_a_tier_and_a_secret() -> None:
+    composed = yaml.safe_load(read("compose-tier.yaml"))
+    services = composed["services"]
+    known = {one.flag: one for one in config.declared(config.ServeConfig).values()}
+    variables = {one.variable for one in known.values()}
+    for name in ("one", "two"):
+        node = services[name]
+        flags = [word for word in node["command"] if word.startswith("--")]
+        assert set(flags) <= known.keys()
+        assert set(node["environment"]) <= variables
+        assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
+    assert services["one"]["command"] == services["two"]["command"]
+    assert "maxmemory" in " ".join(services["valkey"]["command"])
+    assert services["valkey"]["networks"] == ["inside"]
+    assert composed["networks"]["inside"] == {"internal": True}
+
+
+def test_the_health_check_asks_what_a_server_answers(server: Server) -> None:
+    """The image's own command, against another port."""
+    (command,) = re.findall(r"HEALTHCHECK .* CMD (\[.*?\])$", read("Containerfile"), re.S | re.M)
+    _, *arguments = json.loads(command.replace("\\\n", ""))
+    assert "127.0.0.1:8000/health" in arguments[1]
+
+    def check(url: str) -> int:
+        program = arguments[1].replace("http://127.0.0.1:8000", url)
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+        ).returncode
+
+    assert check(server.url) == 0
+    assert check("http://127.0.0.1:1") != 0
+
+
+def test_the_lock_has_all_that_is_declared() -> None:
+    """``make lock`` writes it: every package that the server needs, in one version."""
+    locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", read("requirements.lock"), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for line in (*project["dependencies"], *extras["engine"], *extras["tier"]):
+        wanted = Requirement(line)
+        names = {name.lower().replace("_", "-"): version for name, version in locked.items()}
+        version = names[wanted.name.lower().replace("_", "-")]
+        assert wanted.specifier.contains(version, prereleases=True), line
+
+
+# systemd
+
+
+@needs["systemd-analyze"]
+def test_the_unit_is_one(tmp_path: Path) -> None:
+    """But for the user, and for where Afferent is installed."""
+    unit = tmp_path / "afferent.service"
+    here = {"/opt/afferent/bin/afferent": sys.executable}
+    here |= {"User=afferent": "User=root", "Group=afferent": "Group=root"}
+    text = read("afferent.service")
+    for there, name in here.items():
+        assert there in text
+        text = text.replace(there, name)
+    unit.write_text(text)
+    said = run("systemd-analyze", "verify", "--man=no", str(unit))
+    assert "afferent.service:" not in said, said
+
+
+def test_the_unit_allows_what_confinement_needs() -> None:
+    text = read("afferent.service")
+    assert re.search(r"^SystemCallFilter=@system-service seccomp$", text, re.MULTILINE)
+    for command in re.findall(r"^Exec\w+=\S+ (.*)$", text, re.MULTILINE):
+        words = shlex.split(command.replace("$MAINPID", "1"))
+        if words[0] == "restart":
+            assert words[1] in ("frontends", "engine")
+        else:
+            assert words[:2] in (["config", "check"], ["serve", "--config"])
+
+
+# nginx
+
+
+@needs["nginx"]
+@needs["openssl"]
+def test_behind_nginx(server: Server, tmp_path: Path) -> None:
+    """The example, with ports and files of this machine: TLS outside, streams as they come."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    run(
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+        *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        *("-keyout", str(key), "-out", str(certificate)),
+    )
+    port = free_port()
+    text = read("nginx.conf")
+    changes = {"/etc/afferent/tls/certificate.pem": str(certificate)}
+    changes |= {"/etc/afferent/tls/key.pem": str(key), "listen 8443 ssl": f"listen {port} ssl"}
+    changes |= {"127.0.0.1:8000": server.url.removeprefix("http://")}
+    for there, here in changes.items():
+        assert there in text
+        text = text.replace(there, here)
+    head = f"pid {tmp_path}/pid;\ndaemon off;\n"
+    paths = "".join(
+        f"{name}_temp_path {tmp_path}/{name};\n"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = tmp_path / "nginx.conf"
+    config.write_text(head + text.replace("http {", "http {\n" + paths))
+    command = ["nginx", "-e", "stderr", "-p", str(tmp_path), "-c", str(config)]
+    run(*command, "-t")
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as nginx:
+        try:
+            trusted = ssl.create_default_context(cafile=str(certificate))
+            with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted) as client:
+                wait_until(lambda: answers(client))
+                ask_through(client)
+        finally:
+            nginx.terminate()
+
+
+def ask_through(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"model": "shapes", "prompt": "a green", "max_tokens": 3}
+    for _ in range(3):
+        assert client.post("/v1/completions", json=body).status_code == 200
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+        events = [line for line in stream.iter_lines() if line]
+    assert events[-1] == "data: [DONE]"
+    assert client.get("/metrics").status_code == 404
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return said

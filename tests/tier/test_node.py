@@ -1,0 +1,399 @@
+"""Two nodes with a store of their own each, and one tier that does all that it must not.
+
+The stores are real; the tier is in this process, so that it fails where a test wants it to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import Claim, Fetch, Find, Queue, SealItem
+from afferent.store.protocol.results import Outcome
+from afferent.tier.launch import ASKED, FETCHED, TierSettings
+from afferent.tier.main import serve
+from afferent.tier.protocol import Value
+from afferent.tier.sealed import Sealer
+from afferent.tier.vault import Vault
+from afferent.types import ContentKey, MiB, ObjectKind
+from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
+
+TIMEOUT_S, WAIT_S = 0.3, 1.0
+DEAR_US, CHEAP_US = 500_000, 1
+NUM_NUMBERS = 300_000
+SHARES = {ObjectKind.FEATURES: 0.8, ObjectKind.EMBEDDINGS: 0.2}
+SOON_S = 20.0
+
+_numbers = itertools.count(1)
+
+
+def new_key() -> ContentKey:
+    return ContentKey(next(_numbers).to_bytes(32, "little"))
+
+
+def tree_of(key: ContentKey) -> dict[str, Any]:
+    """What any node makes of a key."""
+    number = int.from_bytes(key, "little")
+    return {"values": np.arange(NUM_NUMBERS, dtype=np.float32) * number}
+
+
+@dataclass(eq=False)
+class Node:
+    """A frontend and a worker, and what talks to the tier."""
+
+    name: str
+    store: AsyncDaemonStore
+    worker: AsyncDaemonStore
+    vault: Vault
+    made: list[ContentKey] = field(default_factory=list)
+    make_s: float = 0.05
+    """Longer than to fetch it over the slowest of links, or it would not be kept."""
+    _requests: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    async def work(self) -> None:
+        while True:
+            order = await self.worker.take()
+            key = ContentKey(order.payload)
+            self.made.append(key)
+            await asyncio.sleep(self.make_s)
+            nbytes = codec.write_into(tree_of(key), self.worker.block(order.target))
+            await self.worker.finish(order, used_nbytes=nbytes)
+
+    async def want(self, *keys: ContentKey, cost_us: int = DEAR_US) -> list[Outcome]:
+        """As a request does: all of them, which are right, and pinned no more at the end."""
+        request = f"request-{next(self._requests)}"
+        nbytes = codec.plan(tree_of(keys[0])).nbytes
+        items = [Queue(key, ObjectKind.FEATURES, nbytes, [], bytes(key), cost_us) for key in keys]
+        outcomes = await self.store.acquire(request, items)
+        pending = [key for key, one in zip(keys, outcomes, strict=True) if one.state != "hit"]
+        if pending:
+            waited = await self.store.wait(request, pending, timeout_s=SOON_S)
+            found = dict(zip(pending, waited, strict=True))
+            outcomes = [found.get(key, one) for key, one in zip(keys, outcomes, strict=True)]
+        for key, outcome in zip(keys, outcomes, strict=True):
+            assert outcome.handle is not None, outcome
+            tree: Any = codec.view(self.store.block(outcome.handle), copy=True)
+            assert (tree["values"] == tree_of(key)["values"]).all(), "a wrong byte"
+        await self.store.release(request)
+        return outcomes
+
+    async def held_nbytes(self) -> int:
+        statistics = await self.store.stat()
+        return statistics.held_nbytes + statistics.reserved_nbytes
+
+
+@contextlib.asynccontextmanager
+async def node(name: str, address: str, tier: Lying, **settings: Any) -> AsyncIterator[Node]:
+    store = await AsyncDaemonStore.connect(address, name=f"{name} frontend", writable=True)
+    worker = await AsyncDaemonStore.connect(address, name=f"{name} worker", writable=True)
+    beyond = await AsyncDaemonStore.connect(address, name=f"{name} tier", writable=True)
+    vault = Vault(tier, Sealer(b"a secret of the fleet"))
+    one = Node(name, store, worker, vault)
+    given = {
+        "store_address": address,
+        "url": "",
+        "secret": "",
+        "timeout_s": TIMEOUT_S,
+        "wait_s": WAIT_S,
+        "ttl_s": 60.0,
+        "max_nbytes": 64 * MiB,
+        "write_nbytes_per_s": 0,
+    }
+    tasks = [
+        asyncio.create_task(one.work()),
+        asyncio.create_task(serve(beyond, vault, TierSettings(**{**given, **settings}))),
+    ]
+    try:
+        yield one
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for each in (store, worker, beyond):
+            await each.close()
+        vault.close()
+        unexpected = [end for end in ends if not isinstance(end, asyncio.CancelledError)]
+        assert unexpected == [], "what talks to the tier has ended"
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[tuple[str, str]]:
+    with StoreServer(64 * MiB, shares=SHARES) as one, StoreServer(64 * MiB, shares=SHARES) as two:
+        yield one.address, two.address
+
+
+Scenario = Callable[[Node, Node, Lying], Coroutine[Any, Any, None]]
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(addresses: tuple[str, str]) -> Play:
+    """Run a scenario with two nodes that have heard from the tier."""
+
+    def run(scenario: Scenario, **settings: Any) -> None:
+        async def main() -> None:
+            tier = Lying()
+            async with (
+                node("one", addresses[0], tier, **settings) as one,
+                node("two", addresses[1], tier, **settings) as two,
+            ):
+                await until(lambda: len(tier.calls) >= 2)
+                await asyncio.sleep(0.05)  # and have asked for something to do
+                await scenario(one, two, tier)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    end_s = time.monotonic() + SOON_S
+    while True:
+        holds = condition()
+        if holds if isinstance(holds, bool) else await holds:
+            return
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+
+
+def stages(outcome: Outcome) -> list[str]:
+    return [span.stage for span in outcome.spans]
+
+
+async def make_and_keep(one: Node, tier: Lying, number: int = 1) -> list[ContentKey]:
+    keys, before = [new_key() for _ in range(number)], len(tier.values)
+    await one.want(*keys)
+    await until(lambda: len(tier.values) >= before + number)
+    return keys
+
+
+def test_what_one_has_made_the_other_fetches(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        (key,) = await make_and_keep(one, tier)
+        (fetched,) = await two.want(key)
+        assert (one.made, two.made) == ([key], [])
+        assert stages(fetched) == [FETCHED]
+        assert "make" in fetched.spans[0].note
+        (hit,) = await two.want(key)
+        assert hit.state == "hit"
+
+    play(scenario)
+
+
+def test_a_request_asks_for_all_of_its_keys_at_once(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        keys = await make_and_keep(one, tier, 5)
+        tier.calls.clear()
+        await two.want(*keys, *[new_key() for _ in range(5)])
+        assert tier.calls[:3] == ["look-up", "claim", "fetch"]
+        assert tier.calls.count("look-up") <= 1 + 5, "one, and one before each is kept"
+        assert len(two.made) == 5
+
+    play(scenario)
+
+
+def test_what_is_absent_is_made_and_the_trace_says_so(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        (made,) = await two.want(new_key())
+        assert stages(made) == [ASKED]
+        assert made.spans[0].note.startswith("absent")
+        assert len(two.made) == 1
+
+    play(scenario)
+
+
+def test_what_is_cheap_to_make_is_not_asked_for(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        (key,) = await make_and_keep(one, tier)
+        tier.calls.clear()
+        (made,) = await two.want(key, cost_us=CHEAP_US)
+        assert two.made == [key]
+        assert "fetch" not in tier.calls
+        assert made.spans[0].note.startswith("not asked")
+
+    play(scenario)
+
+
+def test_both_want_it_and_one_makes_it(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key = new_key()
+        one.make_s = two.make_s = 0.2
+        await asyncio.gather(one.want(key), two.want(key))
+        assert one.made + two.made == [key]
+
+    play(scenario)
+
+
+def test_a_maker_that_never_ends_is_waited_for_so_long_and_no_longer(play: Play) -> None:
+    """Its node has died: what it has claimed is nobody's to make for a while."""
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key, start_s = new_key(), time.monotonic()
+        name = two.vault.name_of(key)
+        tier.claims[name] = (b"a dead node", start_s + 60.0)
+        await two.want(key)
+        assert two.made == [key]
+        took_s = time.monotonic() - start_s
+        assert 0.5 < took_s < WAIT_S + 2 * TIMEOUT_S + 3.0
+
+    play(scenario)
+
+
+def test_a_claim_that_ends_is_taken_over(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key, start_s = new_key(), time.monotonic()
+        name = two.vault.name_of(key)
+        tier.claims[name] = (b"a dead node", start_s + 0.1)
+        await two.want(key)
+        assert two.made == [key]
+        await until(lambda: name in tier.values)
+        await until(lambda: name not in tier.claims)
+
+    play(scenario)
+
+
+FAULTS = {"dies": dies, "hangs": hangs, "is slow": is_slow, "fails": fails}
+
+
+@pytest.mark.parametrize("what", ["look-up", "fetch", "write-behind", "claim", "release"])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_no_fault_fails_a_request_or_leaks(play: Play, what: str, fault: Fault) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        keys = await make_and_keep(one, tier, 2)
+        tier.faults[what] = fault
+        for key in (*keys, *[new_key() for _ in range(4)]):
+            start_s = time.monotonic()
+            await two.want(key)
+            assert time.monotonic() - start_s < 2 * WAIT_S + 4 * TIMEOUT_S + 3.0
+        tier.faults.clear()
+
+        async def is_let_go() -> bool:
+            return await two.held_nbytes() == 0
+
+        await until(is_let_go)
+
+        async def is_used_again() -> bool:
+            """Once it has been probed, and what was slow has been tried again."""
+            (key,) = await make_and_keep(one, tier)
+            await two.want(key)
+            return key not in two.made
+
+        await until(is_used_again)
+
+    play(scenario)
+
+
+def test_a_tier_that_is_down_costs_nothing(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        tier.faults |= dict.fromkeys(("look-up", "fetch", "write-behind", "claim", "health"), hangs)
+        for _ in range(4):
+            await two.want(new_key())
+        two.make_s = 0.0
+        start_s = time.monotonic()
+        await two.want(*[new_key() for _ in range(20)])
+        assert time.monotonic() - start_s < TIMEOUT_S
+        tier.faults.clear()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("what", ["flipped", "another's", "short", "foreign"])
+def test_no_lie_is_believed(play: Play, what: str) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key, other = await make_and_keep(one, tier, 2)
+        name, others = two.vault.name_of(key), two.vault.name_of(other)
+        value = tier.values[name]
+        match what:
+            case "flipped":
+                value.body[len(value.body) // 2] ^= 1
+            case "another's":
+                tier.values[name] = tier.values[others]
+            case "short":
+                tier.values[name] = Value(name, value.head, value.body[:-64])
+            case "foreign":
+                head = Sealer(b"another fleet's secret").seal(key, ObjectKind.FEATURES, value.body)
+                tier.values[name] = Value(name, head, value.body)
+        await two.want(key, other)
+        assert two.made == [key]
+        await until(lambda: name in tier.values and tier.values[name] is not value)
+
+    play(scenario)
+
+
+def test_what_no_reader_would_take_is_not_sealed_as_features(play: Play) -> None:
+    """Rightly sealed by a node that has gone mad."""
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key = new_key()
+        (name, body) = two.vault.name_of(key), memoryview(bytearray(b"no block" * 1000))
+        head = Sealer(b"a secret of the fleet").seal(key, ObjectKind.FEATURES, body)
+        tier.put_many([Value(name, head, body)], ttl_s=60, deadline_s=1e9)
+        await two.want(key)
+        assert two.made == [key]
+
+    play(scenario)
+
+
+def test_what_is_too_large_is_not_kept(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        await one.want(new_key())
+        await until(lambda: "release" in tier.calls)
+        assert tier.values == {}
+
+    play(scenario, max_nbytes=1000)
+
+
+def test_writing_is_paced_and_nothing_is_pinned_meanwhile(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        await one.want(*[new_key() for _ in range(6)])
+        await until(lambda: len(tier.values) >= 1)
+
+        async def is_let_go() -> bool:
+            return await one.held_nbytes() == 0
+
+        await until(is_let_go)
+        assert len(tier.values) < 6
+
+    play(scenario, write_nbytes_per_s=1_000_000)
+
+
+def test_embeddings_come_by_themselves(play: Play) -> None:
+    """What an engine asks for, of which nothing is made where it is absent."""
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key, kind = new_key(), ObjectKind.EMBEDDINGS
+        tree = tree_of(key)
+        nbytes = codec.plan(tree).nbytes
+        asked = Fetch(key, kind, nbytes + 1000, DEAR_US)
+        (absent,) = await two.store.acquire("r", [asked])
+        assert absent.state == "scheduled"
+        (absent,) = await two.store.wait("r", [key])
+        assert absent.state == "absent"
+        (claim,) = await one.store.acquire("r", [Claim(key, kind, nbytes)])
+        assert claim.handle is not None
+        codec.write_into(tree, one.store.block(claim.handle))
+        await one.store.seal("r", [SealItem(claim.handle, nbytes)])
+        await until(lambda: two.vault.name_of(key) in tier.values)
+        await two.store.acquire("r", [asked])
+        (fetched,) = await two.store.wait("r", [key])
+        assert fetched.handle is not None
+        assert fetched.handle.nbytes == nbytes
+        found: Any = codec.view(two.store.block(fetched.handle), copy=True)
+        assert (found["values"] == tree["values"]).all()
+        (there,) = await two.store.acquire("r", [Find(key)])
+        assert there.state == "hit"
+        for each in (one, two):
+            await each.store.release("r")
+
+    play(scenario)

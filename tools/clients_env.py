@@ -1,0 +1,48 @@
+"""Environments with the clients that are tried, one each: Python's, and npm's.
+
+    python -m tools.clients_env
+
+It takes some minutes and 1 GB. Node.js has to be there for the client that needs it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.clients.table import ENVIRONMENTS
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / ".venv-clients"
+NODE: Final = "node"
+
+
+def make() -> None:
+    """Make them; what is there already is brought up to date."""
+    for name, packages in ENVIRONMENTS.items():
+        print(f"==> {name}: {', '.join(packages)}", flush=True)
+        folder = FOLDER / name
+        if name == NODE:
+            _install_modules(folder, packages)
+        else:
+            venv.create(folder, with_pip=True)
+            pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
+            subprocess.run([*pip, "--disable-pip-version-check", *packages], check=True)
+
+
+def _install_modules(folder: Path, modules: Sequence[str]) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        sys.exit("npm is not there: install Node.js (of Debian: apt-get install nodejs npm)")
+    folder.mkdir(parents=True, exist_ok=True)
+    quiet = ("--no-audit", "--no-fund", "--loglevel", "error")
+    subprocess.run([npm, "install", *quiet, *modules], cwd=folder, check=True)
+
+
+if __name__ == "__main__":
+    make()
