@@ -10,6 +10,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from afferent.errors import ConfigError
 from afferent.runtime.process import Child, LogSettings, Status, spawn
 
 _END_TIMEOUT_S = 20.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOG = LogSettings(level="warning", format="text")
 
 
@@ -110,3 +112,12 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
     return port
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that a process has taken; none, if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (float(fields[11]) + float(fields[12])) / _TICKS_PER_S

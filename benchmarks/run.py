@@ -17,6 +17,7 @@ from afferent.errors import AfferentError
 from benchmarks import (
     alloc,
     attack,
+    before,
     body,
     churn,
     codec,
@@ -27,6 +28,7 @@ from benchmarks import (
     images,
     kernels,
     preprocess,
+    probes,
     store,
     tier,
     vllm,
@@ -37,6 +39,7 @@ from benchmarks.record import Report, Row, figure, machine, spread, versions
 BENCHMARKS: dict[str, ModuleType] = {
     "alloc": alloc,
     "attack": attack,
+    "before": before,
     "body": body,
     "churn": churn,
     "codec": codec,
@@ -47,6 +50,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "images": images,
     "kernels": kernels,
     "preprocess": preprocess,
+    "probes": probes,
     "store": store,
     "tier": tier,
     "vllm": vllm,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from afferent.server.checks import BUILT_IN_MODELS
 from afferent.types import MiB
-from benchmarks.children import command, free_port, wait_until_it_answers
+from benchmarks.children import command, cpu_s, free_port, wait_until_it_answers
 from benchmarks.gate_memory import trees
 from tools import vllm_env
 
@@ -27,7 +27,6 @@ _START_TIMEOUT_S = 300.0
 _LONGEST_EDGE = 28 * 28 * 4096
 _ENGINE = re.compile(r"VLLM::(EngineCore|Worker)")
 _WORKER = re.compile(r"VLLM::Worker")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ARGUMENTS = (*vllm_env.ARGUMENTS, "--limit-mm-per-prompt", '{"video":0}')
 BEST = ("--api-server-count", "2", "--mm-processor-cache-type", "shm")
 
@@ -55,7 +54,7 @@ class Side:
         """Outside of the engine, and in it, so far."""
         outside = engine = 0.0
         for pid, line in _tree(self.popen.pid):
-            ticks = _cpu_ticks(pid) / _TICKS_PER_S
+            ticks = cpu_s(pid)
             if _ENGINE.search(line):
                 engine += ticks
             else:
@@ -169,14 +168,6 @@ def _tree(root: int) -> list[tuple[int, str]]:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
             found.append((pid, line.decode(errors="replace")))
     return found
-
-
-def _cpu_ticks(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return float(fields[11]) + float(fields[12])
 
 
 _PSS = re.compile(rb"^(Pss|Pss_Shmem): +(\d+) kB", re.MULTILINE)

@@ -8,10 +8,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from typing import cast
 
 import av
 import numpy as np
-import soundfile
+import soundfile  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 os.environ.setdefault("SVT_LOG", "1")  # of SVT-AV1 only its errors
@@ -65,7 +66,8 @@ def make_video(
         _as_scheduled(),
         av.open(file, "w", format=container or usual, options=muxing) as out,
     ):
-        stream = out.add_stream(encoder, rate=rate, options={**quick, **(options or {})})
+        added = out.add_stream(encoder, rate=rate, options={**quick, **(options or {})})
+        stream = cast(av.VideoStream, added)
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         stream.codec_context.thread_count = 1
         stream.codec_context.gop_size = gop
@@ -125,7 +127,7 @@ def make_av_audio(samples: Samples, rate_hz: int, encoder: str, container: str) 
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:
         layout = {1: "mono", 2: "stereo"}[channels]
-        stream = out.add_stream(encoder, rate=rate_hz, layout=layout)
+        stream = cast(av.AudioStream, out.add_stream(encoder, rate=rate_hz, layout=layout))
         size = stream.codec_context.frame_size or 1024
         resampler = av.AudioResampler(stream.codec_context.format, layout, rate_hz, size)
         frame = av.AudioFrame.from_ndarray(
