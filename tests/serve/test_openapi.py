@@ -55,6 +55,19 @@ def test_all_that_is_served(address: str) -> None:
     assert (parameter["name"], parameter["in"]) == ("name", "path")
 
 
+def test_kinds_of_answers(address: str) -> None:
+    paths = document(address)["paths"]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            kinds = list(operation["responses"]["200"]["content"])
+            if path == "/metrics":
+                assert kinds == ["text/plain"]
+            elif path in {api.path for api in APIS}:
+                assert kinds == ["application/json", "text/event-stream"]
+            else:
+                assert kinds == ["application/json"]
+
+
 def test_schemas_are_those_that_check_requests(address: str) -> None:
     described = document(address)
     schemas = described["components"]["schemas"]

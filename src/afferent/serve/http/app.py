@@ -83,6 +83,7 @@ class Frontend:
         self._document = document(
             self._routes,
             self._apis,
+            streamed=[api.path for api in apis],
             model_name=settings.model_name,
             has_keys=access.has_keys,
         )

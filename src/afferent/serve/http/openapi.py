@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from importlib import metadata
 from typing import Any
@@ -18,6 +18,7 @@ from afferent.serve.apis.statuses import status_of
 _REF = "#/components/schemas/{name}"
 _OPERATION_TAG = "operation"
 _OPEN_TO_ALL = frozenset(("/health", "/metrics", "/openapi.json", "/ready", "/version"))
+_TEXTS = frozenset(("/metrics",))
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -27,13 +28,19 @@ _SECURITY: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY_SCHEME
 
 
 def document(
-    routes: Sequence[Route], apis: Mapping[str, Api], *, model_name: str, has_keys: bool
+    routes: Sequence[Route],
+    apis: Mapping[str, Api],
+    *,
+    streamed: Collection[str],
+    model_name: str,
+    has_keys: bool,
 ) -> dict[str, Any]:
     """OpenAPI 3.1.
 
     Args:
         routes: All that there are.
         apis: By the path that each is asked at; the same request may be sent to paths below.
+        streamed: Paths whose answers may come as events.
         model_name: For examples.
         has_keys: Clients have to send a key.
     """
@@ -51,6 +58,8 @@ def document(
             content = {"application/json": {"schema": bodies[path], "example": example}}
             operation["requestBody"] = {"required": True, "content": content}
             operation["responses"] |= _refusals(apis[path])
+            if route.path in streamed:
+                operation["responses"]["200"]["content"] |= _text("text/event-stream")
         operation["tags"] = [_OPERATION_TAG if path is None else apis[path].name]
         if route.path not in _OPEN_TO_ALL:
             operation["security"] = _SECURITY if has_keys else [{}, *_SECURITY]
@@ -71,7 +80,9 @@ def _operation(route: Route) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in route.param_convertors
     ]
-    answer = {"description": "The answer", "content": _json({"type": "object"})}
+    is_text = route.path in _TEXTS
+    content = _text("text/plain") if is_text else _json({"type": "object"})
+    answer = {"description": "The answer", "content": content}
     return {"summary": summary, "parameters": parameters, "responses": {"200": answer}}
 
 
@@ -92,6 +103,10 @@ def _refusals(api: Api) -> dict[str, Any]:
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
+
+
+def _text(media_type: str) -> dict[str, Any]:
+    return {media_type: {"schema": {"type": "string"}}}
 
 
 def _error_name(api: Api) -> str:
