@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm sweep simulate package schema lint type imports fmt bench bench-ray bench-vllm mutants docs check lock audit \
+.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm sweep simulate package schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants docs check lock audit \
 	train evaluate clean
 
 help:  ## list the commands
@@ -150,6 +150,9 @@ bench-ray: setup  ## the benchmark of the store with Ray's beside it, ARGS="--qu
 
 bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run vllm $(ARGS)
+
+bench-render: setup-vllm  ## preparing alone, beside vLLM's render server (ten minutes), ARGS="--quick"
+	@$(BIN)/python -m benchmarks.run render $(ARGS)
 
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admit"
 	@$(BIN)/python -m tools.mutants $(ARGS)

@@ -31,9 +31,9 @@ from benchmarks import (
     probes,
     store,
     tier,
-    vllm,
     window,
 )
+from benchmarks.peers import render, vllm
 from benchmarks.record import Report, Row, figure, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
@@ -51,6 +51,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "kernels": kernels,
     "preprocess": preprocess,
     "probes": probes,
+    "render": render,
     "store": store,
     "tier": tier,
     "vllm": vllm,

@@ -42,7 +42,7 @@ def main() -> int:
         before_mib = _memory_mib(server)
         command = [str(SCHEMATHESIS), "run", f"{server.url}/openapi.json", "--continue-on-failure"]
         command += ["--max-time", str(round(given.minutes * 60)), "--seed", str(given.seed)]
-        command += ["--checks", ",".join(CHECKS), "--request-timeout", "60", "--workers", "4"]
+        command += ["--checks", ",".join(CHECKS), "--request-timeout", "300", "--workers", "4"]
         command += ["--suppress-health-check", "all", "--no-color"]
         env = {**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS)}
         status = subprocess.run(command, env=env, check=False).returncode

@@ -69,7 +69,7 @@ def test_a_server_answers_as_transformers_does(name: str, tmp_path: Path) -> Non
     expected = theirs(folder, media)
     with Server(str(folder), "--preprocess-workers", "1") as server:
         prompt = server.client().post("/chat/completions/render", body=body, cast_to=dict[str, Any])
-        body |= {"max_tokens": NUM_TOKENS, "min_tokens": NUM_TOKENS, "temperature": 0}
+        body |= {"max_tokens": NUM_TOKENS, "temperature": 0}
         asked = {**body, "logprobs": True, "ignore_eos": True, "skip_special_tokens": False}
         answer = server.post(asked)
         assert answer.status_code == 200, answer.text

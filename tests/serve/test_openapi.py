@@ -50,6 +50,8 @@ def test_all_that_is_served(address: str) -> None:
         assert "media_not_cached" in operation["responses"]["409"]["description"]
     assert all(each["summary"] for operations in paths.values() for each in operations.values())
     assert set(paths[kept]) == {"get", "delete"}
+    for operation in (*paths[kept].values(), paths["/v1/models/{name}"]["get"]):
+        assert {"200", "401", "404"} <= set(operation["responses"])
     assert not any("requestBody" in operation for operation in paths[kept].values())
     (parameter,) = paths["/v1/models/{name}"]["get"]["parameters"]
     assert (parameter["name"], parameter["in"]) == ("name", "path")

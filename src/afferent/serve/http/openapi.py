@@ -39,7 +39,8 @@ def document(
 
     Args:
         routes: All that there are.
-        apis: By the path that each is asked at; the same request may be sent to paths below.
+        apis: By the path that each is asked at; the same request may be sent to paths below. What
+            belongs to none of them is refused in the form of the first.
         streamed: Paths whose answers may come as events.
         model_name: For examples.
         has_keys: Clients have to send a key.
@@ -47,19 +48,20 @@ def document(
     types = [api.request_type for api in apis.values()]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     components |= {_error_name(api): _error_schema(api) for api in apis.values()}
-    bodies = dict(zip(apis, schemas, strict=True))
+    bodies, usual = dict(zip(apis, schemas, strict=True)), next(iter(apis))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths_above = [path for path in apis if route.path.startswith(path)]
         path = max(paths_above, key=len, default=None)
         operation = _operation(route)
+        if route.path not in _OPEN_TO_ALL:
+            operation["responses"] |= _refusals(apis[path or usual])
         if path is not None and "POST" in (route.methods or set()):
             example = {"model": model_name, **apis[path].example}
             content = {"application/json": {"schema": bodies[path], "example": example}}
             operation["requestBody"] = {"required": True, "content": content}
-            operation["responses"] |= _refusals(apis[path])
-            if route.path in streamed:
-                operation["responses"]["200"]["content"] |= _text("text/event-stream")
+        if route.path in streamed:
+            operation["responses"]["200"]["content"] |= _text("text/event-stream")
         operation["tags"] = [_OPERATION_TAG if path is None else apis[path].name]
         if route.path not in _OPEN_TO_ALL:
             operation["security"] = _SECURITY if has_keys else [{}, *_SECURITY]

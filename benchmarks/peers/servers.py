@@ -1,4 +1,4 @@
-"""The servers of `benchmarks.vllm`: a stock vLLM, its best settings, and Afferent before one."""
+"""The servers that are compared: vLLM's, with its best settings too, and Afferent's."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ class Memory:
     worker: float
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Bytes: what processes have for themselves, and shared memory, by their share."""
+
+    private: float
+    shared: float
+
+
 @dataclass(slots=True)
 class Side:
     """A server, and what its processes use."""
@@ -60,6 +68,11 @@ class Side:
             else:
                 outside += ticks
         return outside, engine
+
+    def memory_parts(self) -> Parts:
+        """Of all processes."""
+        found = [_pss(pid) for pid, _ in _tree(self.popen.pid)]
+        return Parts(sum(private for private, _ in found), sum(shmem for _, shmem in found))
 
     def memory(self) -> Memory:
         outside = worker = shared = 0.0
@@ -143,6 +156,25 @@ def afferent(python: Path, model: Path) -> Iterator[Side]:
     with _running("afferent", line, f"http://127.0.0.1:{port}", "/ready") as side:
         side.arena_nbytes = ARENA_NBYTES
         side.uds = _socket_of(side.popen.pid)
+        yield side
+
+
+@contextmanager
+def stock_render(python: Path, model: Path) -> Iterator[Side]:
+    """``vllm launch render``: no engine."""
+    port = free_port()
+    line = [str(python), "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model)]
+    line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port)]
+    with _running("vllm-render", line, f"http://127.0.0.1:{port}", "/health") as side:
+        yield side
+
+
+@contextmanager
+def afferent_render(model: Path, *flags: str) -> Iterator[Side]:
+    """``afferent serve`` with its own engine, which is asked nothing."""
+    port = free_port()
+    line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
+    with _running("afferent", [*line, *flags], f"http://127.0.0.1:{port}", "/ready") as side:
         yield side
 
 

@@ -1,0 +1,97 @@
+"""Requests to a server, by so many clients at a time, and what they took of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import httpx2 as httpx
+
+from benchmarks.pages import PageFiles
+from benchmarks.peers.servers import MODEL, Side
+
+_TIMEOUT_S = 300.0
+
+
+@dataclass(slots=True)
+class Load:
+    """What one side took for a number of requests; ``cpu_ms`` without its engine."""
+
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+    engine_cpu_ms: float
+
+
+class Pages:
+    """Bodies of requests, each with a page that nobody has seen, for an answer of one token."""
+
+    def __init__(self) -> None:
+        self._files, self._next = PageFiles(1275, 1650), itertools.count()
+
+    def fresh(self, number: int) -> list[bytes]:
+        return [_body(self._files.page(next(self._next))) for _ in range(number)]
+
+
+def _body(png: bytes) -> bytes:
+    url = "data:image/png;base64," + base64.b64encode(png).decode()
+    part = f'{{"type":"image_url","image_url":{{"url":"{url}"}}}}'
+    return (
+        f'{{"model":"{MODEL}","max_tokens":1,"temperature":0,"messages":[{{"role":"user","content":'
+        f'[{part},{{"type":"text","text":"What is this?"}}]}}]}}'
+    ).encode()
+
+
+def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None) -> Load:
+    """
+    Args:
+        c: So many clients, each of which waits for its answer.
+        uds: Of the vLLM behind the side, to go there straight.
+
+    Raises:
+        RuntimeError: An answer is not 200.
+    """
+    outside, engine = side.cpu_s()
+    start_s = time.monotonic()
+    url = "http://vllm" if uds else side.url
+    ordered = sorted(asyncio.run(_post_all(url + path, bodies, c, uds=uds)))
+    took_s = time.monotonic() - start_s
+    outside_now, engine_now = side.cpu_s()
+    return Load(
+        requests_per_s=len(bodies) / took_s,
+        p50_ms=statistics.median(ordered) * 1e3,
+        p99_ms=ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+        cpu_ms=(outside_now - outside) / len(bodies) * 1e3,
+        engine_cpu_ms=(engine_now - engine) / len(bodies) * 1e3,
+    )
+
+
+async def _post_all(url: str, bodies: Sequence[bytes], c: int, *, uds: str | None) -> list[float]:
+    """Seconds of each request."""
+    waiting: Iterator[bytes] = iter(bodies)
+    seconds: list[float] = []
+    transport = httpx.AsyncHTTPTransport(uds=uds, limits=httpx.Limits(max_connections=c))
+    headers = {"content-type": "application/json"}
+    async with httpx.AsyncClient(
+        transport=transport, timeout=_TIMEOUT_S, headers=headers
+    ) as client:
+
+        async def work() -> None:
+            for body in waiting:
+                start_s = time.monotonic()
+                async with client.stream("POST", url, content=body) as answer:
+                    if answer.status_code != 200:
+                        said = (await answer.aread())[:300]
+                        raise RuntimeError(f"{url} answered {answer.status_code}: {said!r}")
+                    async for _ in answer.aiter_raw():  # of some answers it is tens of megabytes
+                        pass
+                seconds.append(time.monotonic() - start_s)
+
+        await asyncio.gather(*(work() for _ in range(c)))
+    return seconds
