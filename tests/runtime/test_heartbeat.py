@@ -61,7 +61,7 @@ class Looks:
 
 def test_who_beats_is_never_overdue() -> None:
     looks = Looks()
-    assert not any(looks.look(one=number, two=number // 20) for number in range(1, 1000))
+    assert not any(looks.look(one=number, two=number // 10) for number in range(1, 1000))
 
 
 def test_who_is_silent_is_overdue_after_its_time() -> None:

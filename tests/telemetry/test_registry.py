@@ -131,7 +131,7 @@ class Daemon:
 def test_counts_are_pushed_whatever_was_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pushing, "PERIOD_S", 0.0)
+    monkeypatch.setattr(pushing, "PERIOD_S", 0.001)
     registry = Registry()
     registry.counter("asked_total", "Asked").labels().inc()
     refused = FormatError("a metric is not as it was declared")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-PERIOD_S = 0.5
+PERIOD_S = 1.0
 """Between two beats."""
 SILENT_S = 3.0
 """Who has not beaten for so long is shown as frozen."""

@@ -27,6 +27,7 @@ from msgspec import Struct
 from afferent.errors import ConfigError
 from afferent.runtime import logs
 from afferent.runtime.heartbeat import PERIOD_S, Board, BoardPlace
+from afferent.runtime.turns import next_turn
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class ChildProcess:
         raise SystemExit(REFUSED)
 
     def beat(self, name: str = "") -> None:
-        """Show that this process goes on. Who has once done so must go on doing it, twice a
+        """Show that this process goes on. Who has once done so must go on doing it, once a
         second: who is silent for ``--frozen-timeout-s`` is killed, and started again.
 
         Args:
@@ -204,7 +205,7 @@ class ChildProcess:
         """Beat from the event loop until cancelled: a loop that does not turn is silent."""
         while self.board is not None:
             self.beat()
-            await asyncio.sleep(PERIOD_S)
+            await next_turn(PERIOD_S)
 
     def beat_in_thread(self) -> None:
         """Beat for the rest of this process's life, however long its main thread computes.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from types import FrameType
 
 import uvicorn
+
+from afferent.runtime.turns import next_turn
 
 _TICK_S = 1.0
 
@@ -19,14 +20,13 @@ class CalmServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stirred = asyncio.Event()
+        self._waiting: asyncio.Task[float] | None = None
 
     async def main_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):  # as at each tenth of its own ticks
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._stirred.wait()
+            self._waiting = self._loop.create_task(next_turn(_TICK_S))
+            await asyncio.wait([self._waiting])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -36,4 +36,8 @@ class CalmServer(uvicorn.Server):
         """Look now whether it is to end; from a signal's handler, too."""
         self.should_exit = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stirred.set)
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()

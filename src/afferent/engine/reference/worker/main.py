@@ -26,6 +26,7 @@ from afferent.engine.reference import messages as m
 from afferent.engine.reference.kv_budget import KvBudget
 from afferent.engine.reference.launch import WorkerSettings
 from afferent.engine.reference.model.grids import as_arrays
+from afferent.engine.reference.worker import imports
 from afferent.engine.reference.worker.zygote import keep_one
 from afferent.engine.weights import weights_digest
 from afferent.errors import (
@@ -226,15 +227,18 @@ def main() -> None:
     child = ChildProcess.start()
     settings = child.settings(WorkerSettings)
     child.report("importing torch and transformers")
-    import_model(Path(settings.model_folder))
+    import_model(Path(settings.model_folder), has_partners=settings.num_workers > 1)
     raise SystemExit(keep_one(child, partial(_work, child, settings)))
 
 
-def import_model(folder: Path) -> None:
+def import_model(folder: Path, *, has_partners: bool) -> None:
     """All that takes long and is the same for each worker. What is wrong with the model, the worker
     says when it loads it.
     """
     keep_index()
+    imports.defer_compiler()
+    if not has_partners:
+        imports.leave_out_distributed()
     from afferent.engine.reference.model.runner import model_class
     from afferent.engine.reference.worker import encoding  # noqa: F401
 
