@@ -244,8 +244,11 @@ def _by_tests(files: Sequence[str]) -> str:
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # Of Hypothesis, which is imported already.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    code = pytest.main([*options, *files], plugins=[first])
-    return first.name or ("" if code == 0 else f"pytest, which ends with {code}")
+    for file in files:  # one by one: most are noticed by the first
+        code = pytest.main([*options, file], plugins=[first])
+        if code != 0:
+            return first.name or f"pytest, which ends with {code}"
+    return ""
 
 
 def _by_seeds(number: int) -> str:
@@ -334,10 +337,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--state", type=Path, help="a file to write down what was found, and go on")
     args = parser.parse_args()
-    faults = [fault for fault in sample(args.number, args.seed) if args.only in fault.file]
+    notes = _Notes(args.state)
+    drawn = notes.drawn(args.number, args.seed)
+    faults = [fault for fault in drawn if args.only in fault.file]
     os.chdir(ROOT)
     _import_libraries()
-    notes = _Notes(args.state)
     if notes.are_new:
         _check_all_passes(faults)
     with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
@@ -352,13 +356,25 @@ class _Notes:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._known: dict[str, str] = {}
+        self._known: dict[str, Any] = {}
         if path is not None and path.exists():
             self._known = json.loads(path.read_text())
 
     @property
     def are_new(self) -> bool:
-        return not self._known
+        return not any(name.startswith("tests ") for name in self._known)
+
+    def drawn(self, number: int, seed: int) -> list[Fault]:
+        """What `sample` gives."""
+        name = f"sample {number} {seed}"
+        if name not in self._known:
+            self._known[name] = [asdict(fault) for fault in sample(number, seed)]
+            self._save()
+        return [Fault(**described) for described in self._known[name]]
+
+    def _save(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._known, indent=1))
 
     def fill(
         self, pool: Pool, what: str, judge: Callable[[Fault], str], faults: Sequence[Fault]
@@ -370,8 +386,7 @@ class _Notes:
             zip(asked, pool.imap(judge, asked), strict=True), start=1
         ):
             self._known[names[fault]] = by
-            if self._path is not None:
-                self._path.write_text(json.dumps(self._known, indent=1))
+            self._save()
             said = f"{by:.150}" if by else f"NOT NOTICED BY {what.upper()}"
             print(
                 f"{number:4}/{len(asked)} {fault.where}: {fault.change()}\n       {said}",
