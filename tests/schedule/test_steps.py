@@ -259,9 +259,8 @@ def test_a_prompt_without_memory_has_who_came_last_make_way() -> None:
     for _ in range(20):
         made = scheduler.next_step()
         chosen = [chunk.sequence_id for chunk in made.prefill if chunk.samples]
-        for name in [*chosen, *made.decode]:
-            if scheduler.record(name, is_eos=False) is not None:
-                ended.append(name)
+        names = [*chosen, *made.decode]
+        ended += [name for name in names if scheduler.record(name, is_eos=False) is not None]
     assert sorted(ended) == ["large", "small"]
 
 

@@ -89,7 +89,7 @@ MISSED: dict[str, tuple[int, str]] = {
     "retired-maps": (32, "freed"),
     "hello-lets-go": (1, "liveness"),
     "pinned-for-workers": (45, "freed"),
-    "sources": (2321, "derived"),
+    "sources": (1623, "derived"),
     "single-flight": (21, "makers"),
     "strikes": (8, "strikes"),
     "overdue-jobs": (112, "leak"),
