@@ -122,7 +122,7 @@ def _operators() -> list[str]:
     return sorted(name for name in names if not get_operator(name).arguments())
 
 
-def _left_out(tree: ast.AST) -> Iterator[ast.AST]:
+def _left_out(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """What is for checkers and tests alone."""
     for node in ast.walk(tree):
         match node:
@@ -144,7 +144,7 @@ def faults_of(path: Path) -> dict[tuple[int, int], list[Fault]]:
     """All faults of a file, by place."""
     text, file = path.read_text(), str(path.relative_to(SOURCES))
     out = [
-        ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
         for node in _left_out(ast.parse(text))
     ]
     found: dict[tuple[int, int], list[Fault]] = defaultdict(list)
