@@ -29,8 +29,9 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm sweep simulate package schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants docs check lock audit \
-	train evaluate clean
+.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm \
+	sweep simulate package schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
+	mutation docs check lock audit train evaluate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -156,6 +157,14 @@ bench-render: setup-vllm  ## preparing alone, beside vLLM's render server (ten m
 
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admit"
 	@$(BIN)/python -m tools.mutants $(ARGS)
+
+mutation: $(VENV)/.mutation  ## how many generated faults of store, schedule, admit and quota are noticed (hours), ARGS="--only admit"
+	@$(BIN)/python -m tools.mutation $(ARGS)
+
+$(VENV)/.mutation: $(VENV)/.ready pyproject.toml
+	@echo "==> installing what generates faults"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[mutation]'
+	@touch $@
 
 docs: $(VENV)/.docs  ## build the documentation's site into site/, and fail on a warning
 	@$(BIN)/python -m mkdocs build --strict $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -127,6 +128,21 @@ def test_a_process_is_killed_and_comes_back(
     if module == "afferent.store.daemon.main":
         assert others < {process.pid for process in own_server.processes()}
     assert own_server.post(request).json()["choices"] == before.json()["choices"]
+
+
+def test_what_can_not_be_started_again_for_a_moment_is_tried_again(own_server: Server) -> None:
+    """The others are of use meanwhile."""
+    supervisor, before = own_server.popen.pid, len(own_server.lines)
+    _, most = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    (store,) = own_server.find("afferent.store.daemon.main")
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (3, most))
+    try:
+        store.kill()
+        wait_until(lambda: any("can't be started" in line for line in own_server.lines[before:]))
+        assert own_server.get("/health").status_code == 200
+    finally:
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (most, most))
+    wait_until(lambda: is_whole(own_server), timeout_s=120)
 
 
 def test_the_engine_worker_is_killed_during_a_request(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +23,13 @@ from afferent.errors import (
     DeadlineExceeded,
     EncoderCacheFull,
     EngineUnavailable,
+    FormatError,
     InternalError,
     StaleHandle,
     StoreRestarted,
     WorkerDied,
 )
+from afferent.runtime import wire
 from afferent.store.block import codec
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import CreateItem, SealItem
@@ -435,6 +439,16 @@ def test_a_worker_that_is_ready_twice_is_cut_off(address: str) -> None:
             await worker.is_cut.wait()
 
     asyncio.run(run())
+
+
+def test_a_worker_that_has_died_before_it_is_known_is_cut_off() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait(timeout=30)
+    them = ranks.Ranks(1, step_timeout_s=1.0, on_ready=lambda: None, on_end=lambda: None)
+    channel = wire.AsyncChannel(lambda _: None, lambda: None)
+    with socket.socket() as sock, pytest.raises(FormatError, match="died"):
+        them.join(m.WorkerHello(0, 0), channel, sock, wire.Peer(ended.pid, os.getuid()))
+    assert 0 not in them
 
 
 def test_embeddings_are_found_in_the_store(address: str) -> None:

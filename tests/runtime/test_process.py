@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec import Struct
 
@@ -70,3 +73,17 @@ def test_a_child_does_not_inherit_our_settings(
     inherited = json.loads(told.read_text())
     assert not [name for name in inherited if name.startswith("AFFERENT_")]
     assert (inherited["MORE"], inherited["PATH"]) == ("1", os.environ["PATH"])
+
+
+def test_what_can_not_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    before = psutil.Process().num_fds()
+    log = process.LogSettings(level="warning", format="text")
+    for where, call in ((os, "memfd_create"), (subprocess, "Popen")):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, call, fail)
+            with pytest.raises(OSError, match="no memory"):
+                process.spawn("x", "afferent.errors", Struct(), log=log)
+    assert psutil.Process().num_fds() == before

@@ -249,6 +249,21 @@ def add_cross(scheduler: Scheduler, id: str, *items: EncoderInput, num_tokens: i
     add(scheduler, id, num_tokens, *items, max_tokens=1, cross_attention=True)
 
 
+def test_a_prompt_without_memory_has_who_came_last_make_way() -> None:
+    """Each has a part of the memory, and neither could go on with it."""
+    scheduler = scheduler_with(kv_num_blocks=10, max_num_batched_tokens=4)
+    add(scheduler, "large", 8)
+    assert scheduler.next_step().prefill == [Chunk("large", 0, 4, False)]
+    add(scheduler, "small", 3)
+    ended: list[str] = []
+    for _ in range(20):
+        made = scheduler.next_step()
+        chosen = [chunk.sequence_id for chunk in made.prefill if chunk.samples]
+        names = [*chosen, *made.decode]
+        ended += [name for name in names if scheduler.record(name, is_eos=False) is not None]
+    assert sorted(ended) == ["large", "small"]
+
+
 def test_embeddings_make_way_after_a_step_of_grace() -> None:
     """Of 12 rows the elder holds 8 and wants 4 more; the younger holds 4, and wants more."""
     scheduler = scheduler_with(cache_num_embeds=12, max_num_batched_embeds=4)

@@ -19,7 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from afferent.testing.simulation.history import diagram
 from tests.simulation.ablations import ABLATIONS
 from tests.simulation.batches import BATCH, applied, results
-from tests.simulation.plan import NOTHING, Plan
+from tests.simulation.drawing import plan_of
+from tests.simulation.plan import NOTHING
 from tests.simulation.running import Result, run_seed, stage
 from tests.simulation.shrinking import shrink
 from tests.simulation.wording import words
@@ -105,7 +106,7 @@ def _explain(seed: int, ablation: str | None) -> None:
     """A shorter history of the same kind, and what to type to read it."""
     with stage(), applied(ablation):
         violation = run_seed(seed).violation
-        dropped = shrink(seed, Plan.of(seed).elements, violation)
+        dropped = shrink(seed, plan_of(seed).elements, violation)
         short = run_seed(seed, dropped=dropped).violation
     more = f" --drop {','.join(map(str, sorted(dropped)))}" if dropped else ""
     more += f" --ablation {ablation}" if ablation else ""
@@ -116,7 +117,7 @@ def _replay(args: argparse.Namespace) -> int:
     dropped = frozenset(int(each) for each in args.drop.split(",") if each)
     with stage(), applied(args.ablation):
         result = run_seed(args.replay, dropped=dropped, keeps=True)
-    plan = Plan.of(args.replay).without(dropped)
+    plan = plan_of(args.replay).without(dropped)
     for each in (*plan.tasks, *plan.faults):
         if each.what != NOTHING:
             print(each)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from afferent.engine.reference.core.pins import Pins
 from afferent.errors import StoreRestarted
 from afferent.quota.earliest import Earliest
 from afferent.quota.permits import Semaphores
@@ -33,6 +34,7 @@ from afferent.store.state.keeping import KeepQueue
 from afferent.store.state.machine import StoreState
 from afferent.store.state.object import ObjectState
 from afferent.store.state.object_table import ObjectTable
+from afferent.store.state.report import Client
 from afferent.store.state.single_flight import SingleFlight
 from afferent.store.state.waiters import Waiters
 
@@ -45,16 +47,15 @@ class Ablation:
 
     Attributes:
         what: Of what it guards, in words.
-        seed: One that misses it; -1 where none is known, and then it says ``why_not``.
+        seed: One that misses it.
         missed_as: The kind of promise that is broken then.
     """
 
     name: str
     what: str
     switch_off: Callable[[Replace], None]
-    seed: int = -1
-    missed_as: str = ""
-    why_not: str = ""
+    seed: int
+    missed_as: str
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -78,24 +79,26 @@ ABLATIONS: list[Ablation] = []
 MISSED: dict[str, tuple[int, str]] = {
     "pins": (9, "freed"),
     "doomed-blocks": (1, "exception"),
-    "generations": (100, "bytes"),
+    "generations": (49, "bytes"),
+    "epochs": (83, "bytes"),
     "death-by-pidfd": (32, "freed"),
-    "jobs-wait-for-death": (329, "two at once"),
+    "jobs-wait-for-death": (127, "two at once"),
     "recovery": (130, "liveness"),
     "written-down": (1142, "two at once"),
     "start-times": (317, "liveness"),
     "retired-maps": (32, "freed"),
     "hello-lets-go": (1, "liveness"),
-    "sources": (2321, "derived"),
+    "pinned-for-workers": (45, "freed"),
+    "sources": (1623, "derived"),
     "single-flight": (21, "makers"),
     "strikes": (8, "strikes"),
     "overdue-jobs": (112, "leak"),
     "overdue-fetches": (77, "leak"),
-    "fetches-in-vain": (77, "leak"),
-    "kept-pins": (77, "freed"),
+    "fetches-in-vain": (77, "rules"),
+    "kept-pins": (2877, "freed"),
     "hand-on": (30, "rules"),
     "abandoned-jobs": (84, "rules"),
-    "place-waiting": (137, "rules"),
+    "place-waiting": (157, "rules"),
     "retried-creates": (65, "rules"),
     "promises": (9, "passed"),
     "no-passing": (10, "passed"),
@@ -107,24 +110,16 @@ MISSED: dict[str, tuple[int, str]] = {
     "withdrawals": (14, "given up"),
     "deadlines": (112, "deadline"),
     "released-calls": (490, "deadline"),
-    "new-numbers": (665, "leak"),
-    "refused-calls": (6, "given up"),
+    "new-numbers": (443, "liveness"),
+    "refused-calls": (103, "given up"),
+    "lost-clients": (1043, "leak"),
     "absent-clients": (137, "rules"),
     "own-answers": (6, "exception"),
+    "torn-messages": (63, "unanswered"),
     "heard-goodbyes": (44, "leak"),
     "coming-back": (1, "liveness"),
 }
 """By which seed, and how."""
-
-NOT_MISSED: dict[str, str] = {
-    "epochs": "an object of the new epoch has to have the place and the number of one of the "
-    "former, and somebody has to ask for that one",
-    "lost-clients": "transports give out no frame after the end of their connection; it is there "
-    "for callers of the state that have none",
-    "torn-messages": "a daemon ends a connection whose frames it does not understand, and its "
-    "client comes back; without this, its calls wait for their deadlines first",
-}
-"""By no seed that has been run, and why."""
 
 
 def ablation(what: str) -> Callable[[Callable[[Replace], None]], Callable[[Replace], None]]:
@@ -132,9 +127,7 @@ def ablation(what: str) -> Callable[[Callable[[Replace], None]], Callable[[Repla
 
     def register(switch_off: Callable[[Replace], None]) -> Callable[[Replace], None]:
         name = switch_off.__name__.strip("_").replace("_", "-")
-        seed, missed_as = MISSED.get(name, (-1, ""))
-        why_not = NOT_MISSED.get(name, "")
-        ABLATIONS.append(Ablation(name, what, switch_off, seed, missed_as, why_not))
+        ABLATIONS.append(Ablation(name, what, switch_off, *MISSED[name]))
         return switch_off
 
     return register
@@ -279,6 +272,16 @@ def _sources(replace: Replace) -> None:
         return seal(self, client, request)
 
     replace(HANDLERS, requests.Seal, without)
+
+
+@ablation("what a step looks at is pinned for each worker too, not for the core alone")
+def _pinned_for_workers(replace: Replace) -> None:
+    async def for_the_core(self: Any, lease: str, items: Any, clients: Any) -> bool:
+        if items:
+            await self._store.get(lease, [item.handle for item in items])
+        return bool(items)
+
+    replace(Pins, "_pin", for_the_core)
 
 
 # Who makes what
@@ -453,9 +456,16 @@ def _lost_clients(replace: Replace) -> None:
 
     def for_all(self: Any, client: int, request: Any, *, now_s: float) -> Any:
         known = self._clients.get(client)
-        if known is not None:
-            known.connected = True
-        return handle(self, client, request, now_s=now_s)
+        if known is not None and known.connected:
+            return handle(self, client, request, now_s=now_s)
+        self._clients[client] = Client("", 0)
+        try:
+            replies = handle(self, client, request, now_s=now_s)
+        finally:
+            del self._clients[client]
+            if known is not None:
+                self._clients[client] = known
+        return [(other, reply) for other, reply in replies if other != client]
 
     replace(StoreState, "handle", for_all)
 

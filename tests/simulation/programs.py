@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 
 from afferent.errors import (
     AfferentError,
     DeadlineExceeded,
+    NotPermitted,
     StaleHandle,
     StoreRestarted,
     StoreUnavailable,
@@ -70,6 +72,7 @@ class Program(Blocking):
             "drop": self._drop,
             "permit": self._permit,
             "late": self._late,
+            "long": self._long,
             "leave": self._leave,
         }
 
@@ -253,6 +256,16 @@ class Program(Blocking):
                     f"given up: {request} has {each.reserved_nbytes} bytes reserved of {nbytes} * "
                     f"{num_reserved}"
                 )
+
+    def _long(self, request: str, rng: random.Random) -> None:
+        """A message that may be given up in its middle: what is said next is answered, or fails."""
+        unknown = [key_of(number) for number in range(rng.choice((5, 40)))]
+        with contextlib.suppress(DeadlineExceeded, NotPermitted):
+            self._store.wait(request, unknown, timeout_s=rng.choice((1e-4, 1e-3, 1e-1)))
+        try:
+            self._store.stat()
+        except DeadlineExceeded:
+            self._world.machine.violate(f"unanswered: {request} hears nothing of the store")
 
     def _leave(self, request: str, rng: random.Random) -> None:
         """The program closes its store, whatever it holds, and later opens another."""

@@ -13,6 +13,7 @@ from afferent.engine.reference.core.pins import Pins
 from afferent.store.daemon import main as daemon_main
 from afferent.testing.simulation.history import Event
 from afferent.testing.simulation.substitution import simulated
+from tests.simulation.drawing import plan_of
 from tests.simulation.engine import grids_of_stamps
 from tests.simulation.oracle import Observed
 from tests.simulation.plan import Plan
@@ -89,4 +90,4 @@ def run_plan(plan: Plan, *, keeps: bool = False) -> Result:
 def run_seed(seed: int, *, dropped: frozenset[int] = frozenset(), keeps: bool = False) -> Result:
     if seed % _COLLECT_EVERY == 0:
         gc.collect()
-    return run_plan(Plan.of(seed).without(dropped), keeps=keeps)
+    return run_plan(plan_of(seed).without(dropped), keeps=keeps)

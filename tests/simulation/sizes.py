@@ -36,11 +36,11 @@ class Limit:
         self._world, self._process, self._what = world, process, what
         self._limit_s = limit_s
         self._start_s = world.machine.now_s
-        self._paused_s = world.paused_s.get(process.name, 0.0)
+        self._paused_s = process.paused_s
 
     def check(self) -> None:
         took_s = self._world.machine.now_s - self._start_s
-        paused_s = self._world.paused_s.get(self._process.name, 0.0) - self._paused_s
+        paused_s = self._process.paused_s - self._paused_s
         limit_s = self._limit_s / 0.7 + paused_s + _SLACK_S
         if took_s > limit_s:
             self._world.machine.violate(

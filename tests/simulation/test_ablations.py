@@ -23,8 +23,6 @@ def missed_by(chosen: Ablation, limit: int) -> int | None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chosen", ABLATIONS, ids=lambda each: each.name)
 def test_a_safeguard_is_missed(chosen: Ablation, request: pytest.FixtureRequest) -> None:
-    if chosen.seed < 0:
-        pytest.skip(chosen.why_not)
     is_long = request.config.getoption("--storm")
     seed = missed_by(chosen, 10_000 if is_long else SOON)
     if seed is None and chosen.seed >= SOON and not is_long:
@@ -35,5 +33,4 @@ def test_a_safeguard_is_missed(chosen: Ablation, request: pytest.FixtureRequest)
 
 
 def test_the_safeguards_are_many_and_have_a_name_each() -> None:
-    assert len({each.name for each in ABLATIONS}) == len(ABLATIONS) >= 30
-    assert sum(each.seed >= 0 for each in ABLATIONS) >= 25
+    assert len({each.name for each in ABLATIONS}) == len(ABLATIONS) >= 40

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.ablations import ABLATIONS
 from tests.simulation.batches import results
-from tests.simulation.plan import Plan
+from tests.simulation.drawing import plan_of
 from tests.simulation.running import run_seed, stage
 from tests.simulation.shrinking import kind_of, shrink
 
@@ -25,7 +25,7 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
             assert not result.violation, (
                 f'seed {seed}: {result.violation}; make simulate ARGS="--replay {seed}"'
             )
-            assert result.ends.total() <= len(Plan.of(seed).tasks)
+            assert result.ends.total() <= len(plan_of(seed).tasks)
 
 
 def test_seeds_do_most_of_what_they_are_to_do() -> None:
@@ -41,7 +41,7 @@ def test_seeds_do_most_of_what_they_are_to_do() -> None:
 def test_a_run_is_the_same_every_time_and_without_an_element_another() -> None:
     with stage():
         first, again = run_seed(11), run_seed(11)
-        shorter = run_seed(11, dropped=frozenset(Plan.of(11).elements[:2]))
+        shorter = run_seed(11, dropped=frozenset(plan_of(11).elements[:2]))
     assert first == again
     assert shorter.digest != first.digest
 
@@ -55,7 +55,7 @@ def test_what_fails_is_made_shorter_and_fails_likewise() -> None:
     chosen = next(each for each in ABLATIONS if each.name == "hello-lets-go")
     with stage(), chosen.applied():
         violation = run_seed(chosen.seed).violation
-        elements = Plan.of(chosen.seed).elements
+        elements = plan_of(chosen.seed).elements
         dropped = shrink(chosen.seed, elements, violation)
         short = run_seed(chosen.seed, dropped=dropped)
     assert kind_of(short.violation) == kind_of(violation)

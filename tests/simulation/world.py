@@ -66,7 +66,6 @@ class World:
         self.running: dict[int, Process] = {}
         self.waiting = {task.number for task in plan.tasks}
         self.pairs: Counter[tuple[str, str]] = Counter()
-        self.paused_s: dict[str, float] = {}
         self.ends: Counter[str] = Counter()
         self.seen_handles: list[tuple[Any, int]] = []
         self.numbers: dict[str, int] = {}
@@ -147,10 +146,10 @@ class World:
             case "call":
                 process.crash_after = 1 + machine.rng.randrange(12)
             case "pause":
-                if not process.is_paused:
-                    process.pause()
-                    was = self.paused_s.get(fault.target, 0.0)
-                    self.paused_s[fault.target] = was + fault.length_s
+                if not process.is_paused and process.pause_after is None:
+                    process.pause_after = machine.rng.randrange(6)
+                    if not process.pause_after:
+                        process.pause()
                     machine.after(fault.length_s, process.resume)
             case "cut" | "mute":
                 self._harm_link(fault)
@@ -195,7 +194,7 @@ class World:
                 end.cut()
         self.plan.rules.slow_one_in = 1 << 30
         for process in self.processes.values():
-            process.crash_after = None
+            process.crash_after = process.pause_after = None
             if process.is_paused:
                 process.resume()
 

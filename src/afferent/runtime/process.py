@@ -8,6 +8,7 @@ parent (PDEATHSIG), leaves Ctrl-C to its parent, reports on a pipe when it is re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -79,6 +80,12 @@ class Child:
     def close(self) -> None:
         os.close(self.status_fd)
 
+    def discard(self) -> None:
+        """End it at once; nothing of it is left."""
+        self.popen.kill()
+        self.popen.wait()
+        self.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
@@ -100,20 +107,26 @@ def spawn(
 
     Args:
         board: Where it beats under its ``name``, and whoever it watches; without it, nobody does.
+
+    Raises:
+        OSError: There are no descriptors, or no memory, for it; none is left open.
     """
-    status_read, status_write = os.pipe()
-    launch = Launch(
-        name=name,
-        parent_pid=os.getpid(),
-        status_fd=status_write,
-        log_level=log.level,
-        log_format=log.format,
-        settings=msgspec.Raw(msgspec.msgpack.encode(settings)),
-        board=board,
-    )
-    watched = () if board is None else (board.fd,)
-    launch_fd = os.memfd_create("afferent-launch")
-    try:
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        status_read, status_write = os.pipe()
+        ours.callback(os.close, status_read)
+        theirs.callback(os.close, status_write)
+        launch = Launch(
+            name=name,
+            parent_pid=os.getpid(),
+            status_fd=status_write,
+            log_level=log.level,
+            log_format=log.format,
+            settings=msgspec.Raw(msgspec.msgpack.encode(settings)),
+            board=board,
+        )
+        watched = () if board is None else (board.fd,)
+        launch_fd = os.memfd_create("afferent-launch")
+        theirs.callback(os.close, launch_fd)
         os.write(launch_fd, msgspec.msgpack.encode(launch))
         os.lseek(launch_fd, 0, os.SEEK_SET)
         popen = subprocess.Popen(
@@ -123,10 +136,8 @@ def spawn(
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches the supervisor alone, which then stops in order
         )
-    finally:
-        os.close(launch_fd)
-        os.close(status_write)
-    os.set_blocking(status_read, False)
+        os.set_blocking(status_read, False)
+        ours.pop_all()
     return Child(name=name, popen=popen, status_fd=status_read)
 
 

@@ -135,14 +135,19 @@ class Supervisor:
                 self._start(part)
 
     def _start(self, part: Part) -> None:
+        """A process for a part that has none.
+
+        Raises:
+            OSError: There are no descriptors, or no memory, for it; nothing of it is left.
+        """
         part.is_ready = False
-        settings, fds = part.settings(), part.fds
+        settings, fds, listener = part.settings(), part.fds, part.listener
         with contextlib.ExitStack() as opened:
             if part.port is not None:
-                part.listener = part.listener or opened.enter_context(part.port.open())
-                settings = msgspec.structs.replace(settings, listener_fd=part.listener.fileno())
-                fds = (*fds, part.listener.fileno())
-            part.child = spawn(
+                listener = listener or opened.enter_context(part.port.open())
+                settings = msgspec.structs.replace(settings, listener_fd=listener.fileno())
+                fds = (*fds, listener.fileno())
+            child = spawn(
                 part.name,
                 part.module,
                 settings,
@@ -151,8 +156,10 @@ class Supervisor:
                 env=part.env,
                 board=self._watcher.board.place if self._watcher else None,
             )
+            opened.callback(child.discard)
+            part.pidfd = os.pidfd_open(child.pid)
             opened.pop_all()  # the listener is the part's now
-        part.pidfd = os.pidfd_open(part.child.pid)
+        part.child, part.listener = child, listener
         self._listen(part)
 
     # What `Restarts` needs
@@ -184,7 +191,7 @@ class Supervisor:
         self._leaving.remove(aside)
         part.child, part.pidfd, part.listener = aside.child, aside.pidfd, listener
         if part.child is None:  # it has died meanwhile
-            self._start_again(part, "while its successor was started")
+            self._start_again(part, "has ended (while its successor was started)")
             return
         part.is_ready = aside.is_ready
         self._listen(part)
@@ -247,10 +254,10 @@ class Supervisor:
                 self._stop.set()
                 return
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        self._start_again(part, how)
+        self._start_again(part, f"has ended ({how})")
 
-    def _start_again(self, part: Part, how: str) -> None:
-        self._say(part.name, f"has ended ({how}); starting it again")
+    def _start_again(self, part: Part, why: str) -> None:
+        self._say(part.name, f"{why}; starting it again")
         task = asyncio.ensure_future(self._restart(part))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
@@ -262,9 +269,16 @@ class Supervisor:
             return
         try:
             self._start(part)
-        except (OSError, ConfigError) as error:
+        except ConfigError as error:
             self._failure = f"{part.name} can't be started: {error}"
             self._stop.set()
+        except OSError as error:  # out of descriptors or memory, perhaps for a moment
+            part.num_failed_starts += 1
+            if part.num_failed_starts >= _MAX_FAILED_STARTS and not part.has_been_ready:
+                self._failure = f"{part.name} can't be started: {error}"
+                self._stop.set()
+            else:
+                self._start_again(part, f"can't be started ({error.strerror})")
 
     def _on_signal(self) -> None:
         self._num_signals += 1

@@ -72,6 +72,9 @@ class Process:
         self.on_jump: list[Callable[[], object]] = []
         self.crash_after: int | None = None
         """It dies in so many system calls, in the middle of what it does."""
+        self.pause_after: int | None = None
+        """It is stopped in so many."""
+        self.paused_s, self._stopped_s = 0.0, 0.0
         self._held: list[Timer] = []
 
     @property
@@ -105,16 +108,22 @@ class Process:
                 self.crash_after = None
                 self.machine.note(self.name, "dies in a system call")
                 self.machine.kill(self)
+        if self.pause_after is not None:
+            self.pause_after -= 1
+            if self.pause_after <= 0:
+                self.pause()
         if not self.is_alive or self.is_doomed:
             raise Killed
 
     def pause(self) -> None:
-        """SIGSTOP."""
-        self.is_paused = True
+        """SIGSTOP: it goes no further than to its next wait."""
+        self.is_paused, self.pause_after = True, None
+        self._stopped_s = self.machine.now_s
 
     def resume(self) -> None:
         """SIGCONT: what has come meanwhile is done now."""
-        self.is_paused = False
+        self.paused_s += self.machine.now_s - self._stopped_s if self.is_paused else 0.0
+        self.is_paused, self.pause_after = False, None
         held, self._held = self._held, []
         for timer in held:
             self.machine.push(0.0, timer)

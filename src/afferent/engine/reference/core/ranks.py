@@ -115,11 +115,14 @@ class Ranks:
         """A worker has come; with the last one, all are told to load the model.
 
         Raises:
-            FormatError: There is no such rank, or it is taken.
+            FormatError: There is no such rank, or it is taken; or the worker has died meanwhile.
         """
         if hello.rank >= self._size or hello.rank in self._ranks:
             raise FormatError("a worker has a rank that is none, or taken")
-        pidfd = wire.open_peer_pidfd(sock, peer)
+        try:
+            pidfd = wire.open_peer_pidfd(sock, peer)
+        except ProcessLookupError as error:
+            raise FormatError("a worker has died as soon as it had come") from error
         self._ranks[hello.rank] = _Rank(peer, pidfd, channel, hello.port)
         if len(self._ranks) == self._size:
             self._broadcast(m.Rendezvous(self._ranks[0].port))

@@ -1,0 +1,151 @@
+"""Some plans are changed, so that what seldom meets does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from tests.simulation.plan import TROUBLE_S, Fault, Plan
+
+
+def changed(plan: Plan) -> Plan:
+    """Which plans are is said by their seeds."""
+    match plan.seed % 50:
+        case 13:
+            return _with_torn_messages(plan)
+        case 23:
+            return _with_lost_sources(plan)
+        case 27:
+            return _with_tier(plan)
+        case 33:
+            return _with_an_epoch_after(plan)
+        case 43:
+            return _with_early_deaths(plan)
+        case 45:
+            return _with_a_dying_core(_with_engine(plan))
+    return _with_engine(plan) if plan.seed % 10 == 5 else plan
+
+
+def _with_tier(plan: Plan) -> Plan:
+    """What talks to a tier besides, and has its part of what goes wrong."""
+    rng = random.Random(f"tier {plan.seed}")
+    tiers, frontend = ("tier-fetch", "tier-keep"), plan.frontends[0]
+    return replace(
+        plan,
+        tiers=tiers,
+        table_rows=plan.table_rows + len(tiers),
+        num_pids=plan.num_pids + len(tiers),
+        faults=tuple(
+            replace(fault, target=rng.choice(tiers)) if rng.random() < 0.6 else fault
+            for fault in plan.faults
+        ),
+        tasks=tuple(
+            replace(task, client=frontend, what="media") if rng.random() < 0.6 else task
+            for task in plan.tasks
+        ),
+    )
+
+
+def _with_torn_messages(plan: Plan) -> Plan:
+    """Long messages are given up while there is no room for all of them on their way."""
+    rng = random.Random(f"torn {plan.seed}")
+    return replace(
+        plan,
+        rules=replace(plan.rules, capacity_nbytes=100),
+        # Clocks stay as they are: who has waited for ten seconds has done so.
+        faults=tuple(
+            replace(fault, what="cut") if fault.what in ("jump", "drift") else fault
+            for fault in plan.faults
+        ),
+        tasks=tuple(
+            replace(task, client=rng.choice(plan.libraries), what="long")
+            if rng.random() < 0.5
+            else task
+            for task in plan.tasks
+        ),
+    )
+
+
+def _with_lost_sources(plan: Plan) -> Plan:
+    """Programs compute from what they had pinned before their connection was cut."""
+    rng = random.Random(f"sources {plan.seed}")
+    numbers = iter(range(len(plan.tasks) + 1, 1000))
+    tasks, cuts = [], []
+    for task in plan.tasks:
+        what, client = rng.choice(("claim", "derive", "drop")), rng.choice(plan.libraries)
+        at_s = {"claim": 0.0, "derive": 0.3, "drop": 0.4}[what] + rng.random() * 0.2
+        tasks.append(replace(task, client=client, what=what, at_s=at_s))
+        if what == "derive":
+            cut_s = at_s + rng.random() * 0.05
+            cuts.append(Fault(next(numbers), cut_s, "cut", client, 0.01))
+    return replace(plan, tasks=tuple(tasks), faults=tuple(cuts))
+
+
+def _with_an_epoch_after(plan: Plan) -> Plan:
+    """Programs that have handles of one daemon's, and the next that gives out the same places."""
+    rng = random.Random(f"epoch {plan.seed}")
+    ends_s = TROUBLE_S * (0.2 + 0.3 * rng.random())
+    tasks = []
+    for task in plan.tasks:
+        what, at_s = "claim", rng.random() * ends_s
+        if rng.random() < 0.6:
+            what, at_s = rng.choice(("claim", "old", "old")), ends_s + rng.random()
+        client = rng.choice(plan.libraries)
+        tasks.append(replace(task, client=client, what=what, at_s=at_s))
+    faults = list(plan.faults[1:])
+    number = plan.faults[0].number if plan.faults else len(plan.tasks) + 1
+    faults.append(Fault(number, ends_s, "crash", "daemon", 0.1))
+    return replace(plan, tasks=tuple(tasks), faults=tuple(faults))
+
+
+def _with_early_deaths(plan: Plan) -> Plan:
+    """Clients die as soon as they have come, while the daemon that lets them in is stopped."""
+    rng = random.Random(f"early {plan.seed}")
+    numbers = iter(range(len(plan.tasks) + 1, 1000))
+    clients = (*plan.frontends, *plan.libraries, *plan.workers)
+    stops = [Fault(next(numbers), rng.random() * 1e-3, "pause", "daemon", 0.2)]
+    deaths = [
+        Fault(next(numbers), rng.random() * 0.02, "crash", rng.choice(clients), 0.1)
+        for _ in range(rng.randint(1, 4))
+    ]
+    return replace(
+        plan,
+        tasks=tuple(replace(task, at_s=rng.random() * 0.01) for task in plan.tasks),
+        faults=(*stops, *deaths),
+    )
+
+
+def _with_a_dying_core(plan: Plan) -> Plan:
+    """The core dies while workers do its step, and what they look at is deleted by others."""
+    rng = random.Random(f"core {plan.seed}")
+    tasks, dies_s = [], sorted(rng.random() * TROUBLE_S * 0.5 for _ in range(3))
+    for task in plan.tasks:
+        after_s = rng.choice(dies_s)
+        if task.client in plan.libraries:
+            tasks.append(replace(task, what="drop", at_s=after_s + 0.1 * rng.random()))
+        else:
+            tasks.append(replace(task, what="media", at_s=max(after_s - 0.2 * rng.random(), 0.0)))
+    numbers = iter(range(len(plan.tasks) + 1, 1000))
+    deaths = [Fault(next(numbers), at_s, "crash", "core", 0.1) for at_s in dies_s]
+    return replace(plan, tasks=tuple(tasks), faults=tuple(deaths))
+
+
+def _with_engine(plan: Plan) -> Plan:
+    """A core and its workers besides, which have their part of what goes wrong."""
+    rng = random.Random(f"engine {plan.seed}")
+    ranks = tuple(f"rank-{i}" for i in range(rng.choice((1, 1, 2))))
+    frontend = plan.frontends[0]
+    return replace(
+        plan,
+        ranks=ranks,
+        table_rows=plan.table_rows + len(ranks) + 1,
+        num_pids=plan.num_pids + len(ranks) + 1,
+        faults=tuple(
+            replace(fault, target=rng.choice(("core", *ranks))) if rng.random() < 0.6 else fault
+            for fault in plan.faults
+        ),
+        tasks=tuple(
+            replace(task, client=frontend, what="media") if rng.random() < 0.5 else task
+            for task in plan.tasks
+        ),
+    )

@@ -1,0 +1,422 @@
+"""The mutation score of the store's logic: of generated faults, how many the tests notice.
+
+    python -m tools.mutation [--number 300] [--seed 1] [--only WORD] [--state FILE]
+
+Cosmic Ray's operators make the faults: another comparison, a number off by one, a condition turned
+round, a loop that does nothing. Places are drawn from a seed, and at each place one of the changes
+that are possible there. What is said to checkers and tests alone (annotations, `validate`) is left
+out, and so is `==` in place of `is`.
+
+A fault is noticed by a unit test, or else by one of the first seeds of the simulator. Each is tried
+in a fork of a process that has imported the libraries, but nothing of ours: the fork imports it,
+with the fault in it. `--state` keeps what was found, to go on from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import importlib.abc
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.machinery import ModuleSpec
+from multiprocessing.pool import Pool
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cosmic_ray.ast import Visitor, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "afferent"
+
+TESTS: dict[str, tuple[str, ...]] = {
+    "store/state": (
+        *("allocator", "budget", "claims", "eviction", "fair_jobs", "jobs", "objects"),
+        *("objects_machine", "permits", "reservations", "single_flight", "state"),
+        *("state_machine", "tier_jobs"),
+    ),
+    "quota": ("shares", "turns", "permits", "fair_jobs", "budget", "jobs", "state_machine"),
+    "schedule": ("encoder_cache", "scheduler", "steps", "window"),
+    "admit": ("gate",),
+}
+"""Folders, and their tests; the one that is named like the file goes first."""
+_TEST_FOLDERS = {
+    "store/state": ("store",),
+    "quota": ("quota", "store"),
+    "schedule": ("schedule",),
+    "admit": ("admit",),
+}
+_NOT_PRODUCT = {"store/state/rules.py"}
+"""It is all of `validate`."""
+_ALIKE = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
+"""Operators that change nothing where enums, `None` and small numbers are compared."""
+_MOST_MEMORY_NBYTES = 6 << 30
+_TESTS_LIMIT_S, _SEED_LIMIT_S = 240, 30
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One change: the ``occurrence``-th place of ``file`` where ``operator`` has one."""
+
+    file: str
+    line: int
+    operator: str
+    occurrence: int
+
+    def mutated(self) -> str:
+        text = mutate_code((SOURCES / self.file).read_text(), _made(self.operator), self.occurrence)
+        return str(text)
+
+    def change(self) -> str:
+        """The lines that differ, in one."""
+        before = (SOURCES / self.file).read_text().splitlines()
+        after = self.mutated().splitlines()
+        different = [line for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
+        return " ".join(line[:2] + line[2:].strip() for line in different)
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def folder(self) -> str:
+        return next(folder for folder in TESTS if self.file.startswith(folder))
+
+
+# Which faults there are
+
+
+class _Nodes(Visitor):  # type: ignore[misc]
+    """All nodes, in the order in which operators count."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def visit(self, node: Any) -> Any:
+        self.found.append(node)
+        return node
+
+
+def _made(name: str) -> Any:
+    return get_operator(name)()
+
+
+def _operators() -> list[str]:
+    names = [name for name in operator_names() if not name.endswith(_ALIKE)]
+    return sorted(name for name in names if not get_operator(name).arguments())
+
+
+def _left_out(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """What is for checkers and tests alone."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.AnnAssign(annotation=found):
+                yield found
+            case ast.arg(annotation=found) if found is not None:
+                yield found
+            case ast.FunctionDef(name="validate"):
+                yield node
+            case ast.FunctionDef(returns=found) | ast.AsyncFunctionDef(returns=found) if found:
+                yield found
+            case ast.Assign(value=ast.Subscript() as found):  # another name of a type
+                yield found
+            case ast.ClassDef(bases=bases):
+                yield from bases
+
+
+def faults_of(path: Path) -> dict[tuple[int, int], list[Fault]]:
+    """All faults of a file, by place."""
+    text, file = path.read_text(), str(path.relative_to(SOURCES))
+    out = [
+        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        for node in _left_out(ast.parse(text))
+    ]
+    found: dict[tuple[int, int], list[Fault]] = defaultdict(list)
+    nodes = _Nodes()
+    nodes.walk(get_ast(text))
+    for name in _operators():
+        operator = _made(name)
+        places = [place for node in nodes.found for place in operator.mutation_positions(node)]
+        for occurrence, (start, end) in enumerate(places):
+            if not any(first <= start and end <= last for first, last in out):
+                found[start].append(Fault(file, start[0], name, occurrence))
+    return found
+
+
+def sample(number: int, seed: int) -> list[Fault]:
+    """So many, each at a place of its own."""
+    rng = random.Random(seed)  # noqa: S311 - the same for the same seed
+    paths = sorted(path for folder in TESTS for path in (SOURCES / folder).glob("*.py"))
+    places = [
+        faults
+        for path in paths
+        if str(path.relative_to(SOURCES)) not in _NOT_PRODUCT
+        for _, faults in sorted(faults_of(path).items())
+    ]
+    print(f"{sum(map(len, places))} faults at {len(places)} places", flush=True)
+    rng.shuffle(places)
+    chosen = (_one_that_compiles(rng, faults) for faults in places)
+    return list(itertools.islice(filter(None, chosen), number))
+
+
+def _one_that_compiles(rng: random.Random, faults: list[Fault]) -> Fault | None:
+    """Some changes are no Python: nobody has to notice them."""
+    for fault in rng.sample(faults, len(faults)):
+        with contextlib.suppress(SyntaxError):
+            compile(fault.mutated(), fault.file, "exec")
+            return fault
+    return None
+
+
+# Whether one is noticed
+
+
+class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports one module with a fault in it."""
+
+    def __init__(self, fault: Fault) -> None:
+        module = "afferent." + fault.file.removesuffix(".py").replace("/", ".")
+        self._name, self._text = module.removesuffix(".__init__"), fault.mutated()
+        self._path = str(SOURCES / fault.file)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        is_package = self._path.endswith("__init__.py")
+        spec = importlib.util.spec_from_loader(name, self, is_package=is_package)
+        if spec is not None and is_package:
+            spec.submodule_search_locations = [str(Path(self._path).parent)]
+        return spec
+
+    def get_source(self, name: str) -> str:
+        return self._text
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._text, self._path, "exec"), module.__dict__)  # noqa: S102
+
+
+def _test_files(fault: Fault) -> list[str]:
+    found = [
+        f"tests/{folder}/test_{name}.py"
+        for name in TESTS[fault.folder]
+        for folder in _TEST_FOLDERS[fault.folder]
+    ]
+    there = [file for file in found if (ROOT / file).exists()]
+    stem = Path(fault.file).stem
+    return sorted(there, key=lambda file: stem not in file)
+
+
+class _FirstFailure:
+    """A plugin of pytest."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and not self.name:
+            self.name = f"{report.nodeid}, which can't be imported"
+
+
+def _by_tests(files: Sequence[str]) -> str:
+    import pytest
+
+    resource.setrlimit(resource.RLIMIT_CPU, (_TESTS_LIMIT_S, _TESTS_LIMIT_S))
+    first = _FirstFailure()
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # Of Hypothesis, which is imported already.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    for file in files:  # one by one: most are noticed by the first
+        code = pytest.main([*options, file], plugins=[first])
+        if code != 0:
+            return first.name or f"pytest, which ends with {code}"
+    return ""
+
+
+def _by_seeds(number: int) -> str:
+    from tests.simulation.running import run_seed, stage
+
+    with stage():
+        for seed in range(number):
+            signal.alarm(_SEED_LIMIT_S)
+            if violation := run_seed(seed).violation:
+                return f"seed {seed}: {violation}"
+    return ""
+
+
+def _apart(call: Callable[[], str], fault: Fault | None) -> str:
+    """What ``call`` says in a fork with the fault, where a fork that ends otherwise has noticed."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        said = ""
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_NBYTES, _MOST_MEMORY_NBYTES))
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            if fault is not None:
+                sys.meta_path.insert(0, _Mutated(fault))
+            said = call()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"[:200] or "an exception"
+        finally:
+            os.write(writing, said.encode()[:4000])
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return f"a hang ({signal.Signals(os.WTERMSIG(status)).name})"
+    return said
+
+
+def by_tests(fault: Fault) -> str:
+    """The unit test that noticed it; empty if none did."""
+    return _apart(lambda: _by_tests(_test_files(fault)), fault)
+
+
+def by_seeds(fault: Fault, number: int) -> str:
+    """The seed, of the first so many, that noticed it; empty if none did."""
+    return _apart(lambda: _by_seeds(number), fault)
+
+
+def _import_libraries() -> None:
+    """What all forks need, and nothing of ours."""
+    import asyncio
+    import unittest.mock
+
+    import blake3
+    import greenlet
+    import httpx2
+    import hypothesis.stateful
+    import hypothesis.strategies
+    import ml_dtypes
+    import msgspec
+    import numpy
+    import openai
+    import PIL.ImageDraw
+    import psutil
+    import pytest
+    import rich.progress
+    import uvloop
+
+    _ = asyncio, unittest, blake3, greenlet, httpx2, hypothesis, ml_dtypes, msgspec, numpy
+    _ = openai, PIL, psutil, pytest, rich, uvloop
+
+
+def main() -> int:
+    """The exit status: 0 where the score is high enough."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--number", type=int, default=300, help="of faults (300)")
+    parser.add_argument("--seed", type=int, default=1, help="by which they are drawn (1)")
+    parser.add_argument("--seeds", type=int, default=2000, help="of the simulator (2000)")
+    parser.add_argument("--only", default="", help="faults of files with this in their path")
+    parser.add_argument("--least", type=float, default=0.95, help="score that is enough (0.95)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--state", type=Path, help="a file to write down what was found, and go on")
+    args = parser.parse_args()
+    notes = _Notes(args.state)
+    drawn = notes.drawn(args.number, args.seed)
+    faults = [fault for fault in drawn if args.only in fault.file]
+    os.chdir(ROOT)
+    _import_libraries()
+    if notes.are_new:
+        _check_all_passes(faults)
+    with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
+        tested = notes.fill(pool, "tests", by_tests, faults)
+        left = [fault for fault, by in tested.items() if not by]
+        seeded = notes.fill(pool, "seeds", partial(by_seeds, number=args.seeds), left)
+    return _say(tested, seeded, args.least)
+
+
+class _Notes:
+    """What was found of each fault; in a file, if there is one, to go on from."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self._known = json.loads(path.read_text())
+
+    @property
+    def are_new(self) -> bool:
+        return not any(name.startswith("tests ") for name in self._known)
+
+    def drawn(self, number: int, seed: int) -> list[Fault]:
+        """What `sample` gives."""
+        name = f"sample {number} {seed}"
+        if name not in self._known:
+            self._known[name] = [asdict(fault) for fault in sample(number, seed)]
+            self._save()
+        return [Fault(**described) for described in self._known[name]]
+
+    def _save(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._known, indent=1))
+
+    def fill(
+        self, pool: Pool, what: str, judge: Callable[[Fault], str], faults: Sequence[Fault]
+    ) -> dict[Fault, str]:
+        """What ``judge`` says of each, asked of those that are not known yet."""
+        names = {fault: f"{what} {json.dumps(asdict(fault))}" for fault in faults}
+        asked = [fault for fault in faults if names[fault] not in self._known]
+        for number, (fault, by) in enumerate(
+            zip(asked, pool.imap(judge, asked), strict=True), start=1
+        ):
+            self._known[names[fault]] = by
+            self._save()
+            said = f"{by:.150}" if by else f"NOT NOTICED BY {what.upper()}"
+            print(
+                f"{number:4}/{len(asked)} {fault.where}: {fault.change()}\n       {said}",
+                flush=True,
+            )
+        return {fault: self._known[name] for fault, name in names.items()}
+
+
+def _check_all_passes(faults: Sequence[Fault]) -> None:
+    files = sorted({file for fault in faults for file in _test_files(fault)})
+    if by := _apart(lambda: _by_tests(files), None) or _apart(lambda: _by_seeds(20), None):
+        raise SystemExit(f"without any fault: {by}")
+
+
+def _say(tested: dict[Fault, str], seeded: dict[Fault, str], least: float) -> int:
+    made = Counter(fault.folder for fault in tested)
+    by_tests = Counter(fault.folder for fault, by in tested.items() if by)
+    by_seeds = Counter(fault.folder for fault, by in seeded.items() if by)
+    for folder, number in made.items():
+        print(
+            f"{folder:12} {number:4} faults, {by_tests[folder]} noticed by tests, "
+            f"{by_seeds[folder]} by seeds alone"
+        )
+    survivors = [fault for fault, by in seeded.items() if not by]
+    for fault in sorted(survivors, key=lambda fault: (fault.file, fault.line)):
+        print(f"  {fault.where}: {fault.change()}")
+    score = 1 - len(survivors) / max(len(tested), 1)
+    print(f"{score:.1%} of {len(tested)} are noticed")
+    return int(score < least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
