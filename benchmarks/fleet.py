@@ -49,6 +49,7 @@ _PER_TURN, _AT_ONCE = 24, 4
 _T_95 = 2.447
 """Of Student's distribution, for seven pairs."""
 _LATE_S = 0.5
+_SECRET = "a-secret-of-all-nodes"
 _MOST_OF_P99 = 1.1
 _BROKEN = ("hangs", "is slow")
 _RATES = 3
@@ -87,7 +88,7 @@ def _measure_p99(
     after_sample: Callable[[], None],
 ) -> None:
     with redis_at(net) as port:
-        tier = ("--tier", f"redis://{net.host}:{port}", "--tier-secret", "a-secret-of-all")
+        tier = ("--tier", f"redis://{net.host}:{port}", "--tier-secret", _SECRET)
         with Server(str(model), *tier) as maker, Server(str(model), *tier) as reader:
             for rate in net.rates:
                 net.shape(rate)
@@ -165,7 +166,7 @@ def _measure_broken(
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(redis_at(net))
         bad = stack.enter_context(BadLink(port, host=net.host))
-        broken = Server(str(model), "--tier", bad.url, "--tier-secret", "a-secret")
+        broken = Server(str(model), "--tier", bad.url, "--tier-secret", _SECRET)
         stack.enter_context(broken)
         wait_until(lambda: broken.metric("afferent_tier_up") == 1)
         for what in _BROKEN:
