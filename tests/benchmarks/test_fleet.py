@@ -15,7 +15,8 @@ from benchmarks.run import BENCHMARKS
 from tests.tier.servers import server_program
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.storm
+@pytest.mark.timeout(1200)
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few requests; over whatever link there may be here."""
     server_program()
