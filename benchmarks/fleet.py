@@ -49,7 +49,7 @@ _PER_TURN, _AT_ONCE = 24, 4
 _T_95 = 2.447
 """Of Student's distribution, for seven pairs."""
 _LATE_S = 0.5
-_SECRET = "a-secret-of-all-nodes"
+_SECRET = "a-secret-of-all-nodes"  # noqa: S105 - of servers that measure
 _MOST_OF_P99 = 1.1
 _BROKEN = ("hangs", "is slow")
 _RATES = 3
