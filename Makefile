@@ -145,9 +145,9 @@ fmt: setup  ## format the code
 bench: setup  ## run a benchmark, ARGS="codec --quick"
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-ray: setup  ## the benchmark of the store with Ray's beside it, ARGS="--quick"
+bench-ray: setup  ## a benchmark with Ray beside it (NAME=store or tier), ARGS="--quick"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench-ray]'
-	@$(BIN)/python -m benchmarks.run store $(ARGS)
+	@$(BIN)/python -m benchmarks.run $(or $(NAME),store) $(ARGS)
 
 bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run vllm $(ARGS)

@@ -16,10 +16,13 @@ _HERE, _THERE = "10.213.97.1", "10.213.97.2"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """``there`` begins the command of a process at the other end, whose address is ``host``."""
+    """``there`` begins the command of a process at the other end, whose address is ``host``; this
+    one's is ``here``.
+    """
 
     name: str
     host: str
+    here: str = "127.0.0.1"
     there: tuple[str, ...] = ()
     device: str = ""
 
@@ -60,7 +63,7 @@ def link() -> Iterator[Link]:
     try:
         for command in commands:
             subprocess.run(command, check=True)
-        yield Link("veth", _THERE, there, device)
+        yield Link("veth", _THERE, _HERE, there, device)
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False)  # noqa: S607
 

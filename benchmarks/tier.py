@@ -6,7 +6,9 @@ and client share the machine's cores. `floor` is raw TCP: a process that sends s
 with `recv_into` into memory that is warm. `plain` is a
 client that asks the same server for whole values and reads them likewise, and checks nothing. `py`
 is the official client. `ours` has every byte checked in place (BLAKE3), as a node does; `ours_raw`
-is the same without the check. A look-up is of 64 names, none of which is there; `ping` its floor.
+is the same without the check. `ray` is Ray's object transfer, where it is installed (`make
+bench-ray`): four arrays from another node's object store, checked by nobody. A look-up is of 64
+names, none of which is there; `ping` its floor.
 
 Expected before: ours 1.1 times plain, as digests are made by two threads beside it; on two cores
 that the server needs too, rather 1.3 times; 1.05 times raw TCP where the link is what is slow. A
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import redis
 
@@ -34,11 +37,13 @@ from afferent.tier.redis_tier import RedisTier
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import Body, Vault, Wish
 from afferent.types import ContentKey, MiB, ObjectKind
+from benchmarks.controls.ray_nodes import ray_nodes
+from benchmarks.controls.ray_store import is_installed
 from benchmarks.link import Link, free_port, link
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 
 QUESTION = "What does it cost to fetch from a tier, and to look for what is not there?"
-COLUMNS = ("case", "link", "floor_ms", "ours_ms", "ours_raw_ms", "plain_ms", "py_ms")
+COLUMNS = ("case", "link", "floor_ms", "ours_ms", "ours_raw_ms", "plain_ms", "py_ms", "ray_ms")
 
 _NUM_VALUES, _VALUE_NBYTES = 4, 30 * MiB
 _ALL_NBYTES = _NUM_VALUES * _VALUE_NBYTES
@@ -48,10 +53,11 @@ _MOST_OF_PLAIN, _MOST_OF_TCP = 1.1, 1.2
 _MOST_BESIDE_PING_MS = 0.3
 _START_TIMEOUT_S = 20.0
 _SIDES = ("floor", "ours", "ours_raw", "plain", "py")
+_WITHOUT_RAY = "ray: it is not installed, so its column is empty; make bench-ray installs it"
 
 
 def num_steps(*, quick: bool) -> int:
-    return 3 * (len(_SIDES) + 2) * (_num_samples(quick=quick) + 1)
+    return 3 * (len(_SIDES) + is_installed() + 2) * (_num_samples(quick=quick) + 1)
 
 
 def _num_samples(*, quick: bool) -> int:
@@ -61,11 +67,18 @@ def _num_samples(*, quick: bool) -> int:
 def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
     report, meter = Report("tier", QUESTION), BusyMeter()
     number = _num_samples(quick=quick)
-    with link() as net, _server(net) as port, _sender(net) as sender:
+    with (
+        link() as net,
+        redis_at(net) as port,
+        _sender(net) as sender,
+        ray_nodes(net) as ray,
+    ):
         for rate in net.rates:
             net.shape(rate)
             with _Sides(net.host, port, sender) as sides:
                 fetching = {name: getattr(sides, name) for name in _SIDES}
+                if ray is not None:
+                    fetching["ray"] = partial(ray.fetch, _NUM_VALUES, _VALUE_NBYTES)
                 fetched = alternate(fetching, num_samples=number, after_sample=after_sample)
                 looking = {"floor": sides.ping, "ours": sides.look_up}
                 looked = alternate(looking, num_samples=number, after_sample=after_sample)
@@ -75,6 +88,8 @@ def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
                 report.rows.append(row)
                 report.goals.append(_goal(row, is_shaped=bool(rate)))
     report.notes = ["server and clients share the machine's cores"]
+    if not is_installed():
+        report.notes.append(_WITHOUT_RAY)
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     return report
 
@@ -191,7 +206,7 @@ def _receive(sock: socket.socket, target: memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _server(net: Link) -> Iterator[int]:
+def redis_at(net: Link) -> Iterator[int]:
     """A server at the other end of the link.
 
     Raises:

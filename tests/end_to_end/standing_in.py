@@ -10,18 +10,27 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from aiohttp import web
 
+from afferent import keys
+from afferent.engine.ahead import Encoder, announce
 from afferent.engine.references import FeaturesReference, RawReference
 from afferent.engine.vllm.place import Place
 from afferent.engine.vllm.plugin.arena import Arena, Gone
+from afferent.store.client.item_cache import ItemCache
+from afferent.types import ContentKey
 
+WIDTH = 64
+WEIGHTS = keys.frame(b"a stand-in's weights")
+ENCODER = Encoder(WEIGHTS, WIDTH * 8)
 _REFERENCE = re.compile(r'"(afferent:[^"]+)"')
 
 
@@ -39,7 +48,13 @@ class Heard:
 class StandIn:
     """Listens on a unix socket; each answer says what was found in the arena."""
 
-    def __init__(self, folder: Path, store_path: Path) -> None:
+    def __init__(self, folder: Path, store_path: Path, *, encodes_s: float | None = None) -> None:
+        """``encodes_s``: it has an encoder, which takes so long for an item; embeddings are left in
+        the store, and found there.
+        """
+        self._encodes_s = encodes_s
+        self._name = "stand-in" if encodes_s is None else "worker"  # which may write
+        self.num_encoded = self.num_found = 0
         self.url = f"unix:{folder / 'vllm.sock'}"
         self._path, self._store_path = folder / "vllm.sock", store_path
         self.heard: list[Heard] = []
@@ -88,7 +103,7 @@ class StandIn:
 
     def arena(self) -> Arena:
         if self._arena is None:
-            self._arena = Arena(Place(str(self._store_path)), name="stand-in")
+            self._arena = Arena(Place(str(self._store_path)), name=self._name)
         return self._arena
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -158,6 +173,28 @@ class StandIn:
                         del tree
                     except Gone:
                         return "nothing"
-                return {"sum": total, "rows": reference.num_embeds}
+                said = {"sum": total, "rows": reference.num_embeds}
+                if self._encodes_s is not None:
+                    said["embeddings"] = self._embed(reference, total, self._encodes_s)
+                return said
             case RawReference(_, handle, start, nbytes):
                 return {"bytes": len(self.arena().raw(handle, start, nbytes))}
+
+    def announce(self) -> None:
+        """As a worker does, once it has read its weights, and again and again."""
+        announce(self.arena().store, ENCODER, is_first=False)
+
+    def _embed(self, reference: FeaturesReference, total: int, takes_s: float) -> int:
+        """The sum of an item's embeddings, which were found, or are made."""
+        key, cache = ContentKey(reference.key), ItemCache(self.arena().store, weights=WEIGHTS)
+        with self.arena().request("embed") as request:
+            if found := cache.get_embeddings(request, [key]):
+                self.num_found += 1
+                return int(found[key]["rows"].sum())  # type: ignore[call-overload]
+            time.sleep(takes_s)  # it stands for an encoder
+            self.num_encoded += 1
+            rows = np.zeros((reference.num_embeds, WIDTH), np.int64)
+            rows[0, 0] = total
+            made_us = {key: round(takes_s * 1e6)}
+            cache.set_embeddings(request, {key: {"rows": rows}}, made_us=made_us)
+            return total

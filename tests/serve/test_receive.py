@@ -48,6 +48,7 @@ def read(*parts: MediaPart, tenant: str = "", full_store: FullStore | None = Non
             limits=RequestLimits(),
             limits_by_tenant={},
             num_workers=0,
+            has_tier=False,
         )
         request = GenerateRequest(
             request_id="r", messages=(Message("user", parts),), share=Share(tenant)

@@ -11,6 +11,7 @@ from afferent.store.protocol.items import Claim, CreateItem, Queue, ReserveItem,
 from afferent.store.protocol.replies import Reply
 from afferent.store.protocol.results import Order, Outcome
 from afferent.store.state.machine import Replies, StoreState
+from afferent.store.state.region import Shares
 from afferent.types import Failure, Handle, ObjectKind
 
 FRONTEND, OTHER, WORKER, SECOND = 1, 2, 3, 4
@@ -23,8 +24,8 @@ BAD = Failure("invalid_media", "truncated")
 class Store:
     """A state with some clients, and their replies by client."""
 
-    def __init__(self, capacity_nbytes: int = 1 << 20) -> None:
-        self.state = StoreState(capacity_nbytes, segment=1, shares=HALVES)
+    def __init__(self, capacity_nbytes: int = 1 << 20, *, shares: Shares = HALVES) -> None:
+        self.state = StoreState(capacity_nbytes, segment=1, shares=shares)
         self.seq = 0
         self.now_s = 0.0
         self.inbox: dict[int, list[Reply]] = {client: [] for client in (1, 2, 3, 4)}

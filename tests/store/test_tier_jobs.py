@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from afferent.quota.shares import Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import Fetch, Queue
+from afferent.store.protocol.items import Claim, Fetch, Find, Queue, SealItem
 from afferent.store.protocol.results import Fetching, Keeping, ObjectInfo, Order, Outcome
 from afferent.store.state.keeping import MAX_WAITING
-from afferent.types import Failure
+from afferent.types import Failure, Handle, ObjectKind
 from tests.store.pure_store import (
     BAD,
     FEATURES,
@@ -22,7 +23,7 @@ from tests.store.pure_store import (
     Store,
 )
 
-TIER = SECOND
+TIER, RECORDS = SECOND, ObjectKind.RECORDS
 ABSENT = Failure("absent", "not there")
 
 
@@ -307,3 +308,53 @@ def test_plans_and_media_never_go_to_a_tier() -> None:
     store.call(FRONTEND, requests.Acquire, "r", [item])
     assert order_of(store, TIER, take) is None
     assert store.take(WORKER).payload == b"how"
+
+
+def test_media_and_records_go_there_if_it_is_said_what_they_cost() -> None:
+    store = Store(shares={RAW: 0.5, RECORDS: 0.5})
+    keep = store.send(TIER, requests.Take, "keep")
+    for number, (kind, made_us) in enumerate(((RAW, 0), (RECORDS, 0), (RAW, 5), (RECORDS, 7))):
+        request, key = f"r{number}", bytes([number]) * 32
+        item = Claim(key, kind, 64)
+        (claim,) = store.call(FRONTEND, requests.Acquire, request, [item], returns=list[Outcome])
+        assert claim.handle is not None
+        sealed = [SealItem(claim.handle, 64, [], made_us)]
+        store.call(FRONTEND, requests.Seal, request, sealed, returns=list[Handle])
+        order = order_of(store, TIER, keep)
+        assert (order is not None) == (made_us > 0)
+        if order is not None:
+            assert (kept(order).kind, kept(order).made_us) == (kind, made_us)
+            keep = store.send(TIER, requests.Take, "keep")
+
+
+def test_what_is_only_fetched_may_be_of_any_kind() -> None:
+    store = Store(shares={RECORDS: 1.0})
+    take = fetcher(store)
+    item = Fetch(KEY, RECORDS, 900)
+    (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "scheduled"
+    wait = store.wait(FRONTEND, "r")
+    store.finish(TIER, given(store, TIER, take))
+    assert store.outcome(FRONTEND, wait).state == "made"
+
+
+def test_who_keeps_hears_whose_it_is() -> None:
+    """Also of what was computed from a tenant's features by a process that serves all of them."""
+    store = Store()
+    first = store.send(TIER, requests.Take, "keep")
+    store.call(FRONTEND, requests.Introduce, "r", Share("anna"))
+    store.acquire(FRONTEND, "r")
+    store.finish(WORKER, store.take(WORKER))
+    assert kept(given(store, TIER, first)).tenant == "anna"
+    second = store.send(TIER, requests.Take, "keep")
+    (found,) = store.call(OTHER, requests.Acquire, "e", [Find(KEY)], returns=list[Outcome])
+    (claim,) = store.claim(OTHER, "e", KEY_2)
+    assert found.handle is not None
+    assert claim.handle is not None
+    sealed = [SealItem(claim.handle, 64, [found.handle], 9)]
+    store.call(OTHER, requests.Seal, "e", sealed, returns=list[Handle])
+    what = kept(given(store, TIER, second))
+    assert (what.key, what.tenant, what.made_us) == (KEY_2, "anna", 9)
+    third = store.send(TIER, requests.Take, "keep")
+    make(store, "nameless", b"n" * 32)
+    assert kept(given(store, TIER, third)).tenant == ""

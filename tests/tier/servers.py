@@ -125,8 +125,8 @@ Fault = Callable[[bytes], bytes | None]
 class BadLink:
     """A proxy to a server: as it is, until `fault` is set. For new and for old connections."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.fault: Fault | None = None
@@ -164,7 +164,7 @@ class BadLink:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(self._target)
             except OSError:  # it is dead: so is the link
                 _shut(client)
                 continue

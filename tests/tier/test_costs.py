@@ -69,12 +69,30 @@ def test_what_is_never_found_is_asked_for_seldom() -> None:
 
 def test_making_takes_what_it_takes_here() -> None:
     model = measured(10e9 / 8)
+    item = {"nbytes": MiB, "cost_us": 1000}
     for _ in range(100):
-        model.made(FEATURES, expected_us=1000, took_us=4000)
-    assert model.make_s(FEATURES, 1000) == pytest.approx(0.004, rel=0.01)
-    assert model.make_s(EMBEDDINGS, 1000) == pytest.approx(0.001)
-    model.made(FEATURES, expected_us=0, took_us=9)
-    assert model.make_s(FEATURES, 1000) == pytest.approx(0.004, rel=0.01)
+        model.made(FEATURES, nbytes=MiB, expected_us=1000, took_us=4000)
+    assert model.make_s(FEATURES, **item) == pytest.approx(0.004, rel=0.01)
+    assert model.make_s(EMBEDDINGS, **item) == pytest.approx(0.001)
+    model.made(FEATURES, nbytes=MiB, expected_us=1000, took_us=0)
+    assert model.make_s(FEATURES, **item) == pytest.approx(0.004, rel=0.01)
+
+
+def test_what_nobody_expects_is_learned_by_what_it_took() -> None:
+    """An encoder's cost is a guess until one has run here; so a few are made to see."""
+    model, item = measured(10e9 / 8), {"nbytes": 4 * MiB, "cost_us": 50_000}
+    for _ in range(100):
+        model.was_there(EMBEDDINGS, True)
+    asked = [model.choose(EMBEDDINGS, **item).asks for _ in range(32)]
+    assert 0 < asked.count(False) <= 4, "though all of them would seem to pay"
+    for _ in range(30):
+        model.made(EMBEDDINGS, nbytes=MiB, expected_us=0, took_us=25_000)
+    assert model.make_s(EMBEDDINGS, **item) == pytest.approx(0.1, rel=0.01)
+    assert all(model.choose(EMBEDDINGS, **item).asks for _ in range(32))
+    for _ in range(30):
+        model.made(EMBEDDINGS, nbytes=MiB, expected_us=0, took_us=100)
+    assert not model.choose(EMBEDDINGS, **item).asks, "a fast encoder is faster than this link"
+    assert not model.keeps(EMBEDDINGS, nbytes=MiB, made_us=100)
 
 
 def test_a_link_that_has_become_slow_is_left() -> None:
@@ -103,6 +121,14 @@ def test_deadlines_follow_from_what_making_takes() -> None:
     assert (longest.fetch_s, longest.wait_s) == (LIMITS.timeout_s, LIMITS.wait_s)
     assert (short.waits, long.waits, longest.waits) == (False, True, True)
     assert long.wait_s == pytest.approx(0.45 + model.fetch_s(MiB))
+
+
+def test_nobody_waits_for_what_another_node_may_not_keep() -> None:
+    model, item = measured(10e9 / 8), {"nbytes": 1000, "cost_us": 500_000}
+    for kind in ObjectKind:
+        choice = model.choose(kind, **item)
+        assert choice.asks
+        assert choice.waits == (kind in (FEATURES, EMBEDDINGS))
 
 
 def test_what_is_made_sooner_than_fetched_is_not_kept() -> None:

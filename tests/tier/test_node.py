@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from afferent.quota.shares import Share
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
@@ -32,7 +33,12 @@ from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
 TIMEOUT_S, WAIT_S = 0.3, 1.0
 DEAR_US, CHEAP_US = 500_000, 1
 NUM_NUMBERS = 300_000
-SHARES = {ObjectKind.FEATURES: 0.8, ObjectKind.EMBEDDINGS: 0.2}
+SHARES = {
+    ObjectKind.FEATURES: 0.6,
+    ObjectKind.EMBEDDINGS: 0.2,
+    ObjectKind.RAW: 0.15,
+    ObjectKind.RECORDS: 0.05,
+}
 SOON_S = 20.0
 
 _numbers = itertools.count(1)
@@ -397,3 +403,74 @@ def test_embeddings_come_by_themselves(play: Play) -> None:
             await each.store.release("r")
 
     play(scenario)
+
+
+async def leave(one: Node, key: ContentKey, kind: ObjectKind, data: bytes, made_us: int) -> None:
+    """As who fetches from media hosts does."""
+    (claim,) = await one.store.acquire("r", [Claim(key, kind, len(data))])
+    assert claim.handle is not None
+    one.store.block(claim.handle)[: len(data)] = data
+    await one.store.seal("r", [SealItem(claim.handle, len(data), [], made_us)])
+    await one.store.release("r")
+
+
+async def find(two: Node, key: ContentKey, kind: ObjectKind, nbytes: int) -> bytes | None:
+    await two.store.acquire("r", [Fetch(key, kind, nbytes, DEAR_US)])
+    (outcome,) = await two.store.wait("r", [key])
+    found = None if outcome.handle is None else bytes(two.store.block(outcome.handle))
+    await two.store.release("r")
+    await two.store.delete([key])
+    return found
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.RAW, ObjectKind.RECORDS])
+def test_files_and_what_leads_to_them_come_as_they_were(play: Play, kind: ObjectKind) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key, data = new_key(), b"no block of tensors" * 3
+        await leave(one, key, kind, data, DEAR_US)
+        await until(lambda: two.vault.name_of(key) in tier.values)
+        assert await find(two, key, kind, 4096) == data
+        assert await find(two, key, kind, len(data) - 1) is None, "longer than was said"
+
+    play(scenario)
+
+
+def test_a_record_takes_the_place_of_an_older_one(play: Play) -> None:
+    """What a URL leads to changes. Everything else is what its key says, and is written once."""
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        key = new_key()
+        name = two.vault.name_of(key)
+        for data in (b"first", b"second"):
+            await leave(one, key, ObjectKind.RECORDS, data, DEAR_US)
+            await until(lambda: name in tier.values and bytes(tier.values[name].body) == data)  # noqa: B023
+            await one.store.delete([key])
+        assert await find(two, key, ObjectKind.RECORDS, 128) == b"second"
+
+    play(scenario)
+
+
+def test_what_came_sooner_from_its_host_is_not_kept(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        near, far = new_key(), new_key()
+        await leave(one, near, ObjectKind.RAW, bytes(500_000), 100)
+        await leave(one, far, ObjectKind.RAW, bytes(500_000), DEAR_US)
+        await until(lambda: two.vault.name_of(far) in tier.values)
+        assert len(tier.values) == 1
+
+    play(scenario)
+
+
+def test_a_tenant_that_has_its_share_leaves_no_more(play: Play) -> None:
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        sizes = {"anna": 40_000, "ben": 40_000}
+        for tenant in ("anna", "anna", "anna", "ben"):
+            one.store.introduce("r", Share(tenant))
+            await leave(one, new_key(), ObjectKind.RAW, bytes(sizes[tenant]), DEAR_US)
+        await until(lambda: len(tier.values) == 3)
+        before = len(tier.values)
+        await leave(one, new_key(), ObjectKind.RAW, bytes(100), DEAR_US)  # after all of these
+        await until(lambda: len(tier.values) == before + 1)
+        assert sum(len(value.body) for value in tier.values.values()) == 3 * 40_000 + 100
+
+    play(scenario, tenant_nbytes=80_000)

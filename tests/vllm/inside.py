@@ -113,7 +113,7 @@ def _kill_between(server: StoreServer, arena: Arena) -> None:
     config: Any = SimpleNamespace(
         model=str(BUILT_IN_MODELS / "shapes"), dtype=torch.float32, quantization=None
     )
-    kept = KeptEmbeddings(arena, config, publishes=True)
+    kept = KeptEmbeddings(arena, config, publishes=True, row_nbytes=lambda: 28)
     _wait_until(lambda: kept._cache is not None)
     rows = [torch.full((5, 7), float(number)) for number in range(3)]
     look_up = arena.store.acquire
@@ -153,7 +153,8 @@ def _publish(
             arena.store.put(request, {"x": row}, key=key)
             for key, row in zip(wanted, rows, strict=True)
         ]
-        kept.publish(request, dict(zip(wanted, zip(handles, rows, strict=True), strict=True)))
+        made = dict(zip(wanted, zip(handles, rows, strict=True), strict=True))
+        kept.publish(request, made, start_s=time.monotonic())
     for each, right in zip(kept.find(wanted, torch.device("cpu")), rows, strict=True):
         assert each is not None
         assert torch.equal(each, right)

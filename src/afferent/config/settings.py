@@ -160,6 +160,8 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an image; likewise."""
     max_body_nbytes: Annotated[int, Meta(ge=0)] = 0
     """Of a request's body; likewise."""
+    tier_nbytes: Annotated[int, Meta(ge=0)] = 0
+    """That a node keeps for it in a tier; 0: as for everybody."""
 
     def within(self, limits: RequestLimits) -> RequestLimits:
         """These limits, with its own where they are closer."""
@@ -320,6 +322,9 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     tier_max_nbytes: int = setting(256 * MiB, "largest object that is kept there", Group.TIER, gt=0)
     tier_write_nbytes_per_s: int = setting(
         0, "most that is written there in a second; 0: no limit", Group.TIER, ge=0, unit="BYTES"
+    )
+    tier_tenant_nbytes: int = setting(
+        0, "most that this node keeps there for one tenant; 0: no limit", Group.TIER, ge=0
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(

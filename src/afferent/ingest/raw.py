@@ -45,9 +45,10 @@ class RawMedia:
     The object is the request's own. Unless it ``is_sealed``, nobody else can read it yet.
 
     Attributes:
-        origin: How they came: ``data`` or ``fetch``.
+        origin: How they came: ``data``, ``fetch``, or ``tier`` where another node had fetched them.
         fresh_s: For how long they may be taken for what their URL leads to.
         digest: Of the bytes, where they were digested as they came.
+        took_us: How long they were on their way from a media host.
     """
 
     origin: str
@@ -58,6 +59,7 @@ class RawMedia:
     is_sealed: bool = False
     fresh_s: float = 0.0
     digest: bytes | None = None
+    took_us: int = 0
 
 
 class RawBuffer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -34,6 +35,11 @@ class WantedMedia:
 
     url: str
     modality: Modality
+
+    @property
+    def is_http(self) -> bool:
+        """Whether it is a media host's."""
+        return self.url[:4].lower() == "http"
 
 
 class MediaSource:
@@ -120,6 +126,7 @@ class MediaSource:
                 f"this is base64, and no URL: put data:{wanted.modality}/...;base64, in front of it"
             )
         buffer = RawBuffer(self._store, self._request_id, self._heap, room)
+        start_ns = time.monotonic_ns()
         fetched = await self._fetches.fetch_into(
             wanted.url,
             buffer.write,
@@ -127,7 +134,9 @@ class MediaSource:
             max_nbytes=self._limits.of(wanted.modality).max_nbytes,
             make_room=buffer.make_room,
         )
-        return [replace(await buffer.finish_sealed(origin="fetch"), fresh_s=fetched.fresh_s)]
+        took_us = (time.monotonic_ns() - start_ns) // 1000
+        raw = await buffer.finish_sealed(origin="fetch")
+        return [replace(raw, fresh_s=fetched.fresh_s, took_us=max(1, took_us))]
 
 
 def _settled(media: Sequence[RawMedia], room: SharedRoom) -> list[RawMedia]:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from afferent.admit.gate import Gate
 from afferent.config import ServeConfig
 from afferent.engine import registry
+from afferent.engine.ahead import Ahead
 from afferent.engine.contract import Caller, EngineKind, UpstreamKind
 from afferent.engine.protocol import Engine, check_engine
 from afferent.engine.upstream import Upstream
@@ -120,6 +121,7 @@ class _Base:
                 shares=config.shares,
                 timeout_s=config.request_timeout_s,
                 num_workers=config.alloc_workers,
+                has_tier=bool(config.tier),
             ),
         )
 
@@ -214,8 +216,12 @@ def _in_front(upstream: Upstream, base: _Base) -> _Made:
     else:
         processor = Processor(family, fingerprint(folder, family))
         tokens = PromptTokens(folder, family)
+    config = base.settings.config
+    has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
     stage = ReferenceStage(
-        base.store, base.items(processor), upstream, tokens, valid_s=settings.request_timeout_s
+        *(base.store, base.items(processor), upstream, tokens),
+        valid_s=settings.request_timeout_s,
+        ahead=Ahead(base.store) if has_embeddings else None,
     )
     passage = Passage(
         base.store, base.gate, upstream, stage, settings, base.access, by_path(CONVERSATIONS)

@@ -163,6 +163,8 @@ class Plan:
             ttl_s=config.tier_ttl_s,
             max_nbytes=config.tier_max_nbytes,
             write_nbytes_per_s=config.tier_write_nbytes_per_s,
+            tenant_nbytes=config.tier_tenant_nbytes,
+            nbytes_by_tenant={each.name: each.tier_nbytes for each in config.tenants},
         )
         return [Part(tier.NAME, tier.TIER, lambda: settings)]
 

@@ -25,10 +25,19 @@ FIRST_EXPLORED, EXPLORE_EVERY = 8, 256
 after something has gone wrong, then less and less often, in the end so seldom that no 99th
 percentile shows it.
 """
+_LEARN_EVERY = 8
+"""Of what nobody here has measured one in so many is made here, though it would seem to pay."""
 _BETTER = 0.5
 """The weight of an observation that is better than what was expected: what was bad may be over."""
 _LEAST_DEADLINE_S = 0.05
 _POLL_S = 0.02
+
+
+_GUESSED = frozenset({ObjectKind.EMBEDDINGS, ObjectKind.RECORDS})
+"""What they cost depends on the accelerator, or on media hosts: who asks for them can but guess."""
+
+_NOT_AWAITED = frozenset({ObjectKind.RAW, ObjectKind.RECORDS})
+"""What comes from a media host need not be kept: nobody waits for another node to do so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,9 @@ class _Kind:
     hits: float = 0.5
     ratio: float = 1.0
     """Of the time that making takes to the time that it was expected to take."""
+    s_per_byte: float | None = None
+    """What making takes, where nothing is expected of it: as it was measured here."""
+    num_unmeasured: int = 0
     num_left_out: int = 0
     explore_every: int = FIRST_EXPLORED
 
@@ -74,6 +86,13 @@ class _Kind:
         self.num_left_out = 0
         self.explore_every = min(2 * self.explore_every, EXPLORE_EVERY)
         return True
+
+    def learns(self) -> bool:
+        """Whether this one, which would pay by a guess, is made here to see what that takes."""
+        if self.s_per_byte is not None:
+            return False
+        self.num_unmeasured += 1
+        return self.num_unmeasured % _LEARN_EVERY == 0
 
 
 @dataclass(slots=True)
@@ -105,23 +124,34 @@ class CostModel:
         known = self._of(kind)
         known.hits = max(_LEAST_HITS, known.hits + _NEW / 4 * (is_hit - known.hits))
 
-    def made(self, kind: ObjectKind, *, expected_us: int, took_us: int) -> None:
+    def made(self, kind: ObjectKind, *, nbytes: int, expected_us: int, took_us: int) -> None:
+        """What was expected is 0 where who made it is not who could be asked."""
+        known = self._of(kind)
         if expected_us > 0 and took_us > 0:
-            known = self._of(kind)
             known.ratio += _NEW * (took_us / expected_us - known.ratio)
+        elif took_us > 0 and kind in _GUESSED:
+            per_byte = took_us / 1e6 / nbytes
+            before = per_byte if known.s_per_byte is None else known.s_per_byte
+            known.s_per_byte = before + _NEW * (per_byte - before)
 
     # What follows
 
     def fetch_s(self, nbytes: int) -> float:
         return self.lookup_s + nbytes / self.nbytes_per_s
 
-    def make_s(self, kind: ObjectKind, cost_us: int) -> float:
-        return cost_us / 1e6 * self._of(kind).ratio
+    def make_s(self, kind: ObjectKind, *, nbytes: int, cost_us: int) -> float:
+        known = self._of(kind)
+        if known.s_per_byte is not None:
+            return nbytes * known.s_per_byte
+        return cost_us / 1e6 * known.ratio
 
     def choose(self, kind: ObjectKind, *, nbytes: int, cost_us: int) -> Choice:
         """What to do about a missing object of which ``cost_us`` was expected."""
-        known, make_s, fetch_s = self._of(kind), self.make_s(kind, cost_us), self.fetch_s(nbytes)
+        known, fetch_s = self._of(kind), self.fetch_s(nbytes)
+        make_s = self.make_s(kind, nbytes=nbytes, cost_us=cost_us)
         pays = known.hits * (make_s - fetch_s) > self.lookup_s
+        if pays and kind in _GUESSED and known.learns():
+            pays = False
         why = (
             f"fetch {fetch_s * 1e3:.1f} ms, make {make_s * 1e3:.1f} ms, "
             f"{known.hits:.0%} of {kind} found"
@@ -129,7 +159,11 @@ class CostModel:
         least_s = max(_LEAST_DEADLINE_S, 2 * make_s)
         return Choice(
             asks=pays or known.explores(),
-            waits=pays and make_s > fetch_s + 4 * self.lookup_s + 2 * _POLL_S,
+            waits=(
+                pays
+                and kind not in _NOT_AWAITED
+                and make_s > fetch_s + 4 * self.lookup_s + 2 * _POLL_S
+            ),
             fetch_s=min(self.limits.timeout_s, least_s),
             wait_s=min(self.limits.wait_s, 1.5 * make_s + fetch_s),
             why=why,
@@ -138,7 +172,7 @@ class CostModel:
     def keeps(self, kind: ObjectKind, *, nbytes: int, made_us: int) -> bool:
         """Whether others would have it sooner from the tier than by making it.
 
-        What nobody has measured is kept: to encode takes an accelerator's time.
+        What nobody has measured is kept.
         """
         return made_us == 0 or made_us / 1e6 > self.fetch_s(nbytes)
 

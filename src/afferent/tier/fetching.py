@@ -28,7 +28,7 @@ from afferent.tier.costs import Choice, CostModel
 from afferent.tier.launch import ASKED, FETCHED
 from afferent.tier.sealed import Head
 from afferent.tier.vault import Wish
-from afferent.types import ContentKey, Failure, decode, span_since
+from afferent.types import ContentKey, Failure, ObjectKind, decode, span_since
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Fetcher:
                 exchange.ends[index] = _End.UNAVAILABLE
         exchange.fetch_s = time.monotonic() - start_s
         for (index, head), wish, is_good in zip(there, wishes, are_good, strict=True):
-            if is_good and _is_block(wish.target[: head.nbytes]):
+            if is_good and _can_be_read(head, wish.target[: head.nbytes]):
                 exchange.ends[index] = _End.FETCHED
                 batch[index].used_nbytes = head.nbytes
                 exchange.fetched_nbytes += head.nbytes
@@ -254,8 +254,10 @@ def _fits(head: Head, what: Fetching) -> bool:
     return head.kind == what.kind and head.nbytes <= what.nbytes
 
 
-def _is_block(data: memoryview) -> bool:
-    """Whether readers would take it for one."""
+def _can_be_read(head: Head, data: memoryview) -> bool:
+    """Whether readers would take it for a block; who reads something else looks at it first."""
+    if head.kind not in (ObjectKind.FEATURES, ObjectKind.EMBEDDINGS):
+        return True
     try:
         codec.view(data.toreadonly())
     except FormatError:

@@ -21,16 +21,17 @@ from afferent.tier.claims import HeldClaims
 from afferent.tier.costs import CostModel
 from afferent.tier.fetching import SECONDS
 from afferent.tier.launch import TierSettings
+from afferent.tier.tenants import TenantBudget
 from afferent.tier.vault import Body
-from afferent.types import ContentKey, decode
+from afferent.types import ContentKey, ObjectKind, decode
 
 log = logging.getLogger(__name__)
 
 KEPT = counter(
     "afferent_tier_kept_total",
     "Objects made here, by what became of them: kept, full (no room there), left_out by their cost "
-    "or size, dropped under pressure, or unavailable",
-    outcome=("kept", "full", "left_out", "dropped", "unavailable"),
+    "or size, over_quota of their tenant, dropped under pressure, or unavailable",
+    outcome=("kept", "full", "left_out", "over_quota", "dropped", "unavailable"),
 )
 KEPT_BYTES = counter("afferent_tier_kept_bytes_total", "Bytes that went to the tier")
 
@@ -53,6 +54,9 @@ class Keeper:
     ) -> None:
         self._store, self._access, self._model = store, access, model
         self._claims, self._settings = claims, settings
+        self._budget = TenantBudget(
+            settings.tenant_nbytes, ttl_s=settings.ttl_s, own=settings.nbytes_by_tenant
+        )
         self._free_at_s = 0.0
 
     async def run(self) -> None:
@@ -80,38 +84,51 @@ class Keeper:
 
     async def _keep(self, order: Order, what: Keeping) -> None:
         KEPT.labels("dropped").inc(what.num_dropped)
-        self._model.made(what.kind, expected_us=what.cost_us, took_us=what.made_us)
         nbytes = order.target.nbytes
-        pays = self._model.keeps(what.kind, nbytes=nbytes, made_us=what.made_us)
-        is_kept = pays and nbytes <= self._settings.max_nbytes
+        self._model.made(what.kind, nbytes=nbytes, expected_us=what.cost_us, took_us=what.made_us)
+        wanted = self._choose(what, nbytes)
         try:
-            outcome = await self._access.call(lambda: self._write(order, what, is_kept=is_kept))
+            outcome = await self._access.call(lambda: self._settle(order, what, wanted))
         except TierUnavailable:
             outcome = "unavailable"
         KEPT.labels(outcome).inc()
+        if outcome == "kept":
+            KEPT_BYTES.labels().inc(nbytes)
+            self._budget.add(what.tenant, nbytes, now_s=time.monotonic())
 
-    def _write(self, order: Order, what: Keeping, *, is_kept: bool) -> str:
-        """In a thread: what became of it."""
-        key, start_s = ContentKey(what.key), time.monotonic()
-        timeout_s = self._settings.timeout_s
-        outcome = "left_out"
-        if is_kept:
-            data = self._store.block(order.target)
-            nbytes = len(data)
-            deadline_s = start_s + timeout_s + nbytes / _LEAST_NBYTES_PER_S
-            (is_there,) = self._access.vault.put(
-                [Body(key, what.kind, data)],
-                ttl_s=self._settings.ttl_s,
-                deadline_s=deadline_s,
-            )
-            took_s = time.monotonic() - start_s
-            outcome = "kept" if is_there else "full"
-            if is_there:
-                SECONDS.labels("keep").observe(took_s)
-                KEPT_BYTES.labels().inc(nbytes)
-                self._use(nbytes)
-        self._claims.give_back(key, timeout_s)
+    def _choose(self, what: Keeping, nbytes: int) -> str:
+        """What is to become of it."""
+        pays = self._model.keeps(what.kind, nbytes=nbytes, made_us=what.made_us)
+        if not pays or nbytes > self._settings.max_nbytes:
+            return "left_out"
+        has_room = self._budget.has_room(what.tenant, nbytes, now_s=time.monotonic())
+        return "kept" if has_room else "over_quota"
+
+    # In a thread
+
+    def _settle(self, order: Order, what: Keeping, wanted: str) -> str:
+        """What became of it; whoever waits for it elsewhere need not any more."""
+        outcome = self._write(order, what) if wanted == "kept" else wanted
+        self._claims.give_back(ContentKey(what.key), self._settings.timeout_s)
         return outcome
+
+    def _write(self, order: Order, what: Keeping) -> str:
+        start_s, data = time.monotonic(), self._store.block(order.target)
+        nbytes = len(data)
+        (is_there,) = self._access.vault.put(
+            [Body(ContentKey(what.key), what.kind, data)],
+            ttl_s=self._settings.ttl_s,
+            deadline_s=start_s + self._settings.timeout_s + nbytes / _LEAST_NBYTES_PER_S,
+            # What a URL leads to changes; all else is what its key says.
+            replaces=what.kind is ObjectKind.RECORDS,
+        )
+        if not is_there:
+            return "full"
+        SECONDS.labels("keep").observe(time.monotonic() - start_s)
+        self._use(nbytes)
+        return "kept"
+
+    # Bandwidth
 
     def _use(self, nbytes: int) -> None:
         if rate := self._settings.write_nbytes_per_s:

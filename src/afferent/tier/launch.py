@@ -20,7 +20,11 @@ _SPARE_S = 2.0
 
 
 class TierSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``max_nbytes`` is the largest object that is kept; ``write_nbytes_per_s`` 0 for any rate."""
+    """``max_nbytes`` is the largest object that is kept; ``write_nbytes_per_s`` 0 for any rate.
+
+    ``tenant_nbytes`` is the most that this node keeps for one tenant within ``ttl_s``, 0 for any,
+    and ``nbytes_by_tenant`` that of those who have a limit of their own.
+    """
 
     store_address: str
     url: str
@@ -30,6 +34,8 @@ class TierSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     ttl_s: float
     max_nbytes: int
     write_nbytes_per_s: int
+    tenant_nbytes: int = 0
+    nbytes_by_tenant: dict[str, int] = {}
 
 
 def longest_fetch_s(*, timeout_s: float, wait_s: float) -> float:

@@ -24,6 +24,7 @@ _MAX_BULK_NBYTES: Final = 4 << 20
 _MAX_ITEMS: Final = 1 << 20
 _MAX_DEPTH: Final = 4
 _END: Final = b"\r\n"
+_NOTHING: Final = b"$-1\r\n"
 
 
 class ReplyReader:
@@ -81,6 +82,9 @@ class ReplyReader:
         Raises:
             InvalidResponse: It is no reply, or far longer than any that was asked for.
         """
+        if self._buffer.startswith(_NOTHING, self._start, self._end):
+            self._start += len(_NOTHING)  # what is most often said, when many are looked for
+            return None
         kind, rest = self._line()
         match kind:
             case b"+":

@@ -4,7 +4,7 @@
     0       8        magic: the bytes "AFF-TIER"
     8       2        version, u16: 1
     10      2        flags, u16: 1 where the seal is keyed
-    12      4        kind, u32: 1 features, 2 embeddings, 3 raw media
+    12      4        kind, u32: 1 features, 2 embeddings, 3 raw media, 4 what a URL leads to
     16      8        nbytes, u64: of the body
     24      32       key: what the body is
     56      32 * n   BLAKE3-256 of each MiB of the body, the last of what is left
@@ -30,12 +30,14 @@ from afferent.tier.protocol import num_parts, part
 from afferent.types import KEY_NBYTES, ContentKey, ObjectKind
 
 VERSION = 1
+TIERED = (ObjectKind.FEATURES, ObjectKind.EMBEDDINGS, ObjectKind.RAW, ObjectKind.RECORDS)
+"""Kinds of objects that have a number: what a value may be."""
 _MAGIC = b"AFF-TIER"
 _KEYED = 1
 _DIGEST_NBYTES = 32
 _FIXED = struct.Struct("<8sHHIQ32s")
 _MAX_NBYTES = 1 << 40
-_KINDS = {ObjectKind.FEATURES: 1, ObjectKind.EMBEDDINGS: 2, ObjectKind.RAW: 3}
+_KINDS = {kind: number for number, kind in enumerate(TIERED, 1)}
 _BY_NUMBER = {number: kind for kind, number in _KINDS.items()}
 _SECRET_CONTEXT = "afferent 2026-11 seal of values in a tier"  # noqa: S105 it is no secret
 _NAME_TAG = b"afferent/tier/v1"
@@ -46,6 +48,7 @@ class Sealer:
 
     def __init__(self, secret: bytes = b"") -> None:
         self._key = blake3(secret, derive_key_context=_SECRET_CONTEXT).digest() if secret else None
+        self._names = blake3(_NAME_TAG, key=self._key) if self._key else blake3(_NAME_TAG)
 
     @property
     def is_keyed(self) -> bool:
@@ -55,8 +58,9 @@ class Sealer:
         """What a value is called in the tier: it tells nobody else what the value is, and nodes of
         another secret, or of another version of this form, do not meet.
         """
-        data = _NAME_TAG + key
-        return (blake3(data, key=self._key) if self._key else blake3(data)).digest()
+        named = self._names.copy()  # half of what it takes to begin with the tag each time
+        named.update(key)
+        return named.digest()
 
     def seal(self, key: ContentKey, kind: ObjectKind, body: memoryview) -> bytes:
         """The head of a body."""

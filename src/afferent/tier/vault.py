@@ -110,10 +110,18 @@ class Vault:
             raise failure
         return [is_good is True for is_good in are_good]
 
-    def put(self, bodies: Sequence[Body], *, ttl_s: float, deadline_s: float) -> list[bool]:
-        """Write what is not there; whether each is there now."""
+    def put(
+        self, bodies: Sequence[Body], *, ttl_s: float, deadline_s: float, replaces: bool = False
+    ) -> list[bool]:
+        """Write what is not there; whether each is there now.
+
+        Args:
+            replaces: What is there may say something else by now.
+        """
         names = [self._sealer.name_of(body.key) for body in bodies]
-        there = self.tier.exists_many(names, deadline_s=deadline_s)
+        there: Sequence[Found | None] = [None] * len(names)
+        if not replaces:
+            there = self.tier.exists_many(names, deadline_s=deadline_s)
         missing = [index for index, found in enumerate(there) if found is None]
         values = [
             Value(names[index], self._sealer.seal(body.key, body.kind, body.data), body.data)

@@ -48,6 +48,8 @@ class ItemSettings:
     shares: Shares
     timeout_s: float
     num_workers: int
+    has_tier: bool = False
+    """Whether other nodes may have what is missing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ class ReadyItem:
 
 MEDIA_BYTES = counter(
     "afferent_media_bytes_total",
-    "Bytes of media as they came, by where from: in the body, or fetched",
+    "Bytes of media as they came: in the body, fetched, or from a tier that had them fetched",
     modality=tuple(Modality),
-    origin=("data", "fetch"),
+    origin=("data", "fetch", "tier"),
 )
 ITEMS = counter(
     "afferent_items_total",
@@ -92,6 +94,7 @@ class ItemStage:
             limits=settings.limits,
             limits_by_tenant=settings.limits_by_tenant,
             num_workers=settings.num_workers,
+            has_tier=settings.has_tier,
         )
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(store, self._maker, processor)

@@ -15,16 +15,15 @@ from afferent.errors import (
     MediaTooLarge,
 )
 from afferent.ingest.digest import Digester
-from afferent.ingest.fetch import Fetcher
 from afferent.ingest.pace import Pace
 from afferent.ingest.probe import MediaHeader, probe_image
 from afferent.ingest.raw import RawMedia
-from afferent.ingest.source import MediaSource, WantedMedia
 from afferent.serve.flow.acquire import count, handle_if_there
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
 from afferent.serve.flow.names import Binding, Name, Names, check
 from afferent.serve.flow.recall import Recall, is_fetched
 from afferent.serve.flow.request import GenerateRequest, MediaPart, SeenMedia
+from afferent.serve.flow.urls import UrlReader
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
 from afferent.telemetry.trace import Trace
@@ -77,13 +76,16 @@ class ItemReader:
         limits: RequestLimits,
         limits_by_tenant: Mapping[str, RequestLimits],
         num_workers: int,
+        has_tier: bool,
     ) -> None:
-        """``num_workers``: threads that read and hash media."""
+        """``num_workers``: threads that read and hash media. ``has_tier``: other nodes may have
+        fetched what a URL leads to.
+        """
         self._store, self._names = store, names
         self._limits_by_tenant = limits_by_tenant
         self._fingerprint, self._limits = processor.fingerprint, limits
-        self._num_workers, self._digester = num_workers, Digester(num_workers)
-        self._fetcher = Fetcher(limits)
+        self._digester = Digester(num_workers)
+        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=has_tier)
         self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
         follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
         self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
@@ -172,7 +174,7 @@ class ItemReader:
         return in_order
 
     async def close(self) -> None:
-        await self._fetcher.close()
+        await self._urls.close()
         self._digester.close()
 
     # Items that were not sent
@@ -215,7 +217,7 @@ class ItemReader:
             return []
         received = [self._received(part.media) for part in parts]
         urls = [part.media for part, raw in zip(parts, received, strict=True) if raw is None]
-        read = iter(await self._read_all(request, urls, trace) if urls else ())
+        read = iter(await self._urls.read(request, urls, trace) if urls else ())
         media = [raw if raw is not None else next(read) for raw in received]
         start_ns = time.monotonic_ns()
         views = [self._view(item) for item in media]
@@ -227,6 +229,8 @@ class ItemReader:
         new = [view for raw, view in zip(media, views, strict=True) if raw.digest is None]
         made = iter(await self._digester.digest_all(new))
         digests = [next(made) if raw.digest is None else raw.digest for raw in media]
+        came = zip((part.media for part in parts), media, views, digests, strict=True)
+        await self._urls.leave(request, list(came))
         del views, new
         trace.stage(start_ns, "digest")
         return [_Received(*each) for each in zip(media, headers, digests, strict=True)]
@@ -239,36 +243,6 @@ class ItemReader:
         if part.source.nbytes > most:
             raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
         return part.source
-
-    async def _read_all(
-        self, request: GenerateRequest, parts: Sequence[MediaPart], trace: Trace
-    ) -> list[RawMedia]:
-        """What their URLs lead to, all at a time."""
-        start_ns = time.monotonic_ns()
-        most = [self._limits.of(part.modality).max_nbytes for part in parts]
-        fetches = self._fetcher.session(
-            max_nbytes=max(self._limits.max_body_nbytes, *most), share=request.share
-        )
-        wanted = [self._wanted(part) for part in parts]
-        source = MediaSource(
-            self._store,
-            request.request_id,
-            limits=self._limits,
-            fetches=fetches,
-            num_workers=self._num_workers,
-        )
-        with trace.at("fetch"):
-            media = await source.read_all(wanted)
-        fetched = [item.nbytes for item in media if item.origin == "fetch"]
-        if fetched:
-            note = count(len(fetched), "item")
-            trace.stage(start_ns, "fetch", copied_nbytes=sum(fetched), note=note)
-        return media
-
-    def _wanted(self, part: MediaPart) -> WantedMedia:
-        if not isinstance(part.source, str):
-            raise InternalError("an item was not sent")
-        return WantedMedia(part.source, part.modality)
 
     def _view(self, raw: RawMedia) -> memoryview:
         if raw.handle is None:

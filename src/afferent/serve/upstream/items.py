@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from afferent.engine.ahead import Ahead
 from afferent.engine.references import FeaturesReference, RawReference, Reference
 from afferent.engine.upstream import Upstream
 from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
@@ -80,16 +81,19 @@ class ReferenceStage:
         tokens: PromptTokens | None,
         *,
         valid_s: float,
+        ahead: Ahead | None = None,
     ) -> None:
         """
         Args:
             upstream: Says which files it would make the same features of.
             tokens: Of the model; ``None`` if no features are made for it.
             valid_s: How long a reference leads somewhere.
+            ahead: Fetches what other machines have of the items' embeddings, before the upstream
+                looks for them; ``None`` where nothing is beyond this machine.
         """
         self._store, self._items, self._tokens = store, items, tokens
         self._upstream = upstream
-        self._valid_s = valid_s
+        self._valid_s, self._ahead = valid_s, ahead
         self._told: set[Modality] = set()
 
     async def refer(
@@ -129,13 +133,13 @@ class ReferenceStage:
             found = await self._items.read(request, trace)
             with found.awaited():
                 ready = await self._items.prepare(request_id, found, trace)
-            return self._features(parts, ready)
+            return await self._features(parts, ready, trace)
         found = await self._items.read_bytes(request, trace)
         # A limit of pixels is done of images; what it means for others is for the engine to say.
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
             await self._items.plan(request_id, found, trace)
             ready = await self._items.prepare(request_id, found, trace)
-            return self._features(parts, ready)
+            return await self._features(parts, ready, trace)
         self._tell(found.distinct)
         files = await self._items.keep_bytes(request_id, found, trace)
         return self._raw(parts, found, files)
@@ -195,7 +199,9 @@ class ReferenceStage:
             return None
         return options.max_pixels if self._items.follows(options.max_pixels) else None
 
-    def _features(self, parts: Sequence[MediaPart], ready: Sequence[ReadyItem]) -> Referenced:
+    async def _features(
+        self, parts: Sequence[MediaPart], ready: Sequence[ReadyItem], trace: Trace
+    ) -> Referenced:
         if self._tokens is None:
             raise InternalError("features of a model that none are made for")
         expires_s = time.time() + self._valid_s
@@ -217,6 +223,12 @@ class ReferenceStage:
                 raise InvalidMedia("an item becomes nothing in the prompt")
             references.append(reference)
         keys = [item.key for item in ready]
+        if self._ahead is not None:
+            rows = {item.key: each.num_embeds for item, each in zip(ready, references, strict=True)}
+            start_ns = time.monotonic_ns()
+            if spans := await self._ahead.fetch_announced(rows):
+                trace.add(spans)
+                trace.stage(start_ns, "wait_for_embeddings")
         return Referenced(references, keys, None, {item.key: item.handle for item in ready})
 
     def _raw(

@@ -27,7 +27,7 @@ from afferent import keys
 from afferent.errors import FormatError
 from afferent.store.block import codec
 from afferent.store.client.media_reader import MediaReader, ReadMedia, Source, copy_into
-from afferent.store.client.steps import ItemSteps, Result, Slot, Steps
+from afferent.store.client.steps import ItemSteps, Origin, Result, Slot, Steps
 from afferent.store.protocol.items import SealItem
 from afferent.store.protocol.refusals import check_key, listed
 from afferent.types import ContentKey, Handle, ObjectKind
@@ -165,7 +165,7 @@ class Operations(ItemSteps):
         Raises:
             NotPermitted: The store was opened without ``writable=True``.
         """
-        yield from self._set(request, data, self._kind, sources={})
+        yield from self._set(request, data, self._kind, origins={})
 
     @operation
     def get_data(
@@ -219,7 +219,7 @@ class Operations(ItemSteps):
         if not callable(make):
             raise FormatError(f"make must be a function of a key, not {shown(make)}")
         sizes = dict.fromkeys(listed("item_keys", item_keys), max_nbytes)
-        yield from self._fill(request, sizes, self._kind, fill, sources={}, seal_each=True)
+        yield from self._fill(request, sizes, self._kind, fill, origins={}, seal_each=True)
         return (yield from self._get(request, list(sizes), tensors))
 
     # Embeddings
@@ -231,6 +231,7 @@ class Operations(ItemSteps):
         embeddings: Mapping[ContentKey, codec.Tree],
         *,
         computed_from: Mapping[ContentKey, Handle] | None = None,
+        made_us: Mapping[ContentKey, int] | None = None,
     ) -> Steps[None]:
         """Store the encoder's output under the items' keys and the digest of its weights.
 
@@ -238,13 +239,21 @@ class Operations(ItemSteps):
             embeddings: For each item an array of shape ``(num_embeds, hidden)``, or a tree of such.
             computed_from: The features that each was computed from, pinned by this request: should
                 a pin have been lost meanwhile, nothing is stored.
+            made_us: How long the encoder took for each, in microseconds, where it is known: by
+                that a node decides what to leave in a tier, and what to have from there.
 
         Raises:
             StaleHandle: A pin was lost; the features may have changed under the encoder.
         """
         renamed = {self._embeddings_key(key): array for key, array in embeddings.items()}
-        sources = {self._embeddings_key(key): h for key, h in (computed_from or {}).items()}
-        yield from self._set(request, renamed, ObjectKind.EMBEDDINGS, sources=sources)
+        sources, took = computed_from or {}, made_us or {}
+        origins = {
+            self._embeddings_key(key): Origin(
+                [sources[key]] if key in sources else [], took.get(key, 0)
+            )
+            for key in embeddings
+        }
+        yield from self._set(request, renamed, ObjectKind.EMBEDDINGS, origins=origins)
 
     @operation
     def get_embeddings(
@@ -285,7 +294,7 @@ class Operations(ItemSteps):
 
         sizes = {key: len(data) for key, data in media.items()}
         handles = yield from self._fill(
-            request, sizes, self._kind, fill, sources={}, seal_each=False
+            request, sizes, self._kind, fill, origins={}, seal_each=False
         )
         return [
             Loaded(key, each.digest, handles[key])
@@ -298,7 +307,7 @@ class Operations(ItemSteps):
         trees: Mapping[ContentKey, codec.Tree],
         kind: ObjectKind,
         *,
-        sources: Mapping[ContentKey, Handle],
+        origins: Mapping[ContentKey, Origin],
     ) -> Steps[None]:
         sizes = {key: codec.plan(tree).nbytes for key, tree in trees.items()}
 
@@ -307,4 +316,4 @@ class Operations(ItemSteps):
             used: int = yield self._write(codec.write_into, tree, block, nbytes=sizes[key])
             return used
 
-        yield from self._fill(request, sizes, kind, fill, sources=sources, seal_each=False)
+        yield from self._fill(request, sizes, kind, fill, origins=origins, seal_each=False)

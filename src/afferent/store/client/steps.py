@@ -41,6 +41,17 @@ class Slot:
     is_ready: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an item's data was computed from, pinned by the request, and how long that took."""
+
+    sources: list[Handle]
+    made_us: int = 0
+
+
+_UNKNOWN = Origin([])
+
+
 class ItemSteps(ABC):
     """Over the verbs of a store, whichever it is."""
 
@@ -100,7 +111,7 @@ class ItemSteps(ABC):
         kind: ObjectKind,
         fill: Fill,
         *,
-        sources: Mapping[ContentKey, Handle],
+        origins: Mapping[ContentKey, Origin],
         seal_each: bool,
     ) -> Steps[dict[ContentKey, Handle]]:
         """Have all of the objects made, by this request or by others; their handles."""
@@ -109,7 +120,7 @@ class ItemSteps(ABC):
         while slots:
             handles |= {s.key: s.handle for s in slots if s.is_ready and s.handle is not None}
             own = [slot for slot in slots if slot.block is not None]
-            handles |= yield from self._make(request, own, fill, sources, seal_each=seal_each)
+            handles |= yield from self._make(request, own, fill, origins, seal_each=seal_each)
             busy = [slot.key for slot in slots if slot.block is None and not slot.is_ready]
             if not busy:
                 break
@@ -126,7 +137,7 @@ class ItemSteps(ABC):
         request: str,
         slots: list[Slot],
         fill: Fill,
-        sources: Mapping[ContentKey, Handle],
+        origins: Mapping[ContentKey, Origin],
         *,
         seal_each: bool,
     ) -> Steps[dict[ContentKey, Handle]]:
@@ -137,8 +148,8 @@ class ItemSteps(ABC):
             for slot in slots:
                 if slot.block is not None and slot.handle is not None:
                     used = yield from fill(slot.key, slot.block)
-                    source = sources.get(slot.key)
-                    items.append(SealItem(slot.handle, used, [source] if source else []))
+                    origin = origins.get(slot.key, _UNKNOWN)
+                    items.append(SealItem(slot.handle, used, origin.sources, origin.made_us))
                 if items and seal_each:
                     sealed += yield self._verbs.seal(request, items)
                     items.clear()

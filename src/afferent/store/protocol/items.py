@@ -77,11 +77,14 @@ class CreateItem(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class SealItem(Struct, array_like=True, forbid_unknown_fields=True):
-    """``sources`` are what it was computed from, which the request must still have pinned."""
+    """``sources`` are what it was computed from, which the request must still have pinned;
+    ``made_us`` is how long its making took, 0 where nobody has measured that.
+    """
 
     handle: Handle
     used_nbytes: Nbytes
     sources: Sources = []
+    made_us: Annotated[int, Meta(ge=0, le=2**40)] = 0
 
 
 class ReserveItem(Struct, array_like=True, forbid_unknown_fields=True):

@@ -56,7 +56,8 @@ class Keeping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     ``cost_us`` is what its making was expected to take, ``made_us`` what it took; 0 where nobody
     knows. ``num_dropped`` are objects that were not handed out since the order before: there were
-    too many, they were gone, or others waited for their room.
+    too many, they were gone, or others waited for their room. ``tenant`` is whose it is, as far as
+    is known; empty for the nameless one.
     """
 
     key: KeyBytes
@@ -65,6 +66,7 @@ class Keeping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     cost_us: NonNegative
     made_us: NonNegative
     num_dropped: NonNegative
+    tenant: str = ""
 
 
 class Evicted(Struct, array_like=True, forbid_unknown_fields=True):

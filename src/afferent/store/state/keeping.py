@@ -18,7 +18,9 @@ from afferent.store.state.waiters import Answer
 from afferent.types import ClientId, ContentKey, ObjectKind, encode
 
 TIERED = frozenset({ObjectKind.FEATURES, ObjectKind.EMBEDDINGS})
-"""Kinds of objects that go beyond this machine."""
+"""Kinds of objects that go beyond this machine, whoever makes them. Of others those do of which is
+said what they have cost: files that were fetched, and what URLs lead to.
+"""
 
 MAX_WAITING = 1024
 _REQUEST = "keep-"
@@ -51,8 +53,8 @@ class KeepQueue:
         )
 
     def add(self, item: StoredObject, *, cost_us: int, made_us: int) -> None:
-        """An object was made here; it is sealed."""
-        if not self._keepers or item.key is None or item.kind not in TIERED:
+        """An object was made here; it is sealed, and of a kind that goes beyond this machine."""
+        if not self._keepers or item.key is None:
             return
         self._made[item.key] = _Made(cost_us, made_us)
         if len(self._made) > MAX_WAITING:
@@ -83,7 +85,8 @@ class KeepQueue:
                 self._num_dropped += 1
                 continue
             self._idle.popleft()
-            keeping = Keeping(key, item.kind, request, *made, self._num_dropped)
+            dropped, tenant = self._num_dropped, item.tenant
+            keeping = Keeping(key, item.kind, request, *made, dropped, tenant)
             self._num_dropped = 0
             order = Order(0, item.handle, [item.handle], encode(keeping))
             self._answers.append(Answer(client, seq, order))

@@ -185,7 +185,8 @@ class StoreState:
                     raise StaleHandle("what this was computed from is not pinned any more")
         for item, target in zip(items, found, strict=True):
             self.objects.seal(lease, target, used_nbytes=item.used_nbytes)
-            self.flights.sealed(target)
+            sources = map(self.objects.resolve, item.sources)
+            self.flights.sealed(target, lease=lease, sources=sources, made_us=item.made_us)
         return [target.handle for target in found]
 
     @handles(requests.Abort)

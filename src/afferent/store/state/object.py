@@ -19,7 +19,8 @@ class StoredObject(Struct, eq=False):
     """One object and who holds it.
 
     The handle says how many bytes were asked for, or used once it is sealed; ``block_nbytes`` how
-    many the arena gave for them.
+    many the arena gave for them. ``tenant`` is whose request it was made for, or what it was
+    computed from.
     """
 
     handle: Handle
@@ -29,6 +30,7 @@ class StoredObject(Struct, eq=False):
     key: ContentKey | None = None
     writer: Lease | None = None
     pins: dict[Lease, int] = {}
+    tenant: str = ""
 
     @property
     def held(self) -> bool:

@@ -135,6 +135,7 @@ class SingleFlight:
             return
         lease = (worker, job.id)
         if request.failure is None:
+            job.target.tenant = job.share.tenant
             self.objects.seal(lease, job.target, used_nbytes=request.used_nbytes)
             self._tell_sealed(job.target, spans)
         else:
@@ -143,10 +144,20 @@ class SingleFlight:
         self.jobs.remove(job)
         self.objects.drop_lease(lease)
 
-    def sealed(self, item: StoredObject) -> None:
-        """A request has made an object itself."""
+    def sealed(
+        self,
+        item: StoredObject,
+        *,
+        lease: Lease,
+        sources: Iterable[StoredObject] = (),
+        made_us: int = 0,
+    ) -> None:
+        """A request has made an object itself; who encodes does so for any tenant's."""
+        owners = [source.tenant for source in sources]
+        item.tenant = self._share_of(lease).tenant or next(iter(owners), "")
         self._tell_sealed(item, ())
-        self.keeping.add(item, cost_us=0, made_us=0)
+        if made_us or item.kind in TIERED:
+            self.keeping.add(item, cost_us=0, made_us=made_us)
 
     def _count(self, job: Job, failure: Failure | None, now_s: float) -> None:
         if job.is_fetch:
@@ -157,7 +168,7 @@ class SingleFlight:
             self.num_jobs_failed += 1
             return
         self.num_jobs_made += 1
-        if job.target is not None:
+        if job.target is not None and job.new.kind in TIERED:
             made_us = round((now_s - job.taken_s) * 1e6)
             self.keeping.add(job.target, cost_us=job.cost_us, made_us=made_us)
 
@@ -354,7 +365,7 @@ class SingleFlight:
             lease=lease,
             share=self._share_of(lease),
             cost_us=item.cost_us,
-            is_fetch=new.kind in TIERED and self.idle.can_fetch,
+            is_fetch=self.idle.can_fetch and (isinstance(item, Fetch) or new.kind in TIERED),
             can_be_made=isinstance(item, Queue),
         )
         own, budget = (STORE, job.id), self.objects.budget

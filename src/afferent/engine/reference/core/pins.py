@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from afferent import keys
+from afferent.engine.ahead import Ahead, Encoder
 from afferent.engine.protocol import EngineRequest
 from afferent.engine.reference import messages as m
 from afferent.engine.reference.model.grids import grids_of
@@ -23,16 +24,10 @@ from afferent.errors import (
 )
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Fetch, Find
-from afferent.types import ContentKey, Failure, Handle, Item, KiB, ObjectKind
+from afferent.store.protocol.items import Find
+from afferent.types import ContentKey, Failure, Handle, Item
 
 log = logging.getLogger(__name__)
-
-_BESIDE_ROWS_NBYTES = 16 * KiB
-"""What a block of embeddings has beside its rows."""
-_ENCODE_ROW_US = 50
-"""About what an encoder takes for a row of embeddings; the cost model learns no better yet."""
-_LONGEST_FETCH_S = 10.0
 
 Grids = dict[str, m.Grid]
 
@@ -66,7 +61,7 @@ class Pins:
         embeddings that are not here may be beyond this machine.
         """
         self._store, self._position_features = store, position_features
-        self._has_tier = has_tier
+        self._has_tier, self._ahead = has_tier, Ahead(store)
         self._numbers = itertools.count()
 
     def new_lease(self) -> str:
@@ -84,29 +79,8 @@ class Pins:
         """
         if not self._has_tier or not weights:
             return
-        lease = f"fetch-{next(self._numbers)}"
-        wanted = [
-            Fetch(
-                keys.embeddings_key(item=ContentKey(item.key), weights=weights),
-                ObjectKind.EMBEDDINGS,
-                item.placeholder.length * row_nbytes + _BESIDE_ROWS_NBYTES,
-                item.placeholder.length * _ENCODE_ROW_US,
-            )
-            for item in {item.key: item for item in request.items}.values()
-        ]
-        try:
-            outcomes = await self._store.acquire(lease, wanted)
-            coming = [
-                item.key
-                for item, outcome in zip(wanted, outcomes, strict=True)
-                if outcome.state in ("scheduled", "in_flight")
-            ]
-            if coming:
-                await self._store.wait(lease, coming, timeout_s=_LONGEST_FETCH_S)
-        except AfferentError as error:
-            log.info("embeddings were not fetched", extra={"reason": error.code})
-        finally:
-            self.let_go(lease)
+        num_rows = {ContentKey(item.key): item.placeholder.length for item in request.items}
+        await self._ahead.fetch(num_rows, Encoder(weights, row_nbytes))
 
     async def hold(self, request: EngineRequest) -> list[Grids]:
         """Pin a request's features under its id; the grids of its items.

@@ -32,6 +32,8 @@ class Encoded:
     failed: list[tuple[bytes, Failure]] = field(default_factory=list)
     spans: list[tuple[str, Span]] = field(default_factory=list)
     num_encoded: int = 0
+    made_us: dict[ContentKey, int] = field(default_factory=dict)
+    """How long the encoder took for each that was encoded here."""
 
 
 class ItemEncoder:
@@ -98,7 +100,10 @@ class ItemEncoder:
             failure = Failure(InternalError.code, "the engine failed on this item")
             encoded.failed.append((item.key, failure))
             return
-        encoded.num_encoded += not item.found
+        if not item.found:
+            encoded.num_encoded += 1
+            took_us = (time.monotonic_ns() - start_ns) // 1000
+            encoded.made_us[ContentKey(item.key)] = max(1, took_us)
         copied = self._embeddings[item.key].nbytes if item.found else 0
         viewed = f"{item.handle.nbytes / 1000:,.0f} kB in place"
         span = span_since(
@@ -134,6 +139,8 @@ class ItemEncoder:
             return
         trees = {key: self._embeddings[key].tree() for key in made}
         try:
-            self._published.set_embeddings(work.lease, trees, computed_from=made)
+            self._published.set_embeddings(
+                work.lease, trees, computed_from=made, made_us=encoded.made_us
+            )
         except AfferentError as error:
             log.info("embeddings were not stored", extra={"reason": error.code})

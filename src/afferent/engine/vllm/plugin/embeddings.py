@@ -1,20 +1,23 @@
 """Embeddings by content: what one worker has encoded, another finds, and one that was restarted.
 
 They lie in the arena under the item's key and a digest of all that shapes them besides: weights,
-type, vLLM's version. They are copied out, so that nothing stays pinned.
+type, vLLM's version. They are copied out, so that nothing stays pinned. The digest is announced, so
+that frontends can have embeddings fetched that other machines have.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import torch
 
 from afferent import keys
+from afferent.engine.ahead import Encoder, announce
 from afferent.engine.vllm.plugin.arena import Arena
 from afferent.engine.vllm.plugin.features import folder_of
 from afferent.engine.weights import weights_digest
@@ -28,22 +31,34 @@ log = logging.getLogger("vllm.afferent")
 _TAG = b"afferent/vllm-embeddings/v1"
 
 
+_ANNOUNCE_EVERY_S = 1.0
+
+
 class KeptEmbeddings:
     """The arena's embeddings, for one model as it runs here."""
 
-    def __init__(self, arena: Arena, model_config: Any, *, publishes: bool) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        model_config: Any,
+        *,
+        publishes: bool,
+        row_nbytes: Callable[[], int],
+    ) -> None:
         """
         Args:
             arena: Of this process.
             model_config: vLLM's.
             publishes: Whether this worker leaves embeddings for others; one of a group is enough.
+            row_nbytes: How long a row is, as far as is known by then.
         """
         self._arena, self._model_config, self._publishes = arena, model_config, publishes
+        self._row_nbytes = row_nbytes
         self._cache: ItemCache | None = None
         """``None`` while the weights' digest is not known, or if there is no room."""
         if arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0:
             # It reads all weights, which takes seconds for large ones.
-            threading.Thread(target=self._digest, name="afferent-digest", daemon=True).start()
+            threading.Thread(target=self._begin, name="afferent-digest", daemon=True).start()
 
     def find(self, wanted: Sequence[ContentKey], device: torch.device) -> list[torch.Tensor | None]:
         """Private copies of those that there are, ``(num_embeds, width)`` each."""
@@ -62,25 +77,37 @@ class KeptEmbeddings:
             del trees
         return [copies.get(key) for key in wanted]
 
-    def publish(self, request: str, made: Mapping[ContentKey, tuple[Handle, torch.Tensor]]) -> None:
+    def publish(
+        self,
+        request: str,
+        made: Mapping[ContentKey, tuple[Handle, torch.Tensor]],
+        *,
+        start_s: float,
+    ) -> None:
         """Leave embeddings for others; it is no failure if there is no room for them.
 
         Args:
             request: Which still has the features pinned that they were computed from.
             made: From where, and what, by the item's key.
+            start_s: `time.monotonic` when they were begun with. On a device they are ready when
+                they have been copied, and what they took is shared by rows.
         """
         if self._cache is None or not self._publishes or not made:
             return
+        copies = {key: rows.detach().cpu() for key, (_, rows) in made.items()}
+        num_rows = max(1, sum(map(len, copies.values())))
+        row_us = 1e6 * (time.monotonic() - start_s) / num_rows
         try:
             self._cache.set_embeddings(
                 request,
-                {key: {"rows": rows.detach().cpu()} for key, (_, rows) in made.items()},
+                {key: {"rows": rows} for key, rows in copies.items()},
                 computed_from={key: handle for key, (handle, _) in made.items()},
+                made_us={key: max(1, round(row_us * len(rows))) for key, rows in copies.items()},
             )
         except AfferentError as error:
             log.info("embeddings were not stored: %s", error.code)
 
-    def _digest(self) -> None:
+    def _begin(self) -> None:
         config = self._model_config
         try:
             files = weights_digest(folder_of(config))
@@ -92,3 +119,17 @@ class KeptEmbeddings:
         shaped_by = (config.dtype, config.quantization, metadata.version("vllm"))
         weights = keys.frame(_TAG, files, repr(shaped_by).encode())
         self._cache = ItemCache(self._arena.store, weights=weights)
+        if self._publishes:
+            self._announce(weights)
+
+    def _announce(self, weights: bytes) -> None:
+        """For as long as the process lives: the store may be started again, or make room."""
+        said = None
+        while True:
+            encoder = Encoder(weights, self._row_nbytes())
+            try:
+                announce(self._arena.store, encoder, is_first=encoder != said)
+                said = encoder
+            except AfferentError as error:  # nobody is there, or there is no room now
+                log.debug("the encoder was not announced: %s", error.code)
+            time.sleep(_ANNOUNCE_EVERY_S)

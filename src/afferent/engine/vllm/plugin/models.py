@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -24,11 +26,14 @@ from afferent.engine.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.engine.vllm.plugin.features import FeatureReader, in_rows
 from afferent.engine.vllm.plugin.processing import FIELD, factories, unpack
+from afferent.errors import AfferentError
 from afferent.types import ContentKey, Handle, Modality
 
 T = TypeVar("T")
 
 log = logging.getLogger("vllm.afferent")
+
+_LOOK_AGAIN_S = 1.0
 
 
 def register() -> None:
@@ -84,6 +89,8 @@ class _Encoder:
         lora = getattr(vllm_config, "lora_config", None)
         # With adapters in the encoder, embeddings are those of one adapter, which we don't know.
         self._may_keep = not getattr(lora, "enable_tower_connector_lora", False)
+        self._kept: KeptEmbeddings | None = None
+        threading.Thread(target=self._begin, name="afferent-begin", daemon=True).start()
 
     def embed(self, stock: Any, kwargs: dict[str, Any]) -> Any:
         """The embeddings of a batch of items of one modality, as the stock model gives them."""
@@ -116,7 +123,7 @@ class _Encoder:
         self, modality: Modality, items: Sequence[tuple[bytes, Handle, int]], stock: Any
     ) -> list[torch.Tensor]:
         """From features; zeros for those that are lost, whose answers are refused."""
-        source = arena("worker")
+        source, start_s = arena("worker"), time.monotonic()
         with source.request("encode") as request:
             are_there = source.pin(request, [(key, handle) for key, handle, _ in items])
             inputs = [
@@ -138,6 +145,7 @@ class _Encoder:
                         )
                         if each is not None
                     },
+                    start_s=start_s,
                 )
         return embeddings
 
@@ -193,14 +201,30 @@ class _Encoder:
     def _processor(self) -> Any:
         return MULTIMODAL_REGISTRY.create_processor(self._model_config)
 
-    @functools.cached_property
-    def _kept(self) -> KeptEmbeddings | None:
+    def _begin(self) -> None:
+        """As soon as there is a store, which may be started after this."""
+        while True:
+            try:
+                source = arena("worker")
+            except AfferentError:
+                time.sleep(_LOOK_AGAIN_S)
+                continue
+            break
         publishes = get_tensor_model_parallel_rank() == 0
         if publishes:
-            push_counts(arena("worker"))
-        if not self._may_keep:
-            return None
-        return KeptEmbeddings(arena("worker"), self._model_config, publishes=publishes)
+            push_counts(source)
+        if self._may_keep:
+            self._kept = KeptEmbeddings(
+                source,
+                self._model_config,
+                publishes=publishes,
+                row_nbytes=lambda: self._num_columns * self._dtype.itemsize,
+            )
+
+    @property
+    def _num_columns(self) -> int:
+        """Of embeddings; some models' are wider than their text's."""
+        return self._width or int(self._model_config.get_inputs_embeds_size())
 
     def _noted(self, embeddings: Any) -> Any:
         """Remember how wide they are, for an item that is lost."""
@@ -210,8 +234,8 @@ class _Encoder:
 
     def _nothing(self, num_embeds: int) -> torch.Tensor:
         log.warning("an item that is lost is encoded as nothing; its answer is refused")
-        width = self._width or self._model_config.get_inputs_embeds_size()
-        return torch.zeros((num_embeds, width), dtype=self._dtype, device=self._reader.device)
+        shape = (num_embeds, self._num_columns)
+        return torch.zeros(shape, dtype=self._dtype, device=self._reader.device)
 
 
 def _of_all_ranks(found: list[T | None]) -> list[T | None]:

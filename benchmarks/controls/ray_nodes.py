@@ -1,0 +1,122 @@
+"""Ray's object transfer: arrays from the object store of another node into this one's.
+
+Ray's own library, where it is installed (``make bench-ray``). Two nodes with a store each on this
+machine, one of them at the other end of a link; an actor there makes arrays, and who asks for one
+has it pulled over the link, in place in shared memory. Nothing is copied after that, nor checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afferent.errors import ConfigError
+from benchmarks.controls.ray_store import is_installed
+from benchmarks.link import Link, free_port
+
+_START_TIMEOUT_S = 120.0
+_STORE_NBYTES = 600 << 20
+_THERE = "there"
+
+
+class RayNodes:
+    """Two nodes, and an actor on the other one."""
+
+    def __init__(self, ray: Any, holder: Any) -> None:
+        self._ray, self._holder = ray, holder
+
+    def fetch(self, number: int, nbytes: int) -> float:
+        """So many new arrays of so many bytes each; the milliseconds until all are here."""
+        references = self._ray.get(self._holder.make.remote(number, nbytes))
+        start_s = time.perf_counter()
+        arrays = self._ray.get(references)
+        took_ms = 1e3 * (time.perf_counter() - start_s)
+        if any(array.nbytes != nbytes for array in arrays):
+            raise ConfigError("Ray gave something else")
+        del arrays, references
+        return took_ms
+
+
+class _Holder:
+    def make(self, number: int, nbytes: int) -> list[Any]:
+        ray: Any = importlib.import_module("ray")
+        return [ray.put(np.full(nbytes, at, np.uint8)) for at in range(number)]
+
+
+@contextlib.contextmanager
+def ray_nodes(net: Link) -> Iterator[RayNodes | None]:
+    """``None`` where Ray is not installed.
+
+    Raises:
+        ConfigError: Its nodes do not start.
+    """
+    if not is_installed():
+        yield None
+        return
+    ray: Any = importlib.import_module("ray")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        other = [f"--address={net.here}:{port}", '--resources={"' + _THERE + '":1}']
+        processes = [
+            _node((), net.here, head, Path(folder) / "head.log"),
+            _node(net.there, net.host, other, Path(folder) / "other.log"),
+        ]
+        try:
+            _wait_for(ray, f"{net.here}:{port}", net.here)
+            actor = ray.remote(num_cpus=0, resources={_THERE: 0.1})(_Holder)
+            nodes = RayNodes(ray, actor.remote())
+            nodes.fetch(1, 1 << 20)  # it is there
+            yield nodes
+        finally:
+            ray.shutdown()
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(30)
+
+
+def _node(
+    there: tuple[str, ...], address: str, arguments: list[str], log: Path
+) -> subprocess.Popen[bytes]:
+    command = [*there, sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    command += [f"--node-ip-address={address}", "--num-cpus=1", "--disable-usage-stats"]
+    command += [f"--object-store-memory={_STORE_NBYTES}", *arguments]
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "RAY_preallocate_plasma_memory": "1"},
+        )
+
+
+def _wait_for(ray: Any, address: str, here: str) -> None:
+    until_s = time.monotonic() + _START_TIMEOUT_S
+    is_connected = False
+    while time.monotonic() < until_s:
+        try:
+            if not is_connected:
+                ray.init(
+                    address,
+                    _node_ip_address=here,
+                    logging_level="error",
+                    log_to_driver=False,
+                )
+                is_connected = True
+            if _THERE in ray.cluster_resources():
+                return
+        except (ConnectionError, RuntimeError, ValueError):
+            pass
+        time.sleep(0.5)
+    raise ConfigError("Ray's nodes do not start")
