@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx2 as httpx
 import numpy as np
 
 from afferent.errors import ConfigError
@@ -32,6 +31,7 @@ from benchmarks.attackers import body_of, small_image
 from benchmarks.children import command, cpu_s, free_port, wait_until_it_answers
 from benchmarks.gate_memory import trees
 from benchmarks.pages import PageFiles
+from benchmarks.peers.load import post_all
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "Is this version as fast as an earlier one?"
@@ -39,7 +39,7 @@ COLUMNS = ("case", "c", "before_per_s", "now_per_s", "before_cpu_ms", "now_cpu_m
 
 ROOT: Final = Path(__file__).parents[1]
 _CHAT, _RENDER = "/v1/chat/completions", "/v1/chat/completions/render"
-_START_TIMEOUT_S, _TIMEOUT_S = 120.0, 60.0
+_START_TIMEOUT_S = 120.0
 _NUM_PAIRS, _NUM_KNOWN, _NUM_RESAMPLED = 11, 16, 10_000
 _ARENA = "512MiB"
 
@@ -136,24 +136,10 @@ def _load(side: Side, case: _Case) -> tuple[float, float]:
     bodies = case.bodies(case.num_requests)
     pids, start_s = trees([side.popen.pid]), time.monotonic()
     used_s = -sum(map(cpu_s, pids))
-    asyncio.run(_post_all(side.url + case.path, bodies, case.c))
+    asyncio.run(post_all(side.url + case.path, bodies, case.c))
     took_s = time.monotonic() - start_s
     used_s += sum(map(cpu_s, pids))
     return len(bodies) / took_s, used_s / len(bodies) * 1e3
-
-
-async def _post_all(url: str, bodies: Sequence[bytes], c: int) -> None:
-    waiting = iter(bodies)
-    headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S, headers=headers) as client:
-
-        async def work() -> None:
-            for body in waiting:
-                answer = await client.post(url, content=body)
-                if answer.status_code != 200:
-                    raise RuntimeError(f"{url} answered {answer.status_code}: {answer.text[:300]}")
-
-        await asyncio.gather(*(work() for _ in range(c)))
 
 
 def _goals(row: Row) -> Iterator[Goal]:

@@ -60,7 +60,7 @@ def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | No
     outside, engine = side.cpu_s()
     start_s = time.monotonic()
     url = "http://vllm" if uds else side.url
-    ordered = sorted(asyncio.run(_post_all(url + path, bodies, c, uds=uds)))
+    ordered = sorted(asyncio.run(post_all(url + path, bodies, c, uds=uds)))
     took_s = time.monotonic() - start_s
     outside_now, engine_now = side.cpu_s()
     return Load(
@@ -72,8 +72,14 @@ def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | No
     )
 
 
-async def _post_all(url: str, bodies: Sequence[bytes], c: int, *, uds: str | None) -> list[float]:
-    """Seconds of each request."""
+async def post_all(
+    url: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None
+) -> list[float]:
+    """Seconds of each request; answers are thrown away.
+
+    Raises:
+        RuntimeError: An answer is not 200.
+    """
     waiting: Iterator[bytes] = iter(bodies)
     seconds: list[float] = []
     transport = httpx.AsyncHTTPTransport(uds=uds, limits=httpx.Limits(max_connections=c))
