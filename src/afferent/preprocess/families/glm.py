@@ -12,10 +12,9 @@ from typing import Any, Final, Self
 
 from afferent.errors import InvalidMedia
 from afferent.preprocess.entry import EngineFacts, Entry
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.family import MediaTokens, processor_settings
-from afferent.preprocess.resize import Resampling
-from afferent.preprocess.settings import CLIP_COLOURS, Defaults, pixel_settings
+from afferent.preprocess.families.qwen_vl import QwenVlFamily, described_cut
+from afferent.preprocess.family import MediaTokens
+from afferent.preprocess.settings import CLIP_COLOURS, Defaults
 from afferent.preprocess.tokens import image_token_id
 
 _MAX_ASPECT: Final = 200
@@ -69,22 +68,14 @@ def describe(folder: Path, config: Mapping[str, Any]) -> GlmFamily | None:
     Raises:
         ConfigError: The folder does not say how images are processed.
     """
-    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
-    if settings is None or settings.edges is None or settings.normalization is None:
-        return None
-    if not settings.do_resize:
+    cut = described_cut(folder, _PROCESSORS)
+    if cut is None:
         return None
     token_id = image_token_id(config, _IMAGE_TOKEN_ID[config["model_type"]])
     return GlmFamily(
         generation="qwen2",
         image=MediaTokens(token_id, token_id),
-        patch_size=settings.patch_size,
-        merge_size=settings.merge_size,
-        temporal_patch_size=settings.temporal_patch_size,
-        min_pixels=settings.edges[0],
-        max_pixels=settings.edges[1],
-        resampling=Resampling(settings.resample),
-        normalization=settings.normalization,
+        **cut,
     )
 
 

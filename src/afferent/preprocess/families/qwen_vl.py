@@ -208,24 +208,38 @@ def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
     Raises:
         ConfigError: The folder does not say how images are processed.
     """
-    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
-    if settings is None or settings.edges is None or settings.normalization is None:
-        return None
-    if not settings.do_resize:
+    cut = described_cut(folder, _PROCESSORS)
+    if cut is None:
         return None
     generation = GENERATIONS[config["model_type"]]
     return QwenVlFamily(
         generation=generation,
         image=_tokens(config, "image_token_id", _IMAGE_TOKEN_ID),
-        patch_size=settings.patch_size,
-        merge_size=settings.merge_size,
-        temporal_patch_size=settings.temporal_patch_size,
-        min_pixels=settings.edges[0],
-        max_pixels=settings.edges[1],
-        resampling=Resampling(settings.resample),
-        normalization=settings.normalization,
+        **cut,
         video=_describe_video(folder, config, generation),
     )
+
+
+def described_cut(folder: Path, processors: Defaults) -> dict[str, Any] | None:
+    """How images are resized and cut, as `QwenVlFamily` takes it; ``None`` if it is not done here.
+
+    Raises:
+        ConfigError: The folder does not say how images are processed.
+    """
+    settings = pixel_settings(processor_settings(folder), processors)
+    if settings is None or settings.edges is None or settings.normalization is None:
+        return None
+    if not settings.do_resize:
+        return None
+    return {
+        "patch_size": settings.patch_size,
+        "merge_size": settings.merge_size,
+        "temporal_patch_size": settings.temporal_patch_size,
+        "min_pixels": settings.edges[0],
+        "max_pixels": settings.edges[1],
+        "resampling": Resampling(settings.resample),
+        "normalization": settings.normalization,
+    }
 
 
 def _describe_video(
