@@ -28,7 +28,8 @@ from tests.server import Server, data_url, wait_until
 from tests.tier.servers import BadLink, RedisServer
 
 ENCODES_S = 0.2
-NUM_TRIES = 5
+NUM_TRIES, NUM_EXPLORED = 5, 20
+"""What a fault has made seem dear is asked for again with every eighth object."""
 TIMEOUT_S, WAIT_S = 0.4, 2.0
 LONGEST_S = WAIT_S + 3 * TIMEOUT_S + 2.0
 """For one fetch, whatever becomes of the tier; a request waits for two at most."""
@@ -68,7 +69,7 @@ class Fleet:
         drawn = draw_image(np.random.default_rng(next(self._seeds)), max_side=400)
         large = drawn.image.resize((2400, 2400), Image.Resampling.NEAREST)
         one = DrawnImage(colour=drawn.colour, shape=drawn.shape, image=large)
-        return data_url(one.encode(quality=60))
+        return data_url(one, "png")
 
     def encoded_and_kept(self) -> tuple[str, int]:
         """A picture of which the first node has made features and embeddings."""
@@ -80,13 +81,15 @@ class Fleet:
                 if self.one.kept() >= before + 2:
                     return url, said
                 time.sleep(0.02)
-        raise AssertionError("the first node leaves nothing in the tier")
+        figures = self.one.server.metrics()
+        tier = {name: value for name, value in figures.items() if name.startswith("afferent_tier")}
+        raise AssertionError(f"the first node leaves nothing in the tier: {tier}")
 
     def is_found_by_the_other(self) -> bool:
         """Whether of a few pictures one's embeddings come from the first node: where the machine is
         busy, it may be that to encode seems to be sooner.
         """
-        for _ in range(NUM_TRIES):
+        for _ in range(NUM_EXPLORED):
             url, said = self.encoded_and_kept()
             before = self.two.engine.num_found, self.two.engine.num_encoded
             assert self.two.ask(url)[0] == said

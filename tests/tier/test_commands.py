@@ -28,7 +28,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         bodies = [
             Body(key, kind, memoryview(bytes(1000))) for key, kind in zip(keys, kinds, strict=False)
         ]
-        assert all(vault.put(bodies, ttl_s=60, deadline_s=LONG_S))
+        assert set(vault.put(bodies, ttl_s=60, deadline_s=LONG_S)) == {"written"}
         vault.close()
     monkeypatch.setenv("AFFERENT_TIER", url)
     monkeypatch.setenv("AFFERENT_TIER_SECRET", SECRET)

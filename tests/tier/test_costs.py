@@ -29,6 +29,16 @@ def test_the_link_is_learned(gbit_per_s: int) -> None:
     assert model.fetch_s(50 * MiB) == pytest.approx(0.0005 + 50 * MiB / rate, rel=0.02)
 
 
+def test_a_node_that_only_writes_learns_what_the_link_carries() -> None:
+    """12.8 MB of a page: 60 ms of work, 102 ms on the link that is assumed at first."""
+    model, page = CostModel(LIMITS), {"nbytes": 12_800_000, "made_us": 60_000}
+    assert [model.keeps(FEATURES, **page) for _ in range(16)].count(True) == 1, "to learn"
+    for took_s in (0.02, 1.0):  # what is slow to be written may be fast to be read
+        for _ in range(10):
+            model.written(12_800_000, took_s)
+        assert all(model.keeps(FEATURES, **page) for _ in range(10))
+
+
 def test_what_is_made_sooner_is_not_asked_for() -> None:
     """12.8 MB of a page: 60 ms of work, 102 ms on 1 Gbit/s, 10 ms on 10."""
     page = {"nbytes": 12_800_000, "cost_us": 60_000}

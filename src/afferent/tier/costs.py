@@ -21,9 +21,9 @@ _FIRST_NBYTES_PER_S = 125e6
 _MEASURED_NBYTES = 64 << 10
 """Less tells nothing of what a link carries."""
 FIRST_EXPLORED, EXPLORE_EVERY = 8, 256
-"""Of what would not pay one in so many is asked for all the same, or nothing new is learned: soon
-after something has gone wrong, then less and less often, in the end so seldom that no 99th
-percentile shows it.
+"""Of what would not pay one in so many is asked for, or kept, all the same, or nothing new is
+learned: soon after something has gone wrong, then less and less often, in the end so seldom that no
+99th percentile shows it.
 """
 _LEARN_EVERY = 8
 """Of what nobody here has measured one in so many is made here, though it would seem to pay."""
@@ -68,6 +68,22 @@ class Choice:
 
 
 @dataclass(slots=True)
+class _Exploring:
+    """Of what would not pay, which is done all the same."""
+
+    every: int = FIRST_EXPLORED
+    num_left_out: int = 0
+
+    def is_due(self) -> bool:
+        self.num_left_out += 1
+        if self.num_left_out < self.every:
+            return False
+        self.num_left_out = 0
+        self.every = min(2 * self.every, EXPLORE_EVERY)
+        return True
+
+
+@dataclass(slots=True)
 class _Kind:
     hits: float = 0.5
     ratio: float = 1.0
@@ -75,17 +91,8 @@ class _Kind:
     s_per_byte: float | None = None
     """What making takes, where nothing is expected of it: as it was measured here."""
     num_unmeasured: int = 0
-    num_left_out: int = 0
-    explore_every: int = FIRST_EXPLORED
-
-    def explores(self) -> bool:
-        """Whether this one, which would not pay, is asked for all the same."""
-        self.num_left_out += 1
-        if self.num_left_out < self.explore_every:
-            return False
-        self.num_left_out = 0
-        self.explore_every = min(2 * self.explore_every, EXPLORE_EVERY)
-        return True
+    asking: _Exploring = field(default_factory=_Exploring)
+    keeping: _Exploring = field(default_factory=_Exploring)
 
     def learns(self) -> bool:
         """Whether this one, which would pay by a guess, is made here to see what that takes."""
@@ -114,11 +121,16 @@ class CostModel:
             weight = _BETTER if carried > self.nbytes_per_s else _NEW
             self.nbytes_per_s += weight * (carried - self.nbytes_per_s)
 
+    def written(self, nbytes: int, took_s: float) -> None:
+        """The link carries at least so much: a node that only writes learns of it, too."""
+        if nbytes / max(took_s, 1e-6) > self.nbytes_per_s:
+            self.fetched(nbytes, took_s)
+
     def came_late(self, nbytes: int, took_s: float) -> None:
         """So much was to come, and did not in this time: whatever the link carries, it is less."""
         self.nbytes_per_s = min(self.nbytes_per_s, nbytes / max(took_s, 1e-6)) / 2
         for known in self._kinds.values():
-            known.explore_every = FIRST_EXPLORED
+            known.asking.every = FIRST_EXPLORED
 
     def was_there(self, kind: ObjectKind, is_hit: bool) -> None:
         known = self._of(kind)
@@ -158,7 +170,7 @@ class CostModel:
         )
         least_s = max(_LEAST_DEADLINE_S, 2 * make_s)
         return Choice(
-            asks=pays or known.explores(),
+            asks=pays or known.asking.is_due(),
             waits=(
                 pays
                 and kind not in _NOT_AWAITED
@@ -174,7 +186,8 @@ class CostModel:
 
         What nobody has measured is kept.
         """
-        return made_us == 0 or made_us / 1e6 > self.fetch_s(nbytes)
+        pays = made_us == 0 or made_us / 1e6 > self.fetch_s(nbytes)
+        return pays or self._of(kind).keeping.is_due()
 
     def poll_s(self) -> float:
         """Between two looks at whether another node has made something."""

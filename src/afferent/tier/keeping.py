@@ -115,16 +115,19 @@ class Keeper:
     def _write(self, order: Order, what: Keeping) -> str:
         start_s, data = time.monotonic(), self._store.block(order.target)
         nbytes = len(data)
-        (is_there,) = self._access.vault.put(
+        (put,) = self._access.vault.put(
             [Body(ContentKey(what.key), what.kind, data)],
             ttl_s=self._settings.ttl_s,
             deadline_s=start_s + self._settings.timeout_s + nbytes / _LEAST_NBYTES_PER_S,
             # What a URL leads to changes; all else is what its key says.
             replaces=what.kind is ObjectKind.RECORDS,
         )
-        if not is_there:
+        if put == "full":
             return "full"
-        SECONDS.labels("keep").observe(time.monotonic() - start_s)
+        took_s = time.monotonic() - start_s
+        SECONDS.labels("keep").observe(took_s)
+        if put == "written":
+            self._model.written(nbytes, took_s)
         self._use(nbytes)
         return "kept"
 

@@ -9,10 +9,13 @@ for requests, what it writes is pinned meanwhile. If it dies, what it was fetchi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import time
 
 import uvloop
 
+from afferent.errors import TierUnavailable
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.pushing import push_counts
@@ -26,12 +29,15 @@ from afferent.tier.launch import NAME, TierSettings
 from afferent.tier.registry import open_tier, without_secrets
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import Vault
+from afferent.types import KEY_NBYTES, ContentKey
 
 RATE = gauge(
     "afferent_tier_link_bytes_per_second", "What the link to the tier carries, as measured"
 )
 LOOK_UP = gauge("afferent_tier_look_up_seconds", "What a look-up takes, as measured")
 _PERIOD_S = 1.0
+_MEASURE_EVERY_S = 3.0
+_NOBODYS_KEY = ContentKey(bytes(KEY_NBYTES))
 
 
 async def _show(model: CostModel) -> None:
@@ -41,6 +47,23 @@ async def _show(model: CostModel) -> None:
         await asyncio.sleep(_PERIOD_S)
 
 
+async def _keep_measuring(access: Access, model: CostModel) -> None:
+    """Look up what nobody has, now and then: what was slow once would else be left out for long, as
+    nobody would ask again; and who does not answer is noticed before a request waits for it.
+    """
+    while True:
+        await asyncio.sleep(_MEASURE_EVERY_S)
+        if access.is_up:
+            with contextlib.suppress(TierUnavailable):
+                model.looked_up(await access.call(lambda: _time_look_up(access.vault, model)))
+
+
+def _time_look_up(vault: Vault, model: CostModel) -> float:
+    start_s = time.monotonic()
+    vault.look_up([_NOBODYS_KEY], deadline_s=start_s + model.limits.timeout_s)
+    return time.monotonic() - start_s
+
+
 async def serve(store: AsyncDaemonStore, vault: Vault, settings: TierSettings) -> None:
     """Fetch and keep for one node, until cancelled."""
     access = Access(vault, timeout_s=settings.timeout_s)
@@ -48,8 +71,9 @@ async def serve(store: AsyncDaemonStore, vault: Vault, settings: TierSettings) -
     claims = HeldClaims(vault)
     fetcher = Fetcher(store, access, model, claims)
     keeper = Keeper(store, access, model, claims, settings)
+    measuring = _keep_measuring(access, model)
     async with asyncio.TaskGroup() as tasks:
-        for work in (fetcher.run(), keeper.run(), access.keep_probing(), _show(model)):
+        for work in (fetcher.run(), keeper.run(), access.keep_probing(), measuring, _show(model)):
             tasks.create_task(work)
 
 

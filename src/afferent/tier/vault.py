@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from afferent.errors import FormatError, TierUnavailable
 from afferent.runtime.logs import Seldom
@@ -27,6 +27,9 @@ REJECTED = counter(
     what=("head", "body"),
 )
 _KEY_AT = slice(24, 56)
+
+Put = Literal["written", "there", "full"]
+"""What became of a value that was to be written: it is there now but for ``full``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,8 @@ class Vault:
 
     def put(
         self, bodies: Sequence[Body], *, ttl_s: float, deadline_s: float, replaces: bool = False
-    ) -> list[bool]:
-        """Write what is not there; whether each is there now.
+    ) -> list[Put]:
+        """Write what is not there; what became of each.
 
         Args:
             replaces: What is there may say something else by now.
@@ -128,10 +131,10 @@ class Vault:
             for index, body in ((index, bodies[index]) for index in missing)
         ]
         written = self.tier.put_many(values, ttl_s=ttl_s, deadline_s=deadline_s) if values else []
-        are_there = [found is not None for found in there]
+        puts: list[Put] = ["there"] * len(names)
         for index, is_written in zip(missing, written, strict=True):
-            are_there[index] = is_written
-        return are_there
+            puts[index] = "written" if is_written else "full"
+        return puts
 
     def claim(
         self, keys: Sequence[ContentKey], *, holder: bytes, ttl_s: float, deadline_s: float
