@@ -179,6 +179,15 @@ def afferent_render(model: Path, *flags: str) -> Iterator[Side]:
 
 
 @contextmanager
+def floor() -> Iterator[Side]:
+    """What reads, decodes and digests, and nothing else."""
+    port = free_port()
+    line = [sys.executable, "-m", "benchmarks.peers.floor", str(port)]
+    with _running("floor", line, f"http://127.0.0.1:{port}", "/") as side:
+        yield side
+
+
+@contextmanager
 def _running(name: str, line: Sequence[str], url: str, path: str) -> Iterator[Side]:
     log = Path(f"/tmp/afferent-bench-{name}-{os.getpid()}.log")  # noqa: S108 - to be looked at
     with (

@@ -107,7 +107,7 @@ class PretendWorker:
             if item.key in self.bad
         ]
         if work.lease:
-            if work.encode and not work.are_pinned:
+            if work.encode and self.store.client_number not in work.pinned_for:
                 await self.store.get(work.lease, [item.handle for item in work.encode])
             for item in work.encode:
                 codec.view(self.store.block(item.handle))

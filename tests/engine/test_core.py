@@ -71,7 +71,7 @@ def test_features_are_let_go_of_when_they_are_encoded(address: str) -> None:
             assert isinstance(await anext(events), Accepted)
             await until(lambda: len(worker.works) == 1)
             assert await bench.num_pinned() == 1, "the core's pin, and the worker's"
-            assert worker.works[0].are_pinned
+            assert worker.works[0].pinned_for == [worker.store.client_number]
             assert not worker.works[0].prefill, "what needs the item goes out later"
             worker.hold.set()
             assert isinstance(await anext(events), Tokens)
@@ -338,7 +338,7 @@ def test_a_worker_that_is_new_to_the_store_pins_by_itself(address: str) -> None:
             for name in (b"g-dog", b"g-cat"):
                 wanted = request(name.decode(), 9, [await bench.item(name, 0, 4)])
                 assert await tokens_of(bench, wanted) == [9, 10, 11]
-            assert [work.are_pinned for work in worker.works if work.lease] == [False, True]
+            assert [bool(work.pinned_for) for work in worker.works if work.lease] == [False, True]
             await bench.until_nothing_is_pinned()
 
     asyncio.run(run())
@@ -380,7 +380,7 @@ def test_what_a_former_store_had_fails_alone(address: str) -> None:
             wanted = [Wanted("a", dog), Wanted("b", cat)]
             held = await pins.hold_step("step", wanted, weights=b"", clients=clients)
             assert [item.sequence_id for item in held.items] == ["b"]
-            assert held.are_pinned
+            assert held.pinned_for == clients
             assert held.failed.keys() == {dog.key}
             assert held.failed[dog.key].code == StoreRestarted.code
             pins.let_go("step")
@@ -406,7 +406,7 @@ def test_what_was_made_again_is_found_by_its_key(address: str) -> None:
             wanted = [Wanted("a", gone), Wanted("b", cat)]
             held = await pins.hold_step("step", wanted, weights=b"", clients=clients)
             assert not held.failed
-            assert held.are_pinned
+            assert held.pinned_for == clients
             assert [item.handle for item in held.items] == [again.handle, cat.handle]
             pins.let_go("step")
             worker.store.forget("step")

@@ -39,14 +39,23 @@ class DoublingRunner:
         return Embeddings(rows, (rows + 1,))
 
 
+class NumberedStore(LocalStore):
+    """It has a number, as who is connected to a store has."""
+
+    client_number = 7
+
+
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with LocalStore(2 * MiB, shares=SHARES) as store:
+def store() -> Iterator[NumberedStore]:
+    with NumberedStore(2 * MiB, shares=SHARES) as store:
         yield store
 
 
-def encoder_of(store: Store, *, weights: bytes = b"") -> ItemEncoder:
-    runner, published = DoublingRunner(), ItemCache(store, weights=weights) if weights else None
+def encoder_of(
+    store: Store, *, weights: bytes = b"", runner: DoublingRunner | None = None
+) -> ItemEncoder:
+    runner = runner or DoublingRunner()
+    published = ItemCache(store, weights=weights) if weights else None
     return ItemEncoder(cast(Runner, runner), cast(Any, store), published=published, page_lock=None)
 
 
@@ -114,12 +123,34 @@ def test_what_is_gone_fails_the_step_s_items(store: Store) -> None:
     assert pins(store) == []
 
 
-def test_pins_that_the_core_took_are_let_go_of(store: Store) -> None:
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_a_connection_that_is_lost_over_an_item(store: NumberedStore, are_lost: bool) -> None:
+    """And the pins with it; the core's may be lost as well."""
+
+    class Losing(DoublingRunner):
+        def encode(self, modality: Modality, features: Features) -> Embeddings:
+            embeddings = super().encode(modality, features)
+            store.client_number = 8
+            if are_lost:
+                store.delete([dog.key])
+            return embeddings
+
+    encoder, dog = encoder_of(store, weights=b"w", runner=Losing()), put(store, b"dog", 2)
+    work = work_of(dog)
+    work.pinned_for = [store.client_number]
+    encoded = encoder.encode(work)
+    assert [failure.code for _, failure in encoded.failed] == are_lost * ["engine_unavailable"]
+    assert encoder.embeddings.keys() == (set() if are_lost else {dog.key})
+    assert (find(store, b"dog", b"w") is None) == are_lost
+    assert pins(store) == []
+
+
+def test_pins_that_the_core_took_are_let_go_of(store: NumberedStore) -> None:
     encoder = encoder_of(store)
     dog = put(store, b"dog", 2)
     store.get("step-1", [dog.handle])
     work = work_of(dog)
-    work.are_pinned = True
+    work.pinned_for = [store.client_number]
     assert encoder.encode(work).num_encoded == 1
     assert pins(store) == []
     store.get("step-2", [dog.handle])

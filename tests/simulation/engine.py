@@ -118,7 +118,7 @@ class Rank(Blocking):
 
     def _encode(self, work: m.Work, done: m.WorkDone) -> None:
         """As `ItemEncoder` does."""
-        if work.encode and not work.are_pinned:
+        if work.encode and self._store.client_number not in work.pinned_for:
             try:
                 self._store.get(work.lease, [item.handle for item in work.encode])
             except AfferentError as error:

@@ -129,15 +129,16 @@ class Work(_Message, tag="work"):
     with it.
 
     To be done in the order of the fields, by all workers alike; each answers with `WorkDone`.
-    ``lease`` is the request that the step's objects are pinned under; with ``are_pinned`` the core
-    has pinned them for this worker, who lets go of them in any case.
+    ``lease`` is the request that the step's objects are pinned under. The core has pinned them for
+    ``pinned_for``, which are workers as the store calls them; who is called otherwise by now pins
+    them himself. Each lets go of them in any case.
     """
 
     number: NonNegative
     drop: list[str] = []
     evict: list[bytes] = []
     lease: str = ""
-    are_pinned: bool = False
+    pinned_for: list[int] = []
     encode: list[EncodeItem] = []
     begin: list[Begin] = []
     prefill: list[Chunk] = []

@@ -220,7 +220,7 @@ class EngineLoop:
                 drop=step.drop,
                 evict=step.evict,
                 lease=lease,
-                are_pinned=held.are_pinned,
+                pinned_for=held.pinned_for,
                 encode=held.items,
                 begin=begin,
             )

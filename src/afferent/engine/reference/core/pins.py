@@ -42,10 +42,12 @@ class Wanted:
 
 @dataclass(slots=True)
 class StepPins:
-    """A step's items as workers are told of them, and those that can't be had, by key."""
+    """A step's items as workers are told of them, whom they are pinned for, and those that can't be
+    had, by key.
+    """
 
     items: list[m.EncodeItem]
-    are_pinned: bool
+    pinned_for: list[int]
     failed: dict[bytes, Failure]
 
 
@@ -120,20 +122,20 @@ class Pins:
         """
         failed: dict[bytes, Failure] = {}
         if not wanted:
-            return StepPins([], False, failed)
+            return StepPins([], [], failed)
         try:
             found = await self._find(lease, wanted, weights) if weights else {}
             items = [_encode_item(each, found.get(each.item.key)) for each in wanted]
             try:
-                are_pinned = await self._pin(lease, items, clients)
+                pinned_for = await self._pin(lease, items, clients)
             except (StaleHandle, StoreRestarted):
                 failed = await self._find_stale(lease, items)
                 items = [item for item in items if item.key not in failed]
-                are_pinned = await self._pin(lease, items, clients)
+                pinned_for = await self._pin(lease, items, clients)
         except AfferentError as error:
             failure = _failure(error)
-            return StepPins([], False, {each.item.key: failure for each in wanted})
-        return StepPins(items, are_pinned, failed)
+            return StepPins([], [], {each.item.key: failure for each in wanted})
+        return StepPins(items, pinned_for, failed)
 
     # Inner steps
 
@@ -156,17 +158,19 @@ class Pins:
             if outcome.state == "hit" and outcome.handle is not None
         }
 
-    async def _pin(self, lease: str, items: Sequence[m.EncodeItem], clients: Sequence[int]) -> bool:
-        """Whether the items are pinned for the workers too; else they do it themselves."""
+    async def _pin(
+        self, lease: str, items: Sequence[m.EncodeItem], clients: Sequence[int]
+    ) -> list[int]:
+        """The workers that the items are pinned for; else they do it themselves."""
         handles = [item.handle for item in items]
         if not handles:
-            return False
+            return []
         try:
             await self._store.get(lease, handles, also_for=clients)
         except ClientGone:  # one comes back to the store, under a number that is not known yet
             await self._store.get(lease, handles)
-            return False
-        return True
+            return []
+        return list(clients)
 
     async def _find_stale(self, lease: str, items: Sequence[m.EncodeItem]) -> dict[bytes, Failure]:
         """What can't be had; of what was made again, the item's handle is now the new one."""

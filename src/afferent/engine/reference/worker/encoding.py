@@ -16,7 +16,7 @@ from afferent.engine.reference.model.embeddings import Embeddings
 from afferent.engine.reference.model.grids import tensors_of
 from afferent.engine.reference.model.runner import Runner
 from afferent.engine.reference.worker.page_lock import PageLock
-from afferent.errors import AfferentError, InternalError
+from afferent.errors import AfferentError, EngineUnavailable, InternalError
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.item_cache import ItemCache
@@ -65,27 +65,48 @@ class ItemEncoder:
         """Have the embeddings of a step's items; the views are gone when this returns."""
         encoded = Encoded()
         try:
-            if self._pin(work, encoded):
+            pinned_for = self._pin(work, encoded)
+            if pinned_for is not None:
                 if self._page_lock is not None:
                     self._page_lock.follow(self._store.arena)
                 for item in work.encode:
                     self._add(item, encoded)
+                self._check_pins(work, pinned_for, encoded)
                 self._publish(work, encoded)
         finally:
             self._store.forget(work.lease)
         return encoded
 
-    def _pin(self, work: m.Work, encoded: Encoded) -> bool:
-        """Whether there is something to look at, and it is pinned."""
-        if work.are_pinned or not work.encode:
-            return bool(work.encode)
+    def _pin(self, work: m.Work, encoded: Encoded) -> int | None:
+        """Whom the step's items are pinned for; ``None``: there is nothing to look at."""
+        if not work.encode:
+            return None
+        number = self._store.client_number
+        if number not in work.pinned_for:
+            try:
+                self._store.get(work.lease, [item.handle for item in work.encode])
+            except AfferentError as error:
+                failure = Failure(error.code, error.message)
+                encoded.failed += [(item.key, failure) for item in work.encode]
+                return None
+        return number
+
+    def _check_pins(self, work: m.Work, pinned_for: int, encoded: Encoded) -> None:
+        """Forget what was made of items whose pins went with this worker's connection meanwhile,
+        unless they are there still: then they have not been anything else in between.
+        """
+        if self._store.client_number == pinned_for:
+            return
         try:
             self._store.get(work.lease, [item.handle for item in work.encode])
         except AfferentError as error:
-            failure = Failure(error.code, error.message)
-            encoded.failed += [(item.key, failure) for item in work.encode]
-            return False
-        return True
+            log.warning("items were lost while they were encoded", extra={"reason": error.code})
+            failed = {key for key, _ in encoded.failed}
+            lost = [item.key for item in work.encode if item.key not in failed]
+            for key in lost:
+                self.evict(key)
+            failure = Failure(EngineUnavailable.code, "an item's features are gone; try again")
+            encoded.failed += [(key, failure) for key in lost]
 
     def _add(self, item: m.EncodeItem, encoded: Encoded) -> None:
         """One item; what goes wrong is a failure of that item alone."""
