@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
 from afferent.engine.protocol import EngineStats
+from afferent.engine.upstream import UpstreamStats
 from afferent.live.observing import Observation
 from afferent.serve.http.reports import FrontendReport
 from afferent.store.protocol.results import Statistics
@@ -49,7 +50,12 @@ def journal(*outcomes: str, tenant: str = "") -> Journal:
 
 
 def report(
-    told: Journal, *, engine: EngineStats | None = None, taken_ns: int = 0, pid: int = 7
+    told: Journal,
+    *,
+    engine: EngineStats | None = None,
+    upstream: UpstreamStats | None = None,
+    taken_ns: int = 0,
+    pid: int = 7,
 ) -> FrontendReport:
     latest_ns = max((each.end_ns for each in told.ended()), default=0)
     return FrontendReport(
@@ -63,6 +69,7 @@ def report(
         running=told.running(),
         ended=told.ended(),
         engine=engine,
+        upstream=upstream,
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from afferent.engine.protocol import EngineStats
+from afferent.engine.upstream import UpstreamStats
 from afferent.live.feed import MAX_VIEWERS, Feed
 from afferent.live.observing import Observer
 from afferent.live.view import View
@@ -35,9 +36,13 @@ def store() -> Iterator[StoreServer]:
 
 @contextlib.asynccontextmanager
 async def frontend(
-    folder: Path, store: StoreServer, told: Journal, *, stats: EngineStats | None = None
+    folder: Path,
+    store: StoreServer,
+    told: Journal,
+    *,
+    stats: EngineStats | UpstreamStats | None = None,
 ) -> AsyncIterator[None]:
-    async def engine() -> EngineStats | None:
+    async def engine() -> EngineStats | UpstreamStats | None:
         return stats
 
     reports = Reports("frontend-0", "shapes", store.address, engine, told)
@@ -59,9 +64,19 @@ async def observing(folder: Path) -> AsyncIterator[Observer]:
         await observer.close()
 
 
+@pytest.mark.parametrize(
+    "stats",
+    [
+        EngineStats(1, 2, 3),
+        UpstreamStats(
+            num_running=1, num_waiting=2, kv_in_use=0.1, num_prompt_tokens=3, num_tokens=4
+        ),
+    ],
+)
 @in_loop
-async def test_a_store_and_its_frontends_are_seen(store: StoreServer, tmp_path: Path) -> None:
-    stats = EngineStats(1, 2, 3)
+async def test_a_store_and_its_frontends_are_seen(
+    store: StoreServer, tmp_path: Path, stats: EngineStats | UpstreamStats
+) -> None:
     with DaemonStore(store.address, name="holder") as holder:
         holder.reserve("r", [ReserveItem(ObjectKind.RAW, MiB)])
         async with (
@@ -72,7 +87,9 @@ async def test_a_store_and_its_frontends_are_seen(store: StoreServer, tmp_path: 
             seen = await observer.observe()
             again = await observer.observe()
     assert [report.num_running for report in seen.frontends].count(1) == 1
-    assert [report.engine for report in seen.frontends] == [stats, None], "one engine for all"
+    assert [report.engine or report.upstream for report in seen.frontends] == [stats, None], (
+        "one engine for all"
+    )
     assert seen.statistics is not None
     assert seen.statistics.reserved_nbytes == MiB
     assert seen.statistics.num_clients == 1, "who looks is not among those who are seen"

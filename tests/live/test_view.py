@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from afferent.engine.protocol import EngineStats
+from afferent.engine.upstream import UpstreamStats
 from afferent.live.figures import Change
 from afferent.live.observing import Lists, Observation
 from afferent.live.view import View, view
@@ -111,6 +112,25 @@ def test_a_view_of_a_server_at_work() -> None:
     assert (decode.process, decode.stage) == ("preprocess-1 9", "decode")
     assert (decode.start_s, decode.seconds) == pytest.approx((0.001, 0.002))
     assert msgspec.json.decode(msgspec.json.encode(seen), type=View) == seen
+
+
+def test_an_upstream_is_shown_by_its_own_figures() -> None:
+    def stats(num_tokens: int) -> UpstreamStats:
+        return UpstreamStats(
+            num_running=3, num_waiting=1, kv_in_use=0.5, num_prompt_tokens=9, num_tokens=num_tokens
+        )
+
+    told = journal("ok")
+    before, after, anew = (
+        observation(report(told, upstream=stats(number)), taken_s=at_s)
+        for number, at_s in ((10, 1.0), (30, 3.0), (4, 5.0))
+    )
+    seen = view(before, after)
+    assert station(seen, "Engine").state == "waiting"
+    labels = ("running", "waiting", "KV in use", "tokens")
+    assert [figure(seen, "Engine", label) for label in labels] == [3, 1, 0.5, 10.0]
+    assert figure(view(after, anew), "Engine", "tokens") == 0.0
+    assert figure(view(observation(), after), "Engine", "tokens") == 0.0
 
 
 def test_requests_of_several_frontends_are_one_list() -> None:

@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from afferent.engine.references import Reference
 from afferent.types import Modality
 
@@ -39,6 +41,25 @@ class UpstreamAnswer:
     status: int
     headers: Headers
     chunks: AsyncIterator[bytes]
+
+
+class UpstreamStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an upstream does now, and what it has done since it was started.
+
+    Attributes:
+        num_running: Requests that steps are done for.
+        num_waiting: Requests that wait to be run.
+        kv_in_use: The part of its memory for keys and values that is in use, 0 to 1; of several
+            servers the largest.
+        num_prompt_tokens: Of all prompts.
+        num_tokens: Of all answers.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_in_use: float
+    num_prompt_tokens: int
+    num_tokens: int
 
 
 class UpstreamSocket(Protocol):
@@ -113,4 +134,8 @@ class Upstream(Protocol):
         """The text that it shows on its page of metrics, of each server by name; none, if it does
         not answer.
         """
+        ...
+
+    async def stats(self) -> UpstreamStats | None:
+        """What its servers do now, all together; ``None`` if they don't say."""
         ...

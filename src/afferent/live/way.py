@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from afferent.engine.protocol import EngineStats
+from afferent.engine.upstream import UpstreamStats
 from afferent.live.figures import Change
 from afferent.live.observing import Observation
 
@@ -40,7 +41,7 @@ def stations(before: Observation, after: Observation, change: Change) -> list[St
         _gate(after, change),
         _media(change),
         _preprocessing(after, change),
-        _engine(before, after, change),
+        _engine(before, after),
         _answers(change),
     ]
 
@@ -114,28 +115,27 @@ def _preprocessing(after: Observation, change: Change) -> Station:
     )
 
 
-def _engine(before: Observation, after: Observation, change: Change) -> Station:
+def _engine(before: Observation, after: Observation) -> Station:
     old, new = _stats(before), _stats(after)
     elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
-    encoded = steps = None
-    if old is not None and new is not None and old.num_steps <= new.num_steps:
-        encoded = max(sum(new.num_encoded) - sum(old.num_encoded), 0) / elapsed_s
-        steps = (new.num_steps - old.num_steps) / elapsed_s
     waiting = new.num_waiting if new else None
-    return _station(
-        "Engine",
-        [
-            Figure("running", new.num_running if new else None),
-            Figure("waiting", waiting),
-            Figure("encoded", encoded, "/s"),
-            Figure("steps", steps, "/s"),
-        ],
-        num_waiting=waiting or 0,
-    )
+    figures = [Figure("running", new.num_running if new else None), Figure("waiting", waiting)]
+    if isinstance(new, UpstreamStats):
+        last = old if isinstance(old, UpstreamStats) else new
+        tokens = max(new.num_tokens - last.num_tokens, 0) / elapsed_s
+        figures += [Figure("KV in use", new.kv_in_use, "%"), Figure("tokens", tokens, "/s")]
+    else:
+        encoded = steps = None
+        if isinstance(old, EngineStats) and new is not None and old.num_steps <= new.num_steps:
+            encoded = max(sum(new.num_encoded) - sum(old.num_encoded), 0) / elapsed_s
+            steps = (new.num_steps - old.num_steps) / elapsed_s
+        figures += [Figure("encoded", encoded, "/s"), Figure("steps", steps, "/s")]
+    return _station("Engine", figures, num_waiting=waiting or 0)
 
 
-def _stats(seen: Observation) -> EngineStats | None:
-    return next((each.engine for each in seen.frontends if each.engine is not None), None)
+def _stats(seen: Observation) -> EngineStats | UpstreamStats | None:
+    found = (each.engine or each.upstream for each in seen.frontends)
+    return next((stats for stats in found if stats is not None), None)
 
 
 def _answers(change: Change) -> Station:

@@ -47,7 +47,7 @@ from afferent.serve.http.connection import ConnectionLimits, connection_class, g
 from afferent.serve.http.disconnects import HangUps
 from afferent.serve.http.doors import Doors
 from afferent.serve.http.endpoint import AppSettings
-from afferent.serve.http.reports import AskEngine, Reports, no_engine, reports_place
+from afferent.serve.http.reports import AskEngine, Reports, reports_place
 from afferent.serve.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.serve.upstream.app import UpstreamFrontend
 from afferent.serve.upstream.exchange import Passage
@@ -232,7 +232,7 @@ def _in_front(upstream: Upstream, base: _Base) -> _Made:
         *(base.store, upstream, base.board),
         makes_features=family is not None,
     )
-    return _Made(app, stage.close, no_engine)
+    return _Made(app, stage.close, upstream.stats)
 
 
 def _server(

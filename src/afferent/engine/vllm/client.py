@@ -16,7 +16,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from afferent.engine.references import Reference, sign
-from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest
+from afferent.engine.upstream import UpstreamAnswer, UpstreamRequest, UpstreamStats
+from afferent.engine.vllm.figures import stats_of
 from afferent.engine.vllm.media import TakenMedia
 from afferent.errors import EngineUnavailable, InvalidRequest
 from afferent.types import Modality
@@ -176,6 +177,10 @@ class VllmClient:
             for server, page in zip(self._servers, pages, strict=True)
             if page is not None
         ]
+
+    async def stats(self) -> UpstreamStats | None:
+        """See `Upstream.stats`."""
+        return stats_of([page for _, page in await self.metrics()])
 
     async def watch(self) -> None:
         """Look after all servers, again and again, until cancelled."""

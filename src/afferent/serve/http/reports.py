@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from afferent.engine.protocol import EngineStats
+from afferent.engine.upstream import UpstreamStats
 from afferent.errors import ConnectionClosed
 from afferent.runtime import wire
 from afferent.runtime.sockets import address_in
@@ -30,7 +31,7 @@ _MAX_QUESTION_NBYTES: Final = 1 << 10
 _MAX_ASKERS: Final = 8
 _ENGINE_TIMEOUT_S: Final = 0.3
 
-AskEngine = Callable[[], Awaitable[EngineStats | None]]
+AskEngine = Callable[[], Awaitable[EngineStats | UpstreamStats | None]]
 
 
 class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +48,7 @@ class FrontendReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         running: Those of them that have come first.
         ended: The latest come last.
         engine: ``None`` where it was not asked for, or says nothing.
+        upstream: The same of a server that this stands in front of.
     """
 
     process: str
@@ -59,10 +61,7 @@ class FrontendReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     running: list[RequestReport]
     ended: list[RequestReport]
     engine: EngineStats | None = None
-
-
-async def no_engine() -> None:
-    """Of an upstream, which has metrics of its own."""
+    upstream: UpstreamStats | None = None
 
 
 class Reports:
@@ -103,11 +102,11 @@ class Reports:
             writer.close()
 
     async def _report(self, question: Question) -> FrontendReport:
-        engine = None
+        stats = None
         if question.of_engine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENGINE_TIMEOUT_S):
-                    engine = await self._ask_engine()
+                    stats = await self._ask_engine()
         return FrontendReport(
             process=self._process,
             pid=os.getpid(),
@@ -118,7 +117,8 @@ class Reports:
             num_by_tenant=self._journal.num_by_tenant(),
             running=self._journal.running(),
             ended=self._journal.ended(),
-            engine=engine,
+            engine=stats if isinstance(stats, EngineStats) else None,
+            upstream=stats if isinstance(stats, UpstreamStats) else None,
         )
 
 
