@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from rich import box
 from rich.console import Console
@@ -15,6 +16,33 @@ from afferent.types import Span
 
 _BAR_WIDTH = 26
 COLOURS = {"frontend": "cyan", "store": "magenta", "preprocess": "yellow", "core": "blue"}
+
+
+_BURST, _PER_S = 20, 4.0
+"""To lay out a table takes milliseconds, and nobody reads hundreds of them a second."""
+
+
+class Explainer:
+    """Prints traces for a person, and no more of them than one can read: those in between are
+    counted.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._allowed, self._at_s, self._num_left_out = float(_BURST), clock(), 0
+
+    def show(self, trace: Trace, outcome: str) -> None:
+        now_s = self._clock()
+        self._allowed = min(_BURST, self._allowed + (now_s - self._at_s) * _PER_S)
+        self._at_s = now_s
+        if self._allowed < 1:
+            self._num_left_out += 1
+            return
+        self._allowed -= 1
+        if self._num_left_out:
+            self._console.print(f"[dim]({self._num_left_out} requests are not shown)[/]\n")
+            self._num_left_out = 0
+        render(trace, outcome=outcome, console=self._console)
 
 
 def render(trace: Trace, *, outcome: str, console: Console) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
-from rich.console import Console
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -40,8 +39,8 @@ from afferent.serve.http.responses import (
     refusal,
 )
 from afferent.serve.http.sse import EventStream
-from afferent.telemetry import explain
 from afferent.telemetry.access import AccessLine
+from afferent.telemetry.explain import Explainer, make_console
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import gauge
 from afferent.telemetry.spans import Tracing
@@ -98,7 +97,7 @@ class Endpoint:
         self._settings, self._access = settings, access
         self._history = history
         counting.APIS.add(api.name)
-        self._console: Console | None = explain.make_console() if settings.explain else None
+        self._explainer = Explainer(make_console()) if settings.explain else None
 
     async def answer(self, request: Request) -> Response:
         """The model's answer."""
@@ -242,14 +241,14 @@ class Endpoint:
     def _finish(self, trace: Trace, outcome: str) -> None:
         """The tenant of a request that has ended may have another."""
         self._access.leave(trace.request_id)
-        tell(trace, self._api.name, outcome, self._console)
+        tell(trace, self._api.name, outcome, self._explainer)
 
 
-def tell(trace: Trace, api: str, outcome: str, console: Console | None) -> None:
+def tell(trace: Trace, api: str, outcome: str, explainer: Explainer | None) -> None:
     """Count, log, keep and explain a request that has ended.
 
     Args:
-        console: Where it is explained, if it is.
+        explainer: Explains it to a person, if anybody does.
     """
     seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
     JOURNAL.end(trace, outcome)
@@ -258,8 +257,8 @@ def tell(trace: Trace, api: str, outcome: str, console: Console | None) -> None:
     log.info("request", extra=line.fields())
     if trace.root is not None:
         trace.root.end(trace, api=api, outcome=outcome)
-    if console is not None:
-        explain.render(trace, outcome=outcome, console=console)
+    if explainer is not None:
+        explainer.show(trace, outcome)
 
 
 async def _head(outputs: AsyncGenerator[Output, None]) -> list[Output]:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import pybase64
-from rich.console import Console
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -36,7 +35,7 @@ from afferent.serve.http.responses import new_id, path_of, refusal
 from afferent.serve.upstream import places
 from afferent.serve.upstream.items import Referenced, ReferenceStage
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.telemetry import explain
+from afferent.telemetry.explain import Explainer, make_console
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
 
@@ -87,7 +86,7 @@ class Passage:
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._apis = settings, access, apis
         counting.APIS.update({OTHER, *(api.name for api in apis.values())})
-        self._console: Console | None = explain.make_console() if settings.explain else None
+        self._explainer = Explainer(make_console()) if settings.explain else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -263,7 +262,7 @@ class Passage:
         self._access.leave(exchange.id)
         counting.count_stages(exchange.trace)
         api = exchange.api.name if exchange.api else OTHER
-        tell(exchange.trace, api, outcome, self._console)
+        tell(exchange.trace, api, outcome, self._explainer)
 
 
 def target_of(scope: Scope) -> str:

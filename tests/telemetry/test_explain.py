@@ -1,0 +1,29 @@
+"""Traces as tables, and no more of them than a person reads."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from afferent.telemetry.explain import Explainer
+from afferent.telemetry.trace import Trace
+
+
+def test_a_flood_is_left_out_and_counted() -> None:
+    printed, now_s = io.StringIO(), 0.0
+    explainer = Explainer(Console(file=printed, width=110), clock=lambda: now_s)
+    for number in range(100):
+        explainer.show(Trace(f"request-{number}", "POST /v1/chat/completions"), "ok")
+    assert printed.getvalue().count("POST") == 20
+    assert "request-19 " in printed.getvalue()
+    now_s = 0.25
+    explainer.show(Trace("next", "POST /v1/chat/completions"), "ok")
+    explainer.show(Trace("last", "POST /v1/chat/completions"), "ok")
+    assert "(80 requests are not shown)" in printed.getvalue()
+    assert printed.getvalue().count("POST") == 21
+    now_s = 1000.0
+    for _ in range(100):
+        explainer.show(Trace("again", "POST /v1/chat/completions"), "ok")
+    assert printed.getvalue().count("again") == 20
+    assert "(1 requests" in printed.getvalue()
