@@ -85,7 +85,7 @@ def _num_rounds(*, quick: bool) -> int:
 def run(*, quick: bool, python: Path, after_sample: AfterSample) -> Report:
     if not python.exists():
         raise ConfigError(f"{python} is not there: make setup-vllm")
-    report, most = Report("render", QUESTION), {_VLLM: _Most(), _AFFERENT: _Most()}
+    report, most = Report("render", QUESTION), {name: _Most() for name in _PATHS}
     with tempfile.TemporaryDirectory() as folder:
         model = servers.make_model(Path(folder))
         with (
