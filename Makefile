@@ -152,7 +152,7 @@ bench-ray: setup  ## a benchmark with Ray beside it (NAME=store or tier), ARGS="
 bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run vllm $(ARGS)
 
-bench-render: setup-vllm  ## preparing alone, beside vLLM's render server (ten minutes), ARGS="--quick"
+bench-render: setup-vllm  ## preparing alone, beside vLLM's render server (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run render $(ARGS)
 
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admit"

@@ -149,7 +149,7 @@ def serving(
 ) -> Iterator[Host]:
     app, started = App(), threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
-    servers: list[uvicorn.Server] = []
+    servers: list[PromptServer] = []
 
     async def main() -> None:
         hang_ups = HangUps()
@@ -167,7 +167,8 @@ def serving(
     try:
         yield Host(app, listener.getsockname()[1], caplog.messages)
     finally:
-        servers[0].should_exit = servers[0].force_exit = True
+        servers[0].force_exit = True
+        servers[0].end_soon()
         thread.join(30)
         listener.close()
     assert not [record for record in caplog.records if record.exc_info]
