@@ -59,6 +59,7 @@ class StandIn:
         self._path, self._store_path = folder / "vllm.sock", store_path
         self.heard: list[Heard] = []
         self.num_aborted = 0
+        self.health_s = 0.0
         self.closed_with: list[int | None] = []
         self.before_reading: Callable[[], Awaitable[None]] | None = None
         self.may_end = threading.Event()
@@ -108,6 +109,7 @@ class StandIn:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/health":
+            await asyncio.sleep(self.health_s)
             return web.Response()
         if request.path == "/metrics":
             return web.Response(text="vllm:num_requests_running 0.0\n")

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from afferent.testing.images import draw_image
+from tests.end_to_end.standing_in import StandIn
 from tests.server import Server, ask, data_url, suspended, wait_until
 
 QUESTION = "What is in the picture?"
@@ -93,6 +95,21 @@ def test_frontends_are_restarted_without_a_lost_request(server: Server) -> None:
     after = frontends(server)
     assert len(after) == len(before)
     assert not after & before
+
+
+def test_a_successor_waits_for_word_of_its_upstream(tmp_path: Path) -> None:
+    """One that took requests before would refuse them all, until it has heard."""
+    store_path = tmp_path / "store.sock"
+    with StandIn(tmp_path, store_path) as upstream:
+        where = ("--engine", "vllm", "--engine-url", upstream.url, "--store-path", str(store_path))
+        with Server(*where, "--arena-nbytes", "64MiB") as running:
+            upstream.health_s = 0.5
+            with Load(running) as load:
+                wait_until(lambda: len(load.outcomes) > 20)
+                assert restart(running, "frontends").returncode == 0
+                num_until_then = len(load.outcomes)
+                wait_until(lambda: len(load.outcomes) > num_until_then + 20)
+    assert set(load.outcomes) == {200}
 
 
 def test_an_answer_that_has_begun_is_finished_by_the_old_one(

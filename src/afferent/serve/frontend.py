@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 
 _TAKES_NOTHING_S = 30.0
 """How long a client may leave an answer unread, or be away, before its connection ends."""
+_HEARS_WITHIN_S, _LOOK_AGAIN_S = 2.0, 0.02
+"""So long nobody is let in by a frontend that has not heard of an engine yet."""
 
 
 async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
@@ -133,6 +135,7 @@ class _Made:
     app: ASGIApp
     close: Callable[[], Awaitable[None]]
     stats: AskEngine
+    has_engine: Callable[[], bool]
 
 
 async def _serve(
@@ -174,6 +177,7 @@ async def _serve(
     server = _server(made.app, config, hang_ups, listener)
     asyncio.get_running_loop().add_signal_handler(LEAVE_SIGNAL, server.leave)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
+    await _hear_of_engine(made.has_engine)
     # Before anybody is notified that we serve; the first who come wait for the server a moment.
     listener.listen(BACKLOG)
     gc.collect()  # after this, what there is by now is never looked at again
@@ -188,6 +192,16 @@ async def _serve(
         await made.close()
         if tracing is not None:
             tracing.close()
+
+
+async def _hear_of_engine(has_engine: Callable[[], bool]) -> None:
+    """Wait a moment for an engine that is there: or who takes over from another frontend would
+    refuse what that one would have answered.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HEARS_WITHIN_S):
+            while not has_engine():
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 def _with_engine(engine: Engine, base: _Base) -> _Made:
@@ -205,7 +219,7 @@ def _with_engine(engine: Engine, base: _Base) -> _Made:
     app = Frontend(
         pipeline, base.gate, base.app_settings, access=base.access, board=base.board
     ).app()
-    return _Made(app, pipeline.close, engine.stats)
+    return _Made(app, pipeline.close, engine.stats, lambda: engine.info is not None)
 
 
 def _in_front(upstream: Upstream, base: _Base) -> _Made:
@@ -232,7 +246,7 @@ def _in_front(upstream: Upstream, base: _Base) -> _Made:
         *(base.store, upstream, base.board),
         makes_features=family is not None,
     )
-    return _Made(app, stage.close, upstream.stats)
+    return _Made(app, stage.close, upstream.stats, lambda: upstream.is_ready)
 
 
 def _server(
