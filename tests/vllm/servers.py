@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -104,7 +104,12 @@ class Stock:
             self.lines.append(line.rstrip("\n"))
 
 
-def supervised(*arguments: str, vllm: Sequence[str] = (), model: Path = SHAPES) -> Server:
+def supervised(
+    *arguments: str,
+    vllm: Sequence[str] = (),
+    model: Path = SHAPES,
+    env: Mapping[str, str] | None = None,
+) -> Server:
     """Afferent, which starts a vLLM of its own."""
     engine_args = shlex.join([*vllm_env.ARGUMENTS, *vllm])
     return Server(
@@ -112,7 +117,7 @@ def supervised(*arguments: str, vllm: Sequence[str] = (), model: Path = SHAPES) 
         *("--engine", "vllm", "--engine-python", str(python())),
         f"--engine-args={engine_args}",
         *arguments,
-        env=ENV,
+        env={**ENV, **(env or {})},
         start_timeout_s=START_TIMEOUT_S,
     )
 
