@@ -30,6 +30,8 @@ from afferent.telemetry.trace import declare_stages
 declare_stages("first_byte")
 
 _PROCESS: Final = "afferent.engine.vllm.process"
+_OF_SUPERVISED = ("--disable-uvicorn-access-log",)
+"""Each request is in our log. Whoever wants vLLM's lines too says ``--no-...`` in the arguments."""
 _OURS = ("--uds", "--host", "--port", "--model", "--api-key", "--served-model-name")
 _UNSAFE = (
     "--enable-mm-embeds",
@@ -131,7 +133,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 command=(
                     *(_python(settings), "-m", "vllm.entrypoints.cli.main", "serve"),
                     *(str(site.model_folder), "--served-model-name", site.model_name),
-                    *(*_arguments(settings), "--uds", socket_path),
+                    *(*_OF_SUPERVISED, *_arguments(settings), "--uds", socket_path),
                 ),
                 socket_path=socket_path,
                 start_timeout_s=settings.engine_start_timeout_s,

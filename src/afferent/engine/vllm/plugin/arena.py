@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
@@ -147,6 +146,7 @@ class Arena:
 
 
 _lock = threading.Lock()
+_arenas: dict[str, Arena] = {}
 
 
 def arena(name: str) -> Arena:
@@ -160,10 +160,16 @@ def arena(name: str) -> Arena:
         ConfigError: Nothing says where it is.
     """
     with _lock:
-        return _connect(name)
+        if name not in _arenas:
+            _arenas[name] = _connect(name)
+        return _arenas[name]
 
 
-@functools.cache
+def is_connected(name: str) -> bool:
+    """Whether nobody has to wait for `arena`."""
+    return name in _arenas
+
+
 def _connect(name: str) -> Arena:
     where = place.find()
     if where is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from afferent.engine.references import FeaturesReference, RawReference
-from afferent.engine.vllm.plugin.arena import Gone, arena
+from afferent.engine.vllm.plugin.arena import Gone, arena, is_connected
 from afferent.errors import AfferentError, FormatError
 from afferent.types import Modality
 
@@ -29,18 +31,13 @@ class ArenaConnector(MediaConnector):
         Raises:
             ValueError: It is no reference, or leads nowhere any more; a client's error to vLLM.
         """
-        try:
-            reference = arena("api").verify(url)
-            match reference:
-                case FeaturesReference():
+        with _told_to_the_client():
+            match arena("api").verify(url):
+                case FeaturesReference() as reference:
                     self._check_frames(reference)
                     return reference
                 case RawReference(_, handle, start, nbytes):
                     data = arena("api").raw(handle, start, nbytes)
-        except FormatError as error:
-            raise ValueError(f"this server takes media from Afferent only: {error}") from error
-        except (Gone, AfferentError) as error:
-            raise ValueError(f"the media are not there any more: {error}") from error
         return media_io.load_bytes(data)
 
     def _check_frames(self, reference: FeaturesReference) -> None:
@@ -57,5 +54,22 @@ class ArenaConnector(MediaConnector):
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> FeaturesReference | Any:
-        """`load_from_url`, in a thread."""
+        """`load_from_url`; in a thread where it may wait, for the store or for a decoder."""
+        if is_connected("api"):
+            with _told_to_the_client():
+                reference = arena("api").verify(url)
+            if isinstance(reference, FeaturesReference):
+                self._check_frames(reference)
+                return reference
         return await asyncio.to_thread(self.load_from_url, url, media_io)
+
+
+@contextmanager
+def _told_to_the_client() -> Iterator[None]:
+    """Raises: ValueError: What is wrong with a reference; a client's error to vLLM."""
+    try:
+        yield
+    except FormatError as error:
+        raise ValueError(f"this server takes media from Afferent only: {error}") from error
+    except (Gone, AfferentError) as error:
+        raise ValueError(f"the media are not there any more: {error}") from error
