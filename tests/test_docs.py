@@ -38,7 +38,12 @@ from tools.command_lines import commands, flags, parsers
 LANGUAGES = {"", "bash", "console", "js", "json", "python", "sh", "text", "toml"}
 OTHERS_FLAGS = {
     *("--shm-size", "--start"),
-    *("--enable-mm-embeds", "--enable-prompt-embeds", "--trust-request-chat-template"),
+    *(
+        "--disable-uvicorn-access-log",
+        "--enable-mm-embeds",
+        "--enable-prompt-embeds",
+        "--trust-request-chat-template",
+    ),
     *(
         "--media-io-kwargs",
         "--mm-processor-cache-gb",
