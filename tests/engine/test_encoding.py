@@ -18,7 +18,7 @@ from afferent.engine.reference.model.runner import Runner
 from afferent.engine.reference.worker.encoding import ItemEncoder
 from afferent.engine.reference.worker.page_lock import PageLock
 from afferent.engine.weights import check_weights, weights_digest, weights_files, weights_nbytes
-from afferent.errors import ConfigError
+from afferent.errors import ConfigError, StoreRestarted
 from afferent.store.block import codec
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
@@ -121,6 +121,27 @@ def test_what_is_gone_fails_the_step_s_items(store: Store) -> None:
     assert {failure.code for _, failure in encoded.failed} == {"stale_handle"}
     assert not encoder.embeddings
     assert pins(store) == []
+
+
+def test_a_store_that_is_started_again_over_an_item(
+    store: NumberedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is kept for as long as somebody uses it: what was read is right."""
+
+    class Restarting(DoublingRunner):
+        def encode(self, modality: Modality, features: Features) -> Embeddings:
+            store.client_number = 8
+            return super().encode(modality, features)
+
+    def get(*_: object) -> None:
+        raise StoreRestarted("the object was lost with a former life of the store")
+
+    encoder, dog = encoder_of(store, runner=Restarting()), put(store, b"dog", 2)
+    work = work_of(dog)
+    work.pinned_for = [store.client_number]
+    monkeypatch.setattr(store, "get", get)
+    assert encoder.encode(work).failed == []
+    assert encoder.embeddings.keys() == {dog.key}
 
 
 @pytest.mark.parametrize("are_lost", [False, True])

@@ -47,7 +47,11 @@ def test_several_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [b"", b"\xff\x00", b"<html>no</html>", b"vllm:num_requests_running{", b"vllm:x 1.0\n"]
+    "page",
+    [
+        *(b"", b"\xff\x00", b"<html>no</html>"),
+        *(b"vllm:num_requests_running{", b"vllm:num_requests_running NaN\n"),
+    ],
 )
 def test_what_says_nothing_says_nothing(page: bytes) -> None:
     assert stats_of([page]) is None

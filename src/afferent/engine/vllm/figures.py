@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -45,6 +46,6 @@ def _samples(page: bytes) -> Iterator[Sample]:
     lines = [line for line in page.decode(errors="replace").splitlines() if line.startswith(_NAMES)]
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            yield from family.samples
+            yield from (each for each in family.samples if math.isfinite(each.value))
     except ValueError:  # not a page of metrics, whatever it is
         return

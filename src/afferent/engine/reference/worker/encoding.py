@@ -16,7 +16,7 @@ from afferent.engine.reference.model.embeddings import Embeddings
 from afferent.engine.reference.model.grids import tensors_of
 from afferent.engine.reference.model.runner import Runner
 from afferent.engine.reference.worker.page_lock import PageLock
-from afferent.errors import AfferentError, EngineUnavailable, InternalError
+from afferent.errors import AfferentError, EngineUnavailable, InternalError, StoreRestarted
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.item_cache import ItemCache
@@ -99,6 +99,8 @@ class ItemEncoder:
             return
         try:
             self._store.get(work.lease, [item.handle for item in work.encode])
+        except StoreRestarted:  # what was read had been kept until then, and of the rest is nothing
+            return
         except AfferentError as error:
             log.warning("items were lost while they were encoded", extra={"reason": error.code})
             failed = {key for key, _ in encoded.failed}
