@@ -48,6 +48,7 @@ class Core:
 
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
+        world.core = None  # what a former one had died with it
         loop = Loop(process)
         loop.call_soon(lambda: loop.create_task(self._run()))
 

@@ -165,7 +165,9 @@ class Program(Blocking):
         if handle is None or not others:
             return
         other = rng.choice(others)
-        number = self._world.numbers[other]
+        number = self._world.numbers.get(other)
+        if number is None:  # it has died meanwhile
+            return
         try:
             self._store.get(request, [handle], also_for=[number])
         finally:

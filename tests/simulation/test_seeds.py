@@ -28,6 +28,13 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
             assert result.ends.total() <= len(plan_of(seed).tasks)
 
 
+@pytest.mark.parametrize("seed", [8635, 11468, 17605])
+def test_seeds_that_once_failed(seed: int) -> None:
+    """All three for a fault of the simulator: a program or a core that died at the wrong moment."""
+    with stage():
+        assert not run_seed(seed).violation
+
+
 def test_seeds_do_most_of_what_they_are_to_do() -> None:
     """A simulation in which everything is refused finds nothing."""
     with stage():
