@@ -39,6 +39,8 @@ class Limit:
         self._paused_s = process.paused_s
 
     def check(self) -> None:
+        if not self._process.is_alive:  # it was killed, while it was paused perhaps
+            return
         took_s = self._world.machine.now_s - self._start_s
         paused_s = self._process.paused_s - self._paused_s
         limit_s = self._limit_s / 0.7 + paused_s + _SLACK_S

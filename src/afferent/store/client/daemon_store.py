@@ -36,6 +36,7 @@ from afferent.store.protocol.requests import Request
 from afferent.types import Handle, decode, encode
 
 _LOOK_AGAIN_S = 0.02
+_TOLD_WITHIN_S, _WITHDRAWN_WITHIN_S = 1.0, 0.1
 
 
 class DaemonStore(Store):
@@ -180,13 +181,20 @@ class DaemonStore(Store):
         return reply
 
     def _tell(self, request: Request[Any]) -> None:
+        self._say(request, timeout_s=_TOLD_WITHIN_S)
+
+    def _withdraw(self, withdrawal: Request[Any]) -> None:
+        self._say(withdrawal, timeout_s=_WITHDRAWN_WITHIN_S)
+
+    def _say(self, request: Request[Any], *, timeout_s: float) -> None:
+        """Or the connection is made anew: who does not read it has been given much already."""
         if not self._owner.is_here:  # a forked child holds nothing
             return
         with self._lock:
             if self._connection is None:
                 return
             with contextlib.suppress(ConnectionClosed, DeadlineExceeded):
-                self._channel.send(encode(request), timeout_s=1.0)
+                self._channel.send(encode(request), timeout_s=timeout_s)
             if self._channel.is_torn:
                 self._lose()
 

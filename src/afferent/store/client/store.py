@@ -131,9 +131,13 @@ class Store(Verbs):
             reply = self._exchange(request, call.timeout_s)
         except (DeadlineExceeded, KeyboardInterrupt):
             if (withdrawal := request.withdrawal()) is not None:
-                self._tell(withdrawal)
+                self._withdraw(withdrawal)
             raise
         return result_of(request, reply)
+
+    def _withdraw(self, withdrawal: Request[Any]) -> None:
+        """As `_tell`, and without a wait worth speaking of: the call's time is over."""
+        self._tell(withdrawal)
 
     def _release_dropped_pins(self) -> None:
         for handles in self._dropped_pins.take().values():
