@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from afferent.errors import StoreUnavailable
+from afferent.runtime.sockets import own_folder
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import MiB, ObjectKind
@@ -43,6 +44,7 @@ def is_long(request: pytest.FixtureRequest) -> bool:
 def server() -> Iterator[StoreServer]:
     """A store of which nothing is left at the end."""
     before = storm.shared_nbytes()
+    own_folder()  # whose lock stays
     gc.collect()  # what other tests have left is not closed later
     num_fds = psutil.Process().num_fds()
     with StoreServer(CAPACITY, shares=SHARES) as made:
