@@ -13,7 +13,7 @@ asks throws the answers away as they come.
 It needs an environment with vLLM (``make setup-vllm``), and takes a quarter of an hour.
 
 Expected before: misses 2 to 2.5 times vLLM's, hits 12 times, since that is what the parts were
-measured to take; a hit 1.5 floors where they come one by one, 2.5 where many do.
+measured to take; after a trial, a hit 1.5 floors where they come one by one, 2.5 where many do.
 """
 
 from __future__ import annotations
