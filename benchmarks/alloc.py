@@ -96,7 +96,7 @@ def run(
         "threads: those that read and digest, the same on both sides"
     )
     with (
-        StoreServer(64 * MiB, shares={ObjectKind.RAW: 1.0}) as server,
+        StoreServer(64 * MiB, shares={ObjectKind.RAW: 1.0}, preallocate=True) as server,
         DaemonStore(server.address, name="bench", writable=True) as store,
         cache_server() as control,
         _image_files(max(images)) as paths,

@@ -157,7 +157,9 @@ def data_plane(arena_nbytes: int, *, counts_whole_arena: bool) -> Iterator[DataP
         body_idle_timeout_s=_PATIENCE_S,
     )
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(StoreServer(arena_nbytes, shares=config.shares))
+        server = stack.enter_context(
+            StoreServer(arena_nbytes, shares=config.shares, preallocate=True)
+        )
         settings = PoolSettings(
             store_address=server.address,
             family=family(),

@@ -55,7 +55,7 @@ def run(*, quick: bool, after_sample: AfterSample) -> Report:
     torch = _torch()
     report = Report("gpu", QUESTION)
     with (
-        StoreServer(256 * MiB, shares={ObjectKind.FEATURES: 1.0}) as server,
+        StoreServer(256 * MiB, shares={ObjectKind.FEATURES: 1.0}, preallocate=True) as server,
         DaemonStore(server.address, name="bench producer", writable=True) as producer,
         DaemonStore(server.address, name="bench worker") as worker,
     ):

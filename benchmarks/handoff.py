@@ -77,7 +77,7 @@ def run(
     report = Report("handoff", QUESTION)
     arena_nbytes = max(2 * max(sizes), 16 * MiB)
     with (
-        StoreServer(arena_nbytes, shares={ObjectKind.FEATURES: 1.0}) as server,
+        StoreServer(arena_nbytes, shares={ObjectKind.FEATURES: 1.0}, preallocate=True) as server,
         DaemonStore(server.address, name="producer", writable=True) as producer,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):

@@ -89,7 +89,9 @@ def run(*, quick: bool, after_sample: AfterSample, images: tuple[int, ...] | Non
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         family = _family(folder)
-        server = stack.enter_context(StoreServer(config.arena_nbytes, shares=config.shares))
+        server = stack.enter_context(
+            StoreServer(config.arena_nbytes, shares=config.shares, preallocate=True)
+        )
         stack.enter_context(preprocess.workers(server.address, family))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         bench = _Bench(runner, server.address, family)

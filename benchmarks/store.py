@@ -108,7 +108,9 @@ def run(
     num_samples = _num_samples(quick=quick)
     report = Report("store", QUESTION, notes=_notes(sizes))
     with ExitStack() as stack:
-        server = stack.enter_context(StoreServer(arena_nbytes, shares={ObjectKind.FEATURES: 1.0}))
+        server = stack.enter_context(
+            StoreServer(arena_nbytes, shares={ObjectKind.FEATURES: 1.0}, preallocate=True)
+        )
         store = stack.enter_context(DaemonStore(server.address, name="writer", writable=True))
         store.wait_populated()
         ray = stack.enter_context(ray_store.ray_store(arena_nbytes, max(numbers)))

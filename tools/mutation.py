@@ -67,7 +67,8 @@ _NOT_PRODUCT = {"store/state/rules.py"}
 _ALIKE = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Operators that change nothing where enums, `None` and small numbers are compared."""
 _MOST_MEMORY_NBYTES = 6 << 30
-_TESTS_LIMIT_S, _SEED_LIMIT_S = 240, 30
+_FILE_LIMIT_S, _SEED_LIMIT_S = 60, 30
+"""For one file of tests, which takes up to ten, and for one seed: more is a hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +240,13 @@ class _FirstFailure:
 def _by_tests(files: Sequence[str]) -> str:
     import pytest
 
-    resource.setrlimit(resource.RLIMIT_CPU, (_TESTS_LIMIT_S, _TESTS_LIMIT_S))
     first = _FirstFailure()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # Of Hypothesis, which is imported already.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     for file in files:  # one by one: most are noticed by the first
+        spent_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        resource.setrlimit(resource.RLIMIT_CPU, (int(spent_s) + _FILE_LIMIT_S, -1))
         code = pytest.main([*options, file], plugins=[first])
         if code != 0:
             return first.name or f"pytest, which ends with {code}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,7 @@ from afferent.engine.reference.worker.encoding import ItemEncoder
 from afferent.engine.reference.worker.page_lock import PageLock
 from afferent.engine.weights import check_weights, weights_digest, weights_files, weights_nbytes
 from afferent.errors import ConfigError, StoreRestarted
+from afferent.store.arena import ArenaMap, create_segment
 from afferent.store.block import codec
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
@@ -226,30 +229,53 @@ class PretendRuntime:
         return 0
 
 
+@contextmanager
+def whole_arena(nbytes: int) -> Iterator[ArenaMap]:
+    """As with --preallocate-arena."""
+    fd = create_segment(nbytes)
+    with ArenaMap(fd, writable=False) as arena:
+        os.close(fd)
+        yield arena
+
+
 def test_the_arena_is_locked_once() -> None:
-    with LocalStore(2 * MiB, shares=SHARES) as one, LocalStore(MiB, shares=SHARES) as other:
+    with whole_arena(2 * MiB) as one, whole_arena(MiB) as other:
         runtime = PretendRuntime()
         lock = PageLock(runtime)
-        for store in (one, one, other):
-            lock.follow(store._arena)
+        for arena in (one, one, other):
+            lock.follow(arena)
         lock.release()
         lock.release()
         assert runtime.calls == [
-            ("register", one._arena.address, 2 * MiB, 8),
-            ("unregister", one._arena.address),
-            ("register", other._arena.address, MiB, 8),
-            ("unregister", other._arena.address),
+            ("register", one.address, 2 * MiB, 8),
+            ("unregister", one.address),
+            ("register", other.address, MiB, 8),
+            ("unregister", other.address),
         ]
+
+
+def test_an_arena_that_is_allocated_as_it_is_filled_is_not_locked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """To lock its pages would take their memory all at once."""
+    with LocalStore(MiB, shares=SHARES) as store:
+        runtime = PretendRuntime()
+        lock = PageLock(runtime)
+        for _ in range(3):
+            lock.follow(store._arena)
+        lock.release()
+        assert runtime.calls == []
+        assert caplog.text.count("--preallocate-arena") == 1
 
 
 def test_an_arena_that_can_not_be_locked_is_used_as_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with LocalStore(MiB, shares=SHARES) as store:
+    with whole_arena(MiB) as arena:
         runtime = PretendRuntime(error=1)
         lock = PageLock(runtime)
         for _ in range(3):
-            lock.follow(store._arena)
+            lock.follow(arena)
         lock.release()
         assert len(runtime.calls) == 1, "neither tried again nor taken back"
         assert "can't be locked" in caplog.text

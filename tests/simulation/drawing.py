@@ -43,7 +43,8 @@ def plan_of(seed: int) -> Plan:
         ),
         validates_every=rng.choice((1, 8, 8, 8)),
         failure_rates={
-            name: rng.choice((0.02, 0.2)) for name in ("mmap", "connect", "recv_fds", "accept")
+            name: rng.choice((0.02, 0.2))
+            for name in ("mmap", "connect", "recv_fds", "accept", "fallocate")
         },
     )
     # A few kinds of things at a time meet more often than all of them.

@@ -16,6 +16,7 @@ from afferent.store.state.allocator import round_up
 from afferent.store.state.jobs import CRASH_MEMORY_S, MAX_CRASHES, Job
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.object import ObjectState
+from afferent.testing.simulation.descriptors import Memory
 from afferent.testing.simulation.machine import Machine, Process
 from afferent.types import ClientId, Handle
 
@@ -82,8 +83,9 @@ class Use:
 class Oracle:
     """Looks at what every process does, and at the daemon's state after each event."""
 
-    def __init__(self, machine: Machine, memory: NDArray[np.uint8], validates_every: int) -> None:
-        self.machine, self.memory, self._every = machine, memory, validates_every
+    def __init__(self, machine: Machine, memory: Memory, validates_every: int) -> None:
+        self.machine, self.memory, self._every = machine, memory.data, validates_every
+        self._has_memory = memory.has
         self.uses: dict[int, Use] = {}
         self.state: Observed | None = None
         self._num_seen = 0
@@ -101,6 +103,8 @@ class Oracle:
         lines = np.frombuffer(block, np.uint64).reshape(-1, LINE_NBYTES // 8)
         use = Use(self, process, lines, handle, what)
         use.writes = writes
+        if not self._has_memory(use.start, use.end):
+            self.violate(f"memory: {process.name} uses {handle}, of which pages are missing")
         for other in self.uses.values():
             overlaps = other.start < use.end and use.start < other.end
             if overlaps and other.process.is_alive and (writes or other.writes):

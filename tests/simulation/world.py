@@ -59,7 +59,7 @@ class World:
         self._table.resize(table_nbytes(plan.table_rows))
         listener_fd = socket_calls.listen(self.supervisor, ADDRESS)
         self._listener = self.supervisor.fds[listener_fd]
-        self.oracle = Oracle(machine, self._arena.data, plan.validates_every)
+        self.oracle = Oracle(machine, self._arena, plan.validates_every)
         self.core_listener = self.supervisor.fds[socket_calls.listen(self.supervisor, CORE)]
         self.segment = 0
         self.processes: dict[str, Process] = {}

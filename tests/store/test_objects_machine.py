@@ -15,6 +15,7 @@ from afferent.types import ContentKey, Handle, Lease, ObjectKind
 from tests.examples import examples
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
+SHARES = {RAW: 0.5, FEATURES: 0.5}
 LEASES = st.tuples(st.integers(1, 3), st.sampled_from("xy"))
 KINDS = st.sampled_from([RAW, FEATURES])
 SIZES = st.one_of(st.integers(1, 200), st.integers(200, 1100))
@@ -27,11 +28,14 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = ObjectTable(2048, segment=1, shares={RAW: 0.5, FEATURES: 0.5})
+        self.table = self.empty_table()
         self.pins: dict[tuple[Lease, int], int] = {}
         self.writers: dict[int, Lease] = {}
         self.reserved: dict[tuple[Lease, ObjectKind], int] = {}
         self.names = 0
+
+    def empty_table(self) -> ObjectTable:
+        return ObjectTable(2048, segment=1, shares=SHARES)
 
     # Questions
 
@@ -214,7 +218,9 @@ class Life(RuleBasedStateMachine):
         held = {g for _, g in self.pins} | set(self.writers)
         assert held == {item.handle.generation for item in self.table if item.held}
         for kind in (RAW, FEATURES):
-            assert self.table.budget.unpromised_nbytes(kind) == self.unpromised(kind)
+            budget = self.table.budget
+            to_come = budget.capacity_nbytes(kind) - budget.backed_nbytes(kind)
+            assert budget.unpromised_nbytes(kind) + to_come == self.unpromised(kind)
         for item in self.table:
             pins = {lease: n for (lease, g), n in self.pins.items() if g == item.handle.generation}
             assert item.pins == pins
@@ -226,5 +232,21 @@ def make_dead() -> StoredObject:
     return StoredObject(Handle(1, 0, 64, 0), 64, RAW, ObjectState.PENDING_DELETION)
 
 
+class LifeOfAGrowingArena(Life):
+    """As long as the machine has memory, nobody sees that the arena has not."""
+
+    def empty_table(self) -> ObjectTable:
+        return ObjectTable(2048, segment=1, shares=SHARES, back=lambda _, end: end + 255 & -256)
+
+    @invariant()
+    def nothing_is_where_there_is_no_memory(self) -> None:
+        ends = {RAW: 0, FEATURES: 1024}
+        for item in self.table:
+            backed = ends[item.kind] + self.table.budget.backed_nbytes(item.kind)
+            assert item.handle.offset + item.block_nbytes <= backed
+
+
 TestLife = Life.TestCase
 TestLife.settings = examples(40, storm=400, stateful_step_count=40)
+TestLifeOfAGrowingArena = LifeOfAGrowingArena.TestCase
+TestLifeOfAGrowingArena.settings = TestLife.settings

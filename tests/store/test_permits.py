@@ -50,6 +50,15 @@ def test_as_many_as_the_limit_and_the_rest_in_order() -> None:
     assert semaphores.statistics() == {GATE: PermitStatistics(2, 0)}
 
 
+def test_who_is_next_at_once_and_wants_what_is_free_does_not_wait() -> None:
+    semaphores = Semaphores()
+    large = replace(entry(1), number=2)
+    small = replace(entry(2), number=1)
+    assert enter(semaphores, entry(0), large, small) == [True, False, False]
+    assert settle(semaphores) == [2]
+    assert semaphores.statistics() == {GATE: PermitStatistics(2, 1)}
+
+
 def test_to_give_up_a_call_that_was_refused_gives_nothing_back() -> None:
     store = Store()
     store.call(FRONTEND, requests.AcquirePermit, "r", GATE, 1, True)

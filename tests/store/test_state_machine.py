@@ -47,7 +47,7 @@ class Anything(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = StoreState(CAPACITY_NBYTES, segment=1, shares=SHARES)
+        self.state = self.empty_state()
         self.now_s = 0.0
         self.next_client = 1
         self.next_seq = 1
@@ -61,6 +61,9 @@ class Anything(RuleBasedStateMachine):
         self.joined: list[tuple[int, str, bytes]] = []  # who may wait for what
         for _ in range(4):
             self.places.append(self.join())
+
+    def empty_state(self) -> StoreState:
+        return StoreState(CAPACITY_NBYTES, segment=1, shares=SHARES)
 
     def join(self) -> int:
         client = self.next_client
@@ -477,5 +480,34 @@ class Anything(RuleBasedStateMachine):
         assert all(item.state is ObjectState.SEALED for item in self.state.objects)
 
 
+class AnythingShortOfMemory(Anything):
+    """The machine has memory at times only."""
+
+    def empty_state(self) -> StoreState:
+        self.has_memory, self.backed = True, set[int]()
+        return StoreState(CAPACITY_NBYTES, segment=1, shares=SHARES, back=self.back)
+
+    def back(self, start: int, end: int) -> int:
+        for number in range(start // 512, -(-end // 512)):
+            if number not in self.backed and not self.has_memory:
+                return max(start, number * 512)
+            self.backed.add(number)
+        return -(-end // 512) * 512
+
+    @rule(has_memory=st.booleans())
+    def memory(self, has_memory: bool) -> None:
+        self.has_memory = has_memory
+        if has_memory:
+            self.deliver(self.state.look_again(now_s=self.now_s))
+
+    @invariant()
+    def nothing_is_where_there_is_no_memory(self) -> None:
+        for item in self.state.objects:
+            start, end = item.handle.offset, item.handle.offset + item.block_nbytes
+            assert self.backed.issuperset(range(start // 512, -(-end // 512)))
+
+
 TestAnything = Anything.TestCase
 TestAnything.settings = examples(40, storm=400, stateful_step_count=80)
+TestAnythingShortOfMemory = AnythingShortOfMemory.TestCase
+TestAnythingShortOfMemory.settings = TestAnything.settings

@@ -246,6 +246,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         unit="ORIGIN,...",
     )
 
+    preallocate_arena: bool = setting(
+        False,
+        "have the whole arena take its memory at the start, and not as it is filled; a GPU of the "
+        "built-in engine then copies from it by itself",
+        Group.MEMORY,
+    )
     raw_share: float = setting(
         0.25, "part of the arena for media as they came", Group.MEMORY, gt=0, lt=1
     )

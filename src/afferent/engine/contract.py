@@ -85,8 +85,6 @@ class EngineProcess:
         fds: Descriptors that it inherits, under the same numbers. They are the server's from now
             on, which keeps them open for the next start.
         env: Added to its environment, which has none of the server's own settings.
-        needs_arena: It connects to the store at once. What does not is started while the arena is
-            allocated, and connects when the store is there.
         watches: Processes of its own that it beats for (`ChildProcess.beat`), as long as it sees
             them go on: ``/ready`` names those that do not. To end them is its own business.
     """
@@ -96,7 +94,6 @@ class EngineProcess:
     settings: Struct
     fds: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    needs_arena: bool = True
     watches: tuple[str, ...] = ()
 
 

@@ -158,6 +158,11 @@ def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="BYTES",
         help="shared memory (default: 1GiB)",
     )
+    run.add_argument(
+        "--preallocate-arena",
+        action="store_true",
+        help="have all of it take its memory now, and not as it is filled",
+    )
     for kind, share in DEFAULT_SHARES.items():
         run.add_argument(
             f"--{kind}-share",

@@ -29,7 +29,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
     stop = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stop.set())
-    with StoreServer(args.arena_nbytes, shares=shares) as server:
+    with StoreServer(
+        args.arena_nbytes, shares=shares, preallocate=args.preallocate_arena
+    ) as server:
         _announce(server, args.arena_nbytes, shares, console)
         while not stop.wait(_LOOK_AGAIN_S):
             if server.has_ended:

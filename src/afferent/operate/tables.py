@@ -76,6 +76,7 @@ def kinds(statistics: Statistics) -> Table:
     """A column for each kind of object."""
     rows: list[tuple[str, Callable[[KindStatistics], str]]] = [
         ("share", lambda kind: size(kind.capacity_nbytes)),
+        ("in memory", lambda kind: size(kind.backed_nbytes)),
         ("used", lambda kind: size(kind.used_nbytes)),
         ("  held", lambda kind: size(kind.held_nbytes)),
         ("  evictable", lambda kind: size(stats.evictable_nbytes(kind))),
@@ -100,7 +101,10 @@ def _work(statistics: Statistics) -> Table:
         f"{statistics.num_joined:,} in flight"
     )
     grid = Table.grid(padding=(0, 2))
-    arena = f"{size(statistics.capacity_nbytes)}, {size(statistics.used_nbytes)} used"
+    arena = (
+        f"{size(statistics.capacity_nbytes)}, {size(statistics.backed_nbytes)} in memory, "
+        f"{size(statistics.used_nbytes)} used"
+    )
     grid.add_row("arena", arena)
     grid.add_row("hit rate", f"{percent(stats.hit_rate(statistics))}  ({asked})")
     jobs = f"{statistics.num_jobs_queued:,} queued, {statistics.num_jobs_running:,} running"

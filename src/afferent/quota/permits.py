@@ -123,6 +123,7 @@ class Semaphores:
         else:
             semaphore.queue[lease] = asked
             semaphore.order.push(lease, share=asked.share, flow=lease, cost=asked.wanted)
+            self._stirred[name] = None  # it may be next, and want less than who was next so far
         return is_free
 
     def release(self, lease: Lease, name: str, *, ticket: Ticket | None = None) -> Ticket | None:

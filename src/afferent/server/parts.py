@@ -53,8 +53,6 @@ class Part:
     port: Port | None = None
     """Its settings get ``listener_fd``, a socket for each start."""
     env: dict[str, str] = field(default_factory=dict)
-    needs_arena: bool = True
-    """At its start; what does not is started while the arena is allocated."""
     is_engine: bool = False
     is_frontend: bool = False
     listener: socket.socket | None = None
@@ -106,7 +104,6 @@ class Plan:
                 partial(_same, process.settings),
                 fds=process.fds,
                 env=dict(process.env),
-                needs_arena=process.needs_arena,
                 watches=process.watches,
                 is_engine=True,
             )

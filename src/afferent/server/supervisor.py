@@ -117,22 +117,21 @@ class Supervisor:
         return prepared.plan
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:
-        """First what takes longest, the engine's workers; the others once there is an arena."""
+        """The store first, then what takes longest, the engine's workers."""
+        size = f"{os.fstat(inherited.arena_fd).st_size / 2**20:,.0f} MiB"
+        size += "" if self._config.arena_nbytes else ", as suits the memory there is"
+        if self._config.preallocate_arena:
+            start_s = time.monotonic()
+            for _ in arena.allocate(inherited.arena_fd):
+                await asyncio.sleep(0)  # for signals
+                if self._stop.is_set():
+                    return
+            how = f"allocated in {time.monotonic() - start_s:.2f} s"
+        else:
+            how = "allocated as it is filled"
+        self._say("arena", f"{size}; {how}")
         for part in self._parts.values():
-            if not part.needs_arena:
-                self._start(part)
-        start_s = time.monotonic()
-        for _ in arena.allocate(inherited.arena_fd):
-            await asyncio.sleep(0)  # for signals, and for what the children report
-            if self._stop.is_set():
-                return
-        took_s = time.monotonic() - start_s
-        how = "" if self._config.arena_nbytes else ", as suits the memory there is,"
-        nbytes = os.fstat(inherited.arena_fd).st_size
-        self._say("arena", f"{nbytes / 2**20:,.0f} MiB{how} allocated in {took_s:.2f} s")
-        for part in self._parts.values():
-            if part.needs_arena:
-                self._start(part)
+            self._start(part)
 
     def _start(self, part: Part) -> None:
         """A process for a part that has none.

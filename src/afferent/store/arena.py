@@ -1,8 +1,9 @@
-"""The arena: one preallocated anonymous mapping that every process shares.
+"""The arena: one anonymous mapping that every process shares.
 
 The memory is a memfd: it has no name in any file system, so nothing remains when the last process
-that holds it is gone, and a container's small /dev/shm does not matter. All of its pages exist
-before the first byte is stored, so a full machine is an error at the start and never a SIGBUS.
+that holds it is gone, and a container's small /dev/shm does not matter. Its pages exist before the
+first byte is stored there, so a full machine is an error and never a SIGBUS: all from the start
+(`create_segment`), or in chunks as they are needed (`open_segment` and `backing.Backing`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -22,6 +24,7 @@ import numpy as np
 
 from afferent.errors import ConfigError, StaleHandle
 from afferent.runtime import memory
+from afferent.store import backing
 
 _PAGE = mmap.PAGESIZE
 _MAX_PART_OF_MEMORY = 0.9
@@ -65,10 +68,11 @@ def create_segment(nbytes: int) -> int:
 
 
 def open_segment(nbytes: int) -> int:
-    """A new memfd of ``nbytes`` (rounded up to pages), not to be used before `allocate` is done.
+    """A new memfd of ``nbytes`` (rounded up to pages), whose pages are still to be allocated: all
+    by `allocate`, or each before it is used.
 
     Raises:
-        ConfigError: The machine, or this container, has not that much memory to give.
+        ConfigError: The machine, or this container, has not that much memory to give now.
     """
     nbytes = -(-nbytes // _PAGE) * _PAGE
     check_available(nbytes)
@@ -126,7 +130,8 @@ class ArenaMap:
     def __init__(self, fd: int, *, writable: bool) -> None:
         """Map all of ``fd``; the descriptor itself may be closed afterwards.
 
-        Page tables are filled by a thread, so that starting does not wait for it.
+        Page tables are filled by a thread, for each chunk that has memory or is used: nobody waits
+        for it, and what was never stored takes none.
         """
         status = os.fstat(fd)
         self.nbytes, self._identity = status.st_size, (status.st_dev, status.st_ino)
@@ -140,9 +145,14 @@ class ArenaMap:
         self._all: memoryview | None = None
         self._retired: weakref.ref[Any] | None = None
         self.renew()
-        self._stop = threading.Event()
-        self._populating = threading.Thread(target=self._populate, name="populate", daemon=True)
-        self._populating.start()
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._chunk_nbytes = backing.CHUNK_NBYTES
+        self._is_seen = bytearray(self.nbytes // self._chunk_nbytes + 1)
+        self._to_populate = deque[int]()
+        self._populating: threading.Thread | None = None
+        self.is_whole = backing.is_whole(fd)  # all pages were there when it was mapped
+        if self.is_whole:
+            self._see(0, self.nbytes)
 
     def block(self, offset: int, nbytes: int) -> memoryview:
         """The bytes ``[offset, offset + nbytes)``; read-only where the map is.
@@ -155,6 +165,8 @@ class ArenaMap:
             raise StaleHandle("the store has been closed, or restarts: nothing of it can be read")
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
+        if not self._is_seen[offset // self._chunk_nbytes]:
+            self._see(offset, nbytes)
         return everything[offset : offset + nbytes]
 
     def is_of(self, fd: int) -> bool:
@@ -163,8 +175,11 @@ class ArenaMap:
         return self._identity == (status.st_dev, status.st_ino)
 
     def wait_populated(self) -> None:
-        """Wait until every page is in this process's page tables, as a benchmark wants it."""
-        self._populating.join()
+        """Wait until every page that has memory is in this process's page tables, as a benchmark
+        wants it.
+        """
+        if (populating := self._populating) is not None:
+            populating.join()
 
     def retire(self, on_unused: Callable[[], object]) -> None:
         """Hand out no more blocks; call ``on_unused`` once nothing uses those handed out.
@@ -189,7 +204,7 @@ class ArenaMap:
         if os.getpid() != self._pid:
             return
         self._stop.set()
-        self._populating.join()
+        self.wait_populated()
         self._all = None
         with contextlib.suppress(BufferError):
             self._map.close()
@@ -200,12 +215,31 @@ class ArenaMap:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _see(self, offset: int, nbytes: int) -> None:
+        """Have a thread populate the chunks of this block, whose pages are all there."""
+        chunks = range(offset // self._chunk_nbytes, -(-(offset + nbytes) // self._chunk_nbytes))
+        with self._lock:
+            for number in chunks:
+                if not self._is_seen[number]:
+                    self._is_seen[number] = 1
+                    self._to_populate.append(number)
+            running = self._populating is not None and self._populating.is_alive()
+            if not running and not self._stop.is_set():
+                self._populating = threading.Thread(
+                    target=self._populate, name="populate", daemon=True
+                )
+                self._populating.start()
+
     def _populate(self) -> None:
+        """What comes just when this ends is left out: its pages come one fault at a time."""
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
-        for offset in range(0, self.nbytes, _POPULATE_STEP_NBYTES):
-            nbytes = min(_POPULATE_STEP_NBYTES, self.nbytes - offset)
-            if self._stop.is_set() or self._advise(offset, nbytes, advice) == errno.EINVAL:
-                return  # an old kernel fills the tables one fault at a time
+        while self._to_populate:
+            start = self._to_populate.popleft() * self._chunk_nbytes
+            end = min(start + self._chunk_nbytes, self.nbytes)
+            for offset in range(start, end, _POPULATE_STEP_NBYTES):
+                nbytes = min(_POPULATE_STEP_NBYTES, end - offset)
+                if self._stop.is_set() or self._advise(offset, nbytes, advice) == errno.EINVAL:
+                    return  # an old kernel fills the tables one fault at a time
 
     def _advise(self, offset: int, nbytes: int, advice: int) -> int:
         """madvise(2); the error number, or 0."""

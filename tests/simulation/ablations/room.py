@@ -8,6 +8,7 @@ from typing import Any
 
 from afferent.quota.earliest import Earliest
 from afferent.quota.permits import Semaphores
+from afferent.store.backing import Backing
 from afferent.store.state.budget import Budget
 from afferent.store.state.machine import StoreState
 from tests.simulation.ablations.table import Replace, ablation
@@ -17,6 +18,11 @@ from tests.simulation.ablations.table import Replace, ablation
 def _promises(replace: Replace) -> None:
     replace(Budget, "unpromised_nbytes", lambda self, kind: self._capacity[kind] - self._held[kind])
     replace(StoreState, "validate", lambda self: None)
+
+
+@ablation("what the machine has no memory for is given to nobody")
+def _backing(replace: Replace) -> None:
+    replace(Backing, "back", lambda self, start, end: self._nbytes)
 
 
 @ablation("who is next is not passed by what happens to fit")

@@ -70,6 +70,7 @@ MISSED: dict[str, tuple[int, str]] = {
     "place-waiting": (157, "rules"),
     "retried-creates": (65, "rules"),
     "promises": (9, "passed"),
+    "backing": (1, "memory"),
     "no-passing": (10, "passed"),
     "first-come": (10, "passed"),
     "retired-permits": (3, "leak"),

@@ -87,7 +87,6 @@ def _workers(
                 shares_embeddings=site.shares[ObjectKind.EMBEDDINGS] > 0,
             ),
             env={"OMP_NUM_THREADS": str(max(1, num_threads)), **_QUIET},
-            needs_arena=False,
         )
         for rank in range(num_workers)
     ]
@@ -100,7 +99,6 @@ def _forms(site: EngineSite, link: RemoteLink) -> EngineProcess:
         settings=launch.FormSettings(
             core_address=link.address, model_folder=str(site.model_folder)
         ),
-        needs_arena=False,
     )
 
 

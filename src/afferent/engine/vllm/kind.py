@@ -143,7 +143,6 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 place.SECRET: secret.hex(),
                 place.SUPERVISED: "1",
             },
-            needs_arena=False,
             watches=(SERVER,),
         )
         link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret, taken=taken)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from afferent.errors import DeadlineExceeded, FormatError, StoreRestarted, StoreUnavailable
-from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.arena import ArenaMap, open_segment
+from afferent.store.backing import Backing
 from afferent.store.client.owner import Owner
 from afferent.store.client.store import Store
 from afferent.store.protocol.replies import Reply, refusal, request_decoder
@@ -45,7 +46,7 @@ class LocalStore(Store):
     def __init__(
         self, capacity_nbytes: int, *, shares: Mapping[ObjectKind, float] = DEFAULT_SHARES
     ) -> None:
-        """Allocate the arena.
+        """Make room for the arena; it takes memory as it is filled.
 
         Args:
             shares: What part of the arena each kind of object has, such as
@@ -56,11 +57,15 @@ class LocalStore(Store):
         """
         super().__init__()
         divide(capacity_nbytes, shares)  # refused before there is an arena
-        fd = create_segment(capacity_nbytes)
-        self._arena = ArenaMap(fd, writable=True)
-        os.close(fd)
+        self._fd = open_segment(capacity_nbytes)
+        self._arena = ArenaMap(self._fd, writable=True)
         self._segment = next(_segments)
-        self._state = StoreState(self._arena.nbytes, segment=self._segment, shares=shares)
+        self._state = StoreState(
+            self._arena.nbytes,
+            segment=self._segment,
+            shares=shares,
+            back=Backing(self._fd, ahead=False).back,
+        )
         self._state.connect(_CLIENT, name="local", pid=os.getpid())
         self._changed = threading.Condition()
         self._replies: dict[int, Reply | None] = {}
@@ -83,6 +88,8 @@ class LocalStore(Store):
 
     def close(self) -> None:
         with self._changed:
+            if not self._is_closed:
+                os.close(self._fd)
             self._is_closed = True
             self._changed.notify_all()
         self._arena.close()

@@ -100,6 +100,13 @@ _OF_KIND: tuple[Observed[KindStatistics], ...] = (
     ),
     observed(
         "gauge",
+        "afferent_arena_memory_bytes",
+        "Bytes of a kind's share that have memory, used or not; the rest gets it when it is needed",
+        lambda share: share.backed_nbytes,
+        kind=_KINDS,
+    ),
+    observed(
+        "gauge",
         "afferent_arena_used_bytes",
         "Bytes in objects",
         lambda share: share.used_nbytes,

@@ -26,6 +26,7 @@ from afferent.errors import AfferentError, ConnectionClosed, FormatError, StoreF
 from afferent.runtime import logs, wire
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store import arena
+from afferent.store.backing import Backing
 from afferent.store.daemon.client_table import ClientTable, Entry
 from afferent.store.daemon.launch import DaemonSettings
 from afferent.store.protocol.hello import VERSION, Bye, Hello, Welcome, hello_decoder
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 5.0
 _AWAKE_S = 60e-6
 _MOST_MISSES = 6
+_LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +58,13 @@ class StoreDaemon:
         self._settings = settings
         self._read_only_fd = arena.reopen_read_only(settings.arena_fd)
         capacity_nbytes = os.fstat(settings.arena_fd).st_size
-        self.state = StoreState(capacity_nbytes, segment=settings.segment, shares=settings.shares)
+        self._backing = Backing(settings.arena_fd, ahead=True)
+        self.state = StoreState(
+            capacity_nbytes,
+            segment=settings.segment,
+            shares=settings.shares,
+            back=self._backing.back,
+        )
         self._client_table = ClientTable(settings.client_table_fd)
         self._former: dict[Entry, int] = {}  # pidfds of clients of the former epoch
         self._recovered = asyncio.Event()
@@ -68,6 +76,7 @@ class StoreDaemon:
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled."""
+        self._backing.prepare(region.start for region in self.state.objects.regions.values())
         for entry in self._client_table:
             self._await_former(entry)
         self._check_recovered()
@@ -254,6 +263,13 @@ class StoreDaemon:
                 log.warning("a worker took too long over an item and is killed")
                 _kill(self._clients[client].pidfd)
 
+    async def look_again_for_memory(self) -> None:
+        """After a chunk could not be had, try again for those who wait for room."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            if self._backing.has_refused:
+                self._send(self.state.look_again(now_s=time.monotonic()))
+
     def _send(self, replies: Replies) -> None:
         for client, reply in replies:
             known = self._clients.get(client)
@@ -284,6 +300,7 @@ async def _run(child: ChildProcess, settings: DaemonSettings) -> None:
         daemon.serve(listener),
         daemon.end_overdue_workers(),
         daemon.end_recovery(),
+        daemon.look_again_for_memory(),
         child.keep_beating(),
     )
 

@@ -16,7 +16,7 @@ from afferent.errors import StoreUnavailable
 from afferent.runtime import wire
 from afferent.runtime.process import Child, LogSettings, Status, spawn
 from afferent.runtime.sockets import new_address
-from afferent.store.arena import create_segment
+from afferent.store.arena import create_segment, open_segment
 from afferent.store.daemon.client_table import create_client_table
 from afferent.store.daemon.launch import DAEMON, DaemonSettings
 from afferent.store.state.region import DEFAULT_SHARES, divide
@@ -40,17 +40,21 @@ class InheritedDescriptors:
     client_table_fd: int
 
     @classmethod
-    def create(cls, capacity_nbytes: int) -> Self:
-        """Allocate it all.
+    def create(cls, capacity_nbytes: int, *, preallocate: bool = False) -> Self:
+        """With an arena in a folder of this process, which takes memory as it is filled.
+
+        Args:
+            preallocate: Have all of it take its memory now.
 
         Raises:
             ConfigError: There is not that much memory.
         """
-        return cls.over(create_segment(capacity_nbytes))
+        create_arena = create_segment if preallocate else open_segment
+        return cls.over(create_arena(capacity_nbytes))
 
     @classmethod
     def over(cls, arena_fd: int, *, path: str = "") -> Self:
-        """With an arena that is there, or will be when the first daemon is started.
+        """With an arena that is there.
 
         Args:
             path: Where the socket is; without it, in a folder of this process.
@@ -116,6 +120,7 @@ class StoreServer:
         job_timeout_s: float = 60.0,
         recovery_timeout_s: float | None = None,
         log_level: str = "warning",
+        preallocate: bool = False,
     ) -> None:
         """Start the daemon, and wait until it is ready.
 
@@ -124,13 +129,14 @@ class StoreServer:
             job_timeout_s: A worker that holds a job for longer is killed.
             recovery_timeout_s: After a restart, a process that has not let go of its arrays over
                 the arena within this time is killed; ``None`` waits for it.
+            preallocate: Have all of the arena take its memory now, and not as it is filled.
 
         Raises:
             ConfigError: There is not that much memory, or a setting is wrong.
             StoreUnavailable: The daemon does not start; its log says why.
         """
         divide(capacity_nbytes, shares)  # refused here, not in the daemon's log
-        self._inherited = InheritedDescriptors.create(capacity_nbytes)
+        self._inherited = InheritedDescriptors.create(capacity_nbytes, preallocate=preallocate)
         self._shares = dict(shares)
         self._job_timeout_s, self._recovery_timeout_s = job_timeout_s, recovery_timeout_s
         self._log = LogSettings(level=log_level, format="text")

@@ -125,9 +125,12 @@ class TenantInfo(Struct, forbid_unknown_fields=True):
 
 
 class KindStatistics(Struct, forbid_unknown_fields=True):
-    """One kind's share of the arena. ``held``: being written or pinned, so never evicted."""
+    """One kind's share of the arena. ``backed``: has memory, used or not. ``held``: being written
+    or pinned, so never evicted.
+    """
 
     capacity_nbytes: int
+    backed_nbytes: int
     used_nbytes: int
     held_nbytes: int
     reserved_nbytes: int
@@ -141,6 +144,7 @@ class KindStatistics(Struct, forbid_unknown_fields=True):
 class Statistics(Struct, forbid_unknown_fields=True):
     segment: int
     capacity_nbytes: int
+    backed_nbytes: int
     used_nbytes: int
     held_nbytes: int
     reserved_nbytes: int

@@ -104,6 +104,12 @@ class Allocator:
             raise StoreError(f"no block begins at {offset}")
         self._release(offset, nbytes)
 
+    def grow(self, nbytes: int) -> None:
+        """Have so much more at the end: a multiple of `ALIGNMENT`."""
+        end = self.start + self.capacity_nbytes
+        self.capacity_nbytes += nbytes
+        self._release(end, nbytes)
+
     def free_all(self, offsets: Iterable[int]) -> None:
         """Give blocks back, in order of address: what lies side by side is one piece of work."""
         start = end = self.start

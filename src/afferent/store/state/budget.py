@@ -1,8 +1,9 @@
 """The budget: bytes that are promised, and bytes that nobody can take away. Pure.
 
 For each kind of object, bytes *reserved* for a request and not yet allocated, plus bytes *held*
-(objects being written, pinned, or pending deletion and still mapped by somebody), never exceed the
-kind's share of the arena. What is neither can be had by evicting. A reservation is all or nothing
+(objects being written, pinned, or pending deletion and still mapped by somebody), never exceed what
+has memory of the kind's share of the arena; where that is too little, more is asked for. What is
+neither can be had by evicting. A reservation is all or nothing
 over the kinds it names. Who can't have one now may queue: it comes by fair shares between tenants,
 and of one tenant's requests a small one does not wait for a large one, which in turn waits for no
 more bytes of small ones than it wants itself. Who is next is not passed by what happens to fit.
@@ -11,7 +12,7 @@ more bytes of small ones than it wants itself. Who is next is not passed by what
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from afferent.errors import ArenaTooSmall, NotPermitted, StoreError, StoreFull
@@ -40,10 +41,20 @@ class QueuedReservation:
 
 
 class Budget:
-    """Amounts are whole cache lines: see `afferent.store.state.allocator.round_up`."""
+    """Amounts are whole cache lines: see `afferent.store.state.allocator.round_up`.
 
-    def __init__(self, capacity: Amounts) -> None:
+    Args:
+        capacity: The kinds' shares of the arena.
+        more: Gets memory for so much more of a kind's share, as far as there is any, and says for
+            how much; without it all have theirs from the start.
+    """
+
+    def __init__(
+        self, capacity: Amounts, *, more: Callable[[ObjectKind, int], int] | None = None
+    ) -> None:
         self._capacity = dict(capacity)
+        self._backed = dict(capacity) if more is None else dict.fromkeys(capacity, 0)
+        self._more = more
         self._held = dict.fromkeys(capacity, 0)
         self._reserved = dict.fromkeys(capacity, 0)
         self._reservations: dict[Lease, dict[ObjectKind, int]] = {}
@@ -61,6 +72,9 @@ class Budget:
     def capacity_nbytes(self, kind: ObjectKind) -> int:
         return self._capacity[kind]
 
+    def backed_nbytes(self, kind: ObjectKind) -> int:
+        return self._backed[kind]
+
     def held_nbytes(self, kind: ObjectKind) -> int:
         return self._held[kind]
 
@@ -68,7 +82,8 @@ class Budget:
         return self._reserved[kind]
 
     def unpromised_nbytes(self, kind: ObjectKind) -> int:
-        return self._capacity[kind] - self._held[kind] - self._reserved[kind]
+        """What has memory, and is neither held nor reserved."""
+        return self._backed[kind] - self._held[kind] - self._reserved[kind]
 
     def reservation_of(self, lease: Lease, kind: ObjectKind) -> int:
         """What is left of a lease's reservation."""
@@ -120,6 +135,16 @@ class Budget:
                 f"{nbytes} bytes of {kind} are more than their share of the arena, "
                 f"{self._capacity[kind]} bytes"
             )
+
+    def grow(self, kind: ObjectKind, nbytes: int) -> bool:
+        """Get memory for so much more of a kind's share; whether there is more than before."""
+        grown = self._more(kind, nbytes) if self._more is not None and nbytes > 0 else 0
+        self._backed[kind] += grown
+        return grown > 0
+
+    def look_again(self) -> None:
+        """Memory that was refused may be there now, for those who queue."""
+        self._may_reserve = True
 
     # Reservations
 
@@ -227,7 +252,7 @@ class Budget:
         reservation = self._reservations.get(lease)
         spent = min(reservation.get(kind, 0), nbytes) if reservation else 0
         rest = nbytes - spent
-        if rest and (self._num_awaited[kind] or rest > self.unpromised_nbytes(kind)):
+        if rest and (self._num_awaited[kind] or not self._has(kind, rest)):
             self.check_fits(kind, nbytes)
             raise StoreFull("no room: the arena is in use, or promised to others")
         if spent:
@@ -261,8 +286,8 @@ class Budget:
             reserved = sum(reservation.get(kind, 0) for reservation in self._reservations.values())
             if reserved != self._reserved[kind] or min(self._held[kind], reserved) < 0:
                 raise StoreError(f"the reservations of {kind} do not add up")
-            if self._held[kind] + reserved > capacity:
-                raise StoreError(f"more {kind} are promised than their share")
+            if not self._held[kind] + reserved <= self._backed[kind] <= capacity:
+                raise StoreError(f"more {kind} are promised than there is memory in their share")
             awaited = sum(kind in waiting.amounts for waiting in self._queue.values())
             if awaited != self._num_awaited[kind]:
                 raise StoreError(f"those who queue for {kind} do not add up")
@@ -301,7 +326,12 @@ class Budget:
             self._may_reserve = True
 
     def _has_room(self, amounts: Amounts) -> bool:
-        return all(nbytes <= self.unpromised_nbytes(kind) for kind, nbytes in amounts.items())
+        return all(self._has(kind, nbytes) for kind, nbytes in amounts.items())
+
+    def _has(self, kind: ObjectKind, nbytes: int) -> bool:
+        """Whether so much can be promised, now or with more memory."""
+        missing = nbytes - self.unpromised_nbytes(kind)
+        return missing <= 0 or (self.grow(kind, missing) and nbytes <= self.unpromised_nbytes(kind))
 
     def _reserve_now(self, lease: Lease, amounts: Amounts, *, ticket: Ticket | None = None) -> None:
         if not amounts:

@@ -33,7 +33,7 @@ from afferent.store.state.budget import Amounts, QueuedReservation
 from afferent.store.state.handlers import HANDLERS, LATER, Later, check_all, handles
 from afferent.store.state.object import NewObject, ObjectState
 from afferent.store.state.object_table import ObjectTable
-from afferent.store.state.region import DEFAULT_SHARES, Shares
+from afferent.store.state.region import DEFAULT_SHARES, Back, Shares
 from afferent.store.state.report import Client, Report
 from afferent.store.state.single_flight import SingleFlight
 from afferent.store.state.waiters import RELEASED
@@ -50,9 +50,19 @@ class StoreState:
     """One epoch of a store. Clients are numbers from 1; what they ask is a `Request`."""
 
     def __init__(
-        self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
+        self,
+        capacity_nbytes: int,
+        *,
+        segment: int,
+        shares: Shares = DEFAULT_SHARES,
+        back: Back | None = None,
     ) -> None:
-        self.objects = ObjectTable(capacity_nbytes, segment=segment, shares=shares)
+        """An empty store.
+
+        Args:
+            back: Gets the arena memory as it is needed; without it, all has its memory.
+        """
+        self.objects = ObjectTable(capacity_nbytes, segment=segment, shares=shares, back=back)
         # Whose requests are, by client and request; of those that are not here nobody has said.
         self._shares: dict[ClientId, dict[str | int, Share]] = {}
         self.flights = SingleFlight(self.objects, self._share_of)
@@ -85,6 +95,12 @@ class StoreState:
         else:
             if result is not LATER and request.seq != NO_REPLY:
                 self._reply(client, request.seq, result)
+        return self._settle()
+
+    def look_again(self, *, now_s: float) -> Replies:
+        """Memory that was refused may be there now, for those who wait for room."""
+        self._now_s = now_s
+        self.objects.look_again()
         return self._settle()
 
     def disconnect(self, client: ClientId, *, now_s: float) -> Replies:

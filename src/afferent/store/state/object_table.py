@@ -23,7 +23,7 @@ from afferent.store.state.budget import Amounts, Budget
 from afferent.store.state.index import ObjectIndex
 from afferent.store.state.leases import LeaseIndex
 from afferent.store.state.object import NewObject, ObjectState, StoredObject
-from afferent.store.state.region import DEFAULT_SHARES, Region, Shares, divide
+from afferent.store.state.region import DEFAULT_SHARES, Back, Region, Shares, divide
 from afferent.store.state.rules import check
 from afferent.types import ClientId, ContentKey, Handle, Lease, ObjectKind
 
@@ -32,12 +32,18 @@ class ObjectTable(ObjectIndex):
     """What becomes of them. Every method either does all of its work or raises."""
 
     def __init__(
-        self, capacity_nbytes: int, *, segment: int, shares: Shares = DEFAULT_SHARES
+        self,
+        capacity_nbytes: int,
+        *,
+        segment: int,
+        shares: Shares = DEFAULT_SHARES,
+        back: Back | None = None,
     ) -> None:
         super().__init__(segment)
-        self.regions = divide(capacity_nbytes, shares)
+        self.regions = divide(capacity_nbytes, shares, back)
         self.budget = Budget(
-            {kind: region.allocator.capacity_nbytes for kind, region in self.regions.items()}
+            {kind: region.capacity_nbytes for kind, region in self.regions.items()},
+            more=None if back is None else lambda kind, nbytes: self.regions[kind].grow(nbytes),
         )
         self.capacity_nbytes = capacity_nbytes
         self.num_evicted = dict.fromkeys(self.regions, 0)
@@ -264,6 +270,11 @@ class ObjectTable(ObjectIndex):
         orphaned, self._orphaned = self._orphaned, []
         return orphaned
 
+    def look_again(self) -> None:
+        """Memory that was refused may be there now."""
+        self.budget.look_again()
+        self._has_freed = True
+
     def take_freed(self) -> bool:
         """Whether, since the last call, something was freed or may be evicted now, so that an
         extent may have become long enough.
@@ -307,15 +318,21 @@ class ObjectTable(ObjectIndex):
         spent = self.budget.hold(lease, kind, nbytes)
         region = self.regions[kind]
         offset = region.allocator.allocate(nbytes)
+        if offset is None and self.budget.grow(kind, region.missing_nbytes(nbytes)):
+            offset = region.allocator.allocate(nbytes)
         # A large extent costs what was used lately, where several small ones would not.
-        if offset is None and not (is_for_many and nbytes * 32 > region.allocator.capacity_nbytes):
-            offset = self._make_room(region, nbytes)
+        if offset is None and not (is_for_many and nbytes * 32 > region.capacity_nbytes):
+            offset = self._make_room(kind, nbytes)
         if offset is None:
             self.budget.unhold(lease, kind, nbytes, spent=spent)
         return offset
 
-    def _make_room(self, region: Region, nbytes: int) -> int | None:
+    def _make_room(self, kind: ObjectKind, nbytes: int) -> int | None:
+        region = self.regions[kind]
         victims = region.choose_victims(nbytes)
+        # Where the end has no memory yet, an extent may reach into it.
+        if victims is None and self.budget.grow(kind, nbytes):
+            victims = region.choose_victims(nbytes)
         if victims is None:
             return None
         self._evict(region, victims)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from afferent.errors import ConfigError
 from afferent.store.state.allocator import ALIGNMENT, Allocator
@@ -23,12 +24,54 @@ DEFAULT_SHARES: Shares = {
 }
 
 
-class Region:
-    """Blocks of one kind, and which objects may be evicted, least recently used first."""
+Back = Callable[[int, int], int]
+"""Has memory for ``[start, end)`` of the arena; where what has memory ends, which may be before."""
 
-    def __init__(self, capacity_nbytes: int, *, start: int) -> None:
-        self.allocator = Allocator(capacity_nbytes, start=start)
+
+def all_has_memory(start: int, end: int) -> int:
+    """Of an arena that was allocated as a whole."""
+    return sys.maxsize
+
+
+class Region:
+    """Blocks of one kind, and which objects may be evicted, least recently used first.
+
+    Its allocator has what has memory of it, from the start on; `grow` gets more.
+    """
+
+    def __init__(self, capacity_nbytes: int, *, start: int, back: Back = all_has_memory) -> None:
+        self.start, self.capacity_nbytes = start, capacity_nbytes // ALIGNMENT * ALIGNMENT
+        self._back = back
+        self.allocator = Allocator(0, start=start)
         self.evictable: OrderedDict[int, StoredObject] = OrderedDict()  # by offset
+
+    @property
+    def backed_nbytes(self) -> int:
+        """What has memory of it, used or not."""
+        return self.allocator.capacity_nbytes
+
+    @property
+    def largest_free_nbytes(self) -> int:
+        """The longest extent that can be had without evicting anything, memory permitting."""
+        return max(self.allocator.largest_free_nbytes, self._last_nbytes)
+
+    def grow(self, nbytes: int) -> int:
+        """Get memory for so much more, as far as there is any; how much more has memory now."""
+        begin = self.start + self.backed_nbytes
+        end = min(begin + nbytes, self.start + self.capacity_nbytes)
+        if end <= begin:
+            return 0
+        backed = min(self._back(begin, end), self.start + self.capacity_nbytes)
+        grown = max(backed - begin, 0) // ALIGNMENT * ALIGNMENT
+        if grown:
+            self.allocator.grow(grown)
+        return grown
+
+    def missing_nbytes(self, nbytes: int) -> int:
+        """By how much to `grow` for an extent of ``nbytes`` at the end; 0 if none fits there."""
+        end = self.start + self.backed_nbytes
+        free = end - self.allocator.free_start(end)
+        return nbytes - free if free < nbytes <= self._last_nbytes else 0
 
     def put_evictable(self, item: StoredObject) -> None:
         """The object may go; it is the most recently used now."""
@@ -43,9 +86,20 @@ class Region:
         chosen = choose_victims(self.allocator, self.evictable, nbytes)
         return None if chosen is None else [self.evictable[offset] for offset in chosen]
 
+    @property
+    def _last_nbytes(self) -> int:
+        """From the last block to the end, whether it has memory or not."""
+        end = self.start + self.backed_nbytes
+        return self.start + self.capacity_nbytes - self.allocator.free_start(end)
 
-def divide(capacity_nbytes: int, shares: Shares) -> dict[ObjectKind, Region]:
+
+def divide(
+    capacity_nbytes: int, shares: Shares, back: Back | None = None
+) -> dict[ObjectKind, Region]:
     """One region for each kind, side by side.
+
+    Args:
+        back: Gets them memory as they need it; without it, all have theirs.
 
     Raises:
         ConfigError: It is no size; or the shares are of no kind, negative, or more than the whole.
@@ -59,7 +113,9 @@ def divide(capacity_nbytes: int, shares: Shares) -> dict[ObjectKind, Region]:
     for kind in ObjectKind:
         left = capacity_nbytes - start
         nbytes = min(left, int(capacity_nbytes * shares.get(kind, 0.0))) // ALIGNMENT * ALIGNMENT
-        regions[kind] = Region(nbytes, start=start)
+        regions[kind] = Region(nbytes, start=start, back=back or all_has_memory)
+        if back is None:
+            regions[kind].grow(nbytes)
         start += nbytes
     return regions
 

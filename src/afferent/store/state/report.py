@@ -51,6 +51,7 @@ class Report:
         return Statistics(
             segment=self._objects.segment,
             capacity_nbytes=self._objects.capacity_nbytes,
+            backed_nbytes=sum(kind.backed_nbytes for kind in kinds.values()),
             used_nbytes=self._objects.used_nbytes,
             held_nbytes=self._objects.held_nbytes,
             reserved_nbytes=sum(kind.reserved_nbytes for kind in kinds.values()),
@@ -139,16 +140,18 @@ class Report:
         return item.state.value
 
     def _kind(self, kind: ObjectKind) -> KindStatistics:
-        allocator, budget = self._objects.regions[kind].allocator, self._objects.budget
+        region, budget = self._objects.regions[kind], self._objects.budget
+        allocator = region.allocator
         return KindStatistics(
-            capacity_nbytes=allocator.capacity_nbytes,
+            capacity_nbytes=region.capacity_nbytes,
+            backed_nbytes=region.backed_nbytes,
             used_nbytes=allocator.capacity_nbytes - allocator.free_nbytes,
             held_nbytes=budget.held_nbytes(kind),
             reserved_nbytes=budget.reserved_nbytes(kind),
-            largest_free_nbytes=allocator.largest_free_nbytes,
+            largest_free_nbytes=region.largest_free_nbytes,
             num_free_extents=allocator.num_free_extents,
             num_objects=allocator.num_blocks,
-            num_held=allocator.num_blocks - len(self._objects.regions[kind].evictable),
+            num_held=allocator.num_blocks - len(region.evictable),
             num_evicted=self._objects.num_evicted[kind],
         )
 

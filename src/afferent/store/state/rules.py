@@ -30,6 +30,8 @@ def check(
     budget.validate()
     for kind, region in regions.items():
         region.allocator.validate()
+        if budget.backed_nbytes(kind) != region.backed_nbytes:
+            raise StoreError(f"the memory of {kind} does not add up")
         _check_region([item for item in objects if item.kind is kind], region)
         held = sum(item.block_nbytes for item in objects if item.kind is kind and item.held)
         if held != budget.held_nbytes(kind):
@@ -51,6 +53,8 @@ def check(
 
 
 def _check_region(items: list[StoredObject], region: Region) -> None:
+    if region.backed_nbytes > region.capacity_nbytes:
+        raise StoreError("a region has more memory than its share")
     taken = sum(region.allocator.size_of(item.handle.offset) for item in items)
     if taken != region.allocator.capacity_nbytes - region.allocator.free_nbytes:
         raise StoreError("a block belongs to no object")

@@ -15,21 +15,48 @@ if TYPE_CHECKING:
 _inodes = itertools.count(1)
 
 
+PAGE_NBYTES = 1024
+
+
 class Memory:
     """What a memfd stands for; it is there as long as anybody has it."""
 
     def __init__(self) -> None:
-        self.data = np.zeros(0, np.uint8)
         self.inode = next(_inodes)
+        self.resize(0)
 
     def resize(self, nbytes: int) -> None:
         self.data = np.zeros(nbytes, np.uint8)
+        self._has_page = np.zeros(-(-nbytes // PAGE_NBYTES), np.bool_)
+
+    def allocate(self, start: int, end: int) -> None:
+        """Give these bytes their pages."""
+        self._has_page[_pages(start, end)] = True
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether these bytes have their pages: who writes elsewhere may be killed."""
+        return bool(self._has_page[_pages(start, end)].all())
+
+    @property
+    def num_pages(self) -> int:
+        return int(self._has_page.sum())
+
+    def first_hole(self, start: int) -> int:
+        """The first byte from ``start`` on that has no page; the end, where all have theirs."""
+        holes = np.flatnonzero(~self._has_page[start // PAGE_NBYTES :])
+        return (
+            (start // PAGE_NBYTES + int(holes[0])) * PAGE_NBYTES if len(holes) else len(self.data)
+        )
 
     def open(self, process: Process) -> None:
         """A descriptor more."""
 
     def close(self, process: Process) -> None:
         """A descriptor less."""
+
+
+def _pages(start: int, end: int) -> slice:
+    return slice(start // PAGE_NBYTES, -(-end // PAGE_NBYTES))
 
 
 class ReadOnly:

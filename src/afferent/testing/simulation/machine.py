@@ -29,6 +29,7 @@ _EXIT_SEEN_S = 2e-3
 _LOOK_EVERY = 16
 _FAILURES: dict[str, Callable[[], OSError]] = {
     "mmap": lambda: OSError(errno.ENOMEM, "cannot allocate memory"),
+    "fallocate": lambda: OSError(errno.ENOMEM, "cannot allocate memory"),
     "connect": lambda: BlockingIOError(errno.EAGAIN, "the backlog is full"),
     "recv_fds": lambda: OSError(errno.EMFILE, "too many open files"),
     "accept": lambda: OSError(errno.EMFILE, "too many open files"),

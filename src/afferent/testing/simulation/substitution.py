@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from afferent.testing.simulation.descriptors import PAGE_NBYTES
 from afferent.testing.simulation.system import STAND_INS, ProcessTable
 
 MODULES = (
     "afferent.runtime.wire",
     "afferent.store.arena",
+    "afferent.store.backing",
     "afferent.store.client.async_store",
     "afferent.store.client.daemon_store",
     "afferent.store.client.handshake",
@@ -27,6 +29,10 @@ MODULES = (
 
 _BESIDES: dict[tuple[str, str], Any] = {
     ("afferent.store.arena", "_libc"): SimpleNamespace(madvise=lambda *_: 0),
+    ("afferent.store.backing", "CHUNK_NBYTES"): 2 * PAGE_NBYTES,
+    ("afferent.store.backing", "memory"): SimpleNamespace(
+        available_nbytes=lambda: 1 << 40, limit_nbytes=lambda: 1 << 40
+    ),
     ("afferent.store.daemon.client_table", "ProcStat"): ProcessTable,
     ("afferent.store.daemon.main", "_allow_many_descriptors"): lambda: None,
     # To look for the next message for a moment finds nothing where time stands still meanwhile.

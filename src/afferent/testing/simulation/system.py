@@ -23,7 +23,14 @@ import numpy as np
 
 from afferent.runtime.proc_stat import ProcStat
 from afferent.testing.simulation import threads
-from afferent.testing.simulation.descriptors import Eventfd, Map, Memory, Pidfd, ReadOnly
+from afferent.testing.simulation.descriptors import (
+    PAGE_NBYTES,
+    Eventfd,
+    Map,
+    Memory,
+    Pidfd,
+    ReadOnly,
+)
 from afferent.testing.simulation.socket_calls import UID, Socket, calling, recv_fds, send_fds
 from afferent.testing.simulation.sockets import End
 from afferent.testing.simulation.threads import TIMED_OUT, Killed, Thread
@@ -51,12 +58,28 @@ class StandIn:
 def _fstat(fd: int) -> SimpleNamespace:
     found = calling().fds[fd]
     memory = found.memory if isinstance(found, ReadOnly) else found
-    return SimpleNamespace(st_size=len(memory.data), st_dev=1, st_ino=memory.inode)
+    num_blocks = memory.num_pages * PAGE_NBYTES // 512
+    return SimpleNamespace(
+        st_size=len(memory.data), st_blocks=num_blocks, st_dev=1, st_ino=memory.inode
+    )
 
 
 def _memfd_create(name: str, flags: int = 0) -> int:
     process = calling()
     return process.machine.new_fd(process, Memory())
+
+
+def _fallocate(fd: int, offset: int, nbytes: int) -> None:
+    process = calling()
+    if (failure := process.machine.fails("fallocate", process)) is not None:
+        raise failure
+    process.fds[fd].allocate(offset, offset + nbytes)
+
+
+def _lseek(fd: int, at: int, how: int) -> int:
+    if how != real_os.SEEK_HOLE:
+        raise OSError(22, "not simulated")
+    return cast(int, calling().fds[fd].first_hole(at))
 
 
 def _open(path: str, flags: int, mode: int = 0) -> int:
@@ -244,6 +267,8 @@ STAND_INS: dict[str, StandIn] = {
         real_os,
         fstat=_fstat,
         memfd_create=_memfd_create,
+        posix_fallocate=_fallocate,
+        lseek=_lseek,
         open=_open,
         close=_close,
         pread=_pread,

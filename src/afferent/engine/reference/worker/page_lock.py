@@ -1,6 +1,7 @@
 """The arena's pages, locked for the GPU: it then copies from them by itself.
 
-The whole map is registered, once.
+The whole map is registered, once: CUDA refuses a copy of which a part is registered and a part is
+not, so an arena that is allocated as it is filled is not locked.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class PageLock:
             return
         self.release()
         self._arena = arena
+        if not arena.is_whole:
+            log.warning("the arena is not locked for the GPU without --preallocate-arena")
+            return
         error = int(self._runtime.cudaHostRegister(arena.address, arena.nbytes, _READ_ONLY))
         self._is_registered = error == 0
         if error:

@@ -1,0 +1,197 @@
+"""Memory of an arena: taken as it is filled, refused where there is none, and never twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from afferent.errors import StoreFull
+from afferent.runtime import memory
+from afferent.store import backing
+from afferent.store.arena import ArenaMap, create_segment, open_segment
+from afferent.store.backing import CHUNK_NBYTES, Backing
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.local_store import LocalStore
+from afferent.store.daemon.server import StoreServer
+from afferent.types import MiB, ObjectKind
+
+FEATURES = {ObjectKind.FEATURES: 1.0}
+CAPACITY = 4 * CHUNK_NBYTES
+
+
+def taken_nbytes(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = open_segment(CAPACITY)
+    yield fd
+    wait_for_threads()
+    os.close(fd)
+
+
+@dataclass
+class Machine:
+    """What `Backing` asks for how much memory there is."""
+
+    available: int = 1 << 40
+
+    def available_nbytes(self) -> int:
+        return self.available
+
+    def limit_nbytes(self) -> int:
+        return 1 << 30
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose memory the test decides about; what was refused is tried again at once."""
+    machine = Machine()
+    monkeypatch.setattr(backing, "memory", machine)
+    monkeypatch.setattr(backing, "_TRY_AGAIN_S", 0.0)
+    return machine
+
+
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "arena":
+            thread.join()
+
+
+def test_what_is_asked_for_has_memory_in_whole_chunks(fd: int) -> None:
+    backed = Backing(fd, ahead=False)
+    assert taken_nbytes(fd) == 0
+    assert backed.back(10, 20) == CHUNK_NBYTES
+    assert backed.back(CHUNK_NBYTES - 1, CHUNK_NBYTES + 1) == 2 * CHUNK_NBYTES
+    assert taken_nbytes(fd) == 2 * CHUNK_NBYTES
+    assert backed.back(0, CAPACITY) == CAPACITY == taken_nbytes(fd)
+
+
+def test_the_chunk_after_what_is_used_is_got_ahead_of_its_use(fd: int) -> None:
+    backed = Backing(fd, ahead=True)
+    backed.prepare([0])
+    wait_for_threads()
+    assert taken_nbytes(fd) == CHUNK_NBYTES
+    assert backed.back(0, 1) == CHUNK_NBYTES
+    wait_for_threads()
+    assert taken_nbytes(fd) == 2 * CHUNK_NBYTES
+    assert backed.back(2 * CHUNK_NBYTES, CAPACITY) == CAPACITY
+    wait_for_threads()
+    assert taken_nbytes(fd) == CAPACITY, "after the last chunk there is none"
+
+
+def test_the_machine_keeps_a_part_of_its_memory(fd: int, machine: Machine) -> None:
+    backed = Backing(fd, ahead=False)
+    machine.available = CHUNK_NBYTES + (1 << 30) // 20 + 1
+    assert backed.back(0, 1) == CHUNK_NBYTES
+    machine.available -= 2
+    assert backed.back(CHUNK_NBYTES + 5, CAPACITY) == CHUNK_NBYTES + 5
+    assert backed.has_refused
+    assert taken_nbytes(fd) == CHUNK_NBYTES
+    machine.available += 2
+    assert backed.back(CHUNK_NBYTES, CHUNK_NBYTES + 1) == 2 * CHUNK_NBYTES
+    assert not backed.has_refused
+
+
+def test_after_a_refusal_nothing_is_asked_for_a_while(
+    fd: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(backing, "_TRY_AGAIN_S", 1.0)
+    monkeypatch.setattr(backing.time, "monotonic", lambda: now.s)
+    backed, machine.available = Backing(fd, ahead=True), 0
+    assert backed.back(0, 1) == 0
+    machine.available = 1 << 40
+    now.s += 0.99
+    assert backed.back(0, 1) == 0
+    backed.prepare([0])
+    wait_for_threads()
+    assert taken_nbytes(fd) == 0
+    now.s += 0.02
+    assert backed.back(0, 1) == CHUNK_NBYTES
+
+
+def test_a_kernel_that_refuses_is_heard(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backing.os, "posix_fallocate", refuse)
+    assert Backing(fd, ahead=False).back(0, 1) == 0
+
+
+def test_memory_that_a_former_daemon_got_is_there(fd: int, machine: Machine) -> None:
+    """After a restart on a machine that is full by now."""
+    Backing(fd, ahead=False).back(0, 2 * CHUNK_NBYTES)
+    with ArenaMap(fd, writable=True) as arena:
+        arena.block(0, 2 * CHUNK_NBYTES)[:] = bytes(2 * CHUNK_NBYTES)
+        machine.available = 0
+        assert Backing(fd, ahead=False).back(0, 4 * CHUNK_NBYTES) == 2 * CHUNK_NBYTES
+
+
+def test_an_arena_that_was_allocated_as_a_whole_needs_nothing(machine: Machine) -> None:
+    machine.available = CAPACITY * 2
+    fd = create_segment(CAPACITY)
+    machine.available = 0
+    assert Backing(fd, ahead=False).back(5, CAPACITY) == CAPACITY
+    os.close(fd)
+
+
+def test_to_map_an_arena_takes_none_of_its_memory(fd: int) -> None:
+    backed = Backing(fd, ahead=False)
+    with ArenaMap(fd, writable=True) as one, ArenaMap(fd, writable=False) as other:
+        assert taken_nbytes(fd) == 0
+        backed.back(CHUNK_NBYTES, CHUNK_NBYTES + 1)
+        for arena in (one, other):
+            arena.block(CHUNK_NBYTES, CHUNK_NBYTES)
+            arena.wait_populated()
+            arena.block(0, 0)
+            arena.block(CAPACITY, 0)
+        assert taken_nbytes(fd) == CHUNK_NBYTES
+
+
+def test_an_idle_store_is_small_and_a_full_one_has_all_that_it_was_promised() -> None:
+    with (
+        StoreServer(CAPACITY, shares=FEATURES) as server,
+        DaemonStore(server.address, name="t", writable=True) as store,
+    ):
+        store.put("r", {"x": np.arange(1000)})
+        assert taken_nbytes(server.arena_fd) <= 2 * CHUNK_NBYTES
+        assert store.stat().backed_nbytes == CHUNK_NBYTES
+        handles = [store.put("r", {"x": np.full(MiB, n, np.uint8)}) for n in range(120)]
+        for n, handle in enumerate(handles):
+            with store.view(handle) as tree:
+                assert (tree["x"] == n).all()
+                del tree
+        assert taken_nbytes(server.arena_fd) == CAPACITY
+        assert store.stat().backed_nbytes == CAPACITY
+
+
+def test_a_new_item_takes_memory_before_an_old_one_goes() -> None:
+    with LocalStore(CAPACITY, shares=FEATURES) as store:
+        for n in range(100):
+            store.put(f"r{n}", {"x": np.zeros(MiB, np.uint8)}, key=bytes([n]) * 32)
+            store.release(f"r{n}")
+        assert store.stat().num_evicted == 0
+        store.put("large", {"x": np.zeros(70 * MiB, np.uint8)})
+        assert 0 < store.stat().num_evicted <= 70
+
+
+def test_without_memory_the_store_is_full_and_goes_on(machine: Machine) -> None:
+    with LocalStore(CAPACITY, shares=FEATURES) as store:
+        store.put("one", {"x": np.zeros(20 * MiB, np.uint8)}, key=bytes(32))
+        machine.available = 0
+        with pytest.raises(StoreFull):
+            store.put("two", {"x": np.zeros(20 * MiB, np.uint8)})
+        store.release("one")
+        store.put("two", {"x": np.zeros(20 * MiB, np.uint8)})
+        assert store.stat().num_evicted == 1
+        machine.available = 1 << 40
+        store.put("three", {"x": np.zeros(80 * MiB, np.uint8)})
+        assert memory.limit_nbytes() != machine.limit_nbytes(), "only the arena's is pretended"
