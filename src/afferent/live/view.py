@@ -29,6 +29,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 
     kind: str
     capacity_nbytes: int
+    backed_nbytes: int
     pinned_nbytes: int
     evictable_nbytes: int
     free_nbytes: int
@@ -174,6 +175,7 @@ def _kinds(before: Observation, after: Observation) -> list[Kind]:
             Kind(
                 kind=kind.value,
                 capacity_nbytes=share.capacity_nbytes,
+                backed_nbytes=share.backed_nbytes,
                 pinned_nbytes=share.held_nbytes,
                 evictable_nbytes=share.used_nbytes - share.held_nbytes,
                 free_nbytes=share.capacity_nbytes - share.used_nbytes,

@@ -206,8 +206,9 @@ function render(view) {
   $("requests-none").hidden = view.running.length + view.ended.length > 0;
   text($("requests-note"), `${show(view.num_running)} in flight`);
   keyed(body("kinds"), view.kinds, (kind) => kind.kind, makeKind, updateKind);
-  const total = view.kinds.reduce((sum, kind) => sum + kind.capacity_nbytes, 0);
-  text($("arena-note"), `${size(total)}${view.hit_rate === null ? "" : `, ${show(view.hit_rate, "%")} of items found`}`);
+  const sum = (name) => view.kinds.reduce((so_far, kind) => so_far + kind[name], 0);
+  const arena = `${size(sum("capacity_nbytes"))}, ${size(sum("backed_nbytes"))} in memory`;
+  text($("arena-note"), `${arena}${view.hit_rate === null ? "" : `, ${show(view.hit_rate, "%")} of items found`}`);
   const { gate } = view;
   text($("gate-note"), `${show(gate.num_waiting_for_room)} waiting for room, ${show(gate.num_waiting_for_permits)} for a permit`);
   $("tenants").hidden = !gate.tenants.length;
