@@ -4,8 +4,8 @@
 
 Cosmic Ray's operators make the faults: another comparison, a number off by one, a condition turned
 round, a loop that does nothing. Places are drawn from a seed, and at each place one of the changes
-that are possible there. What is said to checkers and tests alone (annotations, `validate`) is left
-out, and so is `==` in place of `is`.
+that are possible there. What is said to checkers and tests alone (annotations, `validate`, which
+arguments are named) is left out, and so is `==` in place of `is`.
 
 A fault is noticed by a unit test, or else by one of the first seeds of the simulator. Each is tried
 in a fork of a process that has imported the libraries, but nothing of ours: the fork imports it,
@@ -177,12 +177,28 @@ def sample(number: int, seed: int) -> list[Fault]:
 
 
 def _one_that_compiles(rng: random.Random, faults: list[Fault]) -> Fault | None:
-    """Some changes are no Python: nobody has to notice them."""
+    """Some changes are no Python, and some take `*` in a signature for a product: nobody has to
+    notice these.
+    """
     for fault in rng.sample(faults, len(faults)):
         with contextlib.suppress(SyntaxError):
             compile(fault.mutated(), fault.file, "exec")
-            return fault
+            if _without_names(fault.mutated()) != _without_names(
+                (SOURCES / fault.file).read_text()
+            ):
+                return fault
     return None
+
+
+def _without_names(text: str) -> str:
+    """The program, whichever arguments have to be named."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arguments):
+            node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+            node.defaults += [default for default in node.kw_defaults if default is not None]
+            node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
+    return ast.dump(tree)
 
 
 # Whether one is noticed

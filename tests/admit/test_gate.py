@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from afferent.admit.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
+from afferent.admit.gate import _SMALL_PART as SMALL_PART
 from afferent.errors import ArenaTooSmall, DeadlineExceeded, NoPermitLeft, StoreFull
 from afferent.quota.permits import PermitStatistics
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -82,6 +83,43 @@ def test_a_refusal_says_when_to_try_again() -> None:
     assert sum(counts) == 19
     assert counts[ADMISSION_SECONDS.declaration.buckets.index(5.0)] == 11, "those in vain, too"
     assert seconds == 11 * 4.0
+
+
+def test_large_bodies_take_turns_and_small_ones_do_not() -> None:
+    """Of 64 MiB: what is no larger than 2 is small; anna's take half of them at most."""
+
+    class Permits(FakeBudget):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[tuple[str, int, int]] = []
+
+        async def acquire_permit(
+            self, request: str, semaphore: str, *, limit: int, number: int = 1, timeout_s: float
+        ) -> None:
+            self.asked.append((semaphore, limit, number))
+
+        def release_permit(self, request: str, semaphore: str) -> None:
+            self.asked.append((semaphore, 0, 0))
+
+    async def main() -> None:
+        budget = Permits()
+        gate = Gate(budget, timeout_s=5.0, max_uploads_nbytes=64 * MiB)
+        small = 64 * MiB // SMALL_PART
+        assert not await gate.begin_upload("r", small)
+        assert not await Gate(budget, timeout_s=5.0).begin_upload("r", 64 * MiB), "nobody counts"
+        assert budget.asked == []
+        assert await gate.begin_upload("r", small + 1)
+        assert await gate.begin_upload("r", 9 * MiB + 1, tenant="anna")
+        gate.end_upload("r", tenant="anna")
+        assert budget.asked == [
+            ("uploads", 64, (small + 1 + MiB - 1) // MiB),
+            ("uploads_of/anna", 32, 10),
+            ("uploads", 64, 10),
+            ("uploads", 0, 0),
+            ("uploads_of/anna", 0, 0),
+        ]
+
+    asyncio.run(main())
 
 
 def test_only_what_was_granted_lately_says_when_to_try_again() -> None:

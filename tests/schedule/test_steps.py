@@ -153,6 +153,14 @@ def test_all_items_are_there() -> None:
     assert has == [False, False, True]
 
 
+def test_the_last_token_of_a_step_is_for_who_comes() -> None:
+    scheduler = scheduler_with(max_num_batched_tokens=10)
+    add(scheduler, "a", 9)
+    add(scheduler, "b", 10)
+    found = scheduler.next_step().prefill
+    assert found == [Chunk("a", 0, 9, True), Chunk("b", 0, 1, False)]
+
+
 def ids(found: Step) -> list[str]:
     return [chunk.sequence_id for chunk in found.prefill]
 

@@ -106,6 +106,17 @@ def test_an_index_that_is_over_is_destroyed_bit_by_bit() -> None:
     assert [index.shed(2), index.shed(2), index.shed(2)] == [2, 1, 0]
 
 
+@pytest.mark.parametrize("kind", [WindowIndex, CrossAttentionIndex])
+def test_where_there_is_no_item_a_window_is_whole_at_once(kind: type[WindowIndex[int]]) -> None:
+    assert [kind(()).whole_after(start) for start in (0, 1, 7)] == [1, 2, 8]
+
+
+def test_a_window_ends_before_what_it_would_cut() -> None:
+    index = WindowIndex(THREE)
+    ends = {(0, 1): 1, (0, 3): 2, (0, 5): 5, (0, 12): 10, (0, 14): 14, (0, 99): 99, (3, 4): 3}
+    assert {window: index.whole_before(*window) for window in ends} == ends
+
+
 def test_encoder_decoder_items_all_belong_to_the_first_position() -> None:
     index = CrossAttentionIndex(at((0, 1500), (0, 40)))
     assert list(index.in_window(0, 1)) == [0, 1]

@@ -338,6 +338,17 @@ def test_a_lease_is_moved_whole() -> None:
     table.validate()
 
 
+def test_a_pin_is_moved_to_who_has_none() -> None:
+    table = table_of(512)
+    item = sealed(table, "a", 64)
+    table.pin(ONE, item)
+    table.move_lease(ONE, TWO)
+    assert item.pins == {TWO: 1}
+    table.unpin(TWO, item)
+    assert not item.held
+    table.validate()
+
+
 def test_evicting_on_request() -> None:
     table = table_of(512)
     for name in "abc":
