@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from afferent.admit.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
 from afferent.admit.gate import _SMALL_PART as SMALL_PART
+from afferent.admit.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
 from afferent.errors import ArenaTooSmall, DeadlineExceeded, NoPermitLeft, StoreFull
 from afferent.quota.permits import PermitStatistics
 from afferent.store.client.async_store import AsyncDaemonStore
