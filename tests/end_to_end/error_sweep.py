@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,7 @@ ERRORS = {
 }
 REQUEST_TIMEOUT_S = 60.0
 BACK_TIMEOUT_S = 90.0
+_MOST_FILES = 4096
 TRACED_START_S = 3.0
 """How long calls fail while a process starts again; then it has to come up."""
 
@@ -284,6 +286,9 @@ def main() -> int:
     given = options.parse_args()
     if shutil.which("strace") is None:
         sys.exit("strace is not there (of Debian: apt-get install strace)")
+    # Who can't open /proc/self/fd before it starts a program closes all that there may be: traced,
+    # a million would take minutes.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES, _MOST_FILES))
     start_s = time.monotonic()
     with Sweep() as sweep:
         for kind, at_start in itertools.product(given.only or KINDS, (False, True)):
