@@ -233,6 +233,31 @@ def test_an_engine_that_lacks_a_part_is_not_hosted() -> None:
         EngineHost(Half())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), OSError(24, "too many open files")]
+)
+def test_who_is_out_of_threads_or_files_connects_later(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    refused: list[Exception] = []
+    real = client.open_in_thread
+
+    async def open_in_thread(*args: Any) -> Any:
+        if len(refused) < 2:
+            refused.append(error)
+            raise error
+        return await real(*args)
+
+    async def run() -> None:
+        async with place() as at:
+            assert at.engine.info == INFO
+            assert len(refused) == 2
+
+    monkeypatch.setattr(client, "open_in_thread", open_in_thread)
+    monkeypatch.setattr(client, "_RECONNECT_S", 0.01)
+    asyncio.run(run())
+
+
 def test_what_can_not_be_understood_is_named_and_asked_for_ever_less_often(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -156,6 +156,21 @@ def test_to_map_an_arena_takes_none_of_its_memory(fd: int) -> None:
         assert taken_nbytes(fd) == CHUNK_NBYTES
 
 
+def test_without_a_thread_to_be_had_pages_come_one_by_one(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    backed = Backing(fd, ahead=True)
+    assert backed.back(0, 1) == CHUNK_NBYTES
+    with ArenaMap(fd, writable=True) as arena:
+        arena.block(0, 4)[:] = b"here"
+        arena.wait_populated()
+        assert bytes(arena.block(0, 4)) == b"here"
+
+
 def test_an_idle_store_is_small_and_a_full_one_has_all_that_it_was_promised() -> None:
     with (
         StoreServer(CAPACITY, shares=FEATURES) as server,

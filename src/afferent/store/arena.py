@@ -225,10 +225,10 @@ class ArenaMap:
                     self._to_populate.append(number)
             running = self._populating is not None and self._populating.is_alive()
             if not running and not self._stop.is_set():
-                self._populating = threading.Thread(
-                    target=self._populate, name="populate", daemon=True
-                )
-                self._populating.start()
+                populating = threading.Thread(target=self._populate, name="populate", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no more threads: pages come one by one
+                    populating.start()
+                    self._populating = populating
 
     def _populate(self) -> None:
         """What comes just when this ends is left out: its pages come one fault at a time."""

@@ -7,6 +7,7 @@ of it: whoever writes past that would be killed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -58,9 +59,11 @@ class Backing:
         chunks = [offset // self._chunk_nbytes for offset in offsets if offset < self._nbytes]
         wanted = [number for number in chunks if number not in self._backed]
         if self._ahead and wanted and not self._is_refused:
-            threading.Thread(
+            thread = threading.Thread(
                 target=lambda: [self._has(number) for number in wanted], name="arena", daemon=True
-            ).start()
+            )
+            with contextlib.suppress(RuntimeError):  # no more threads: nothing is ahead
+                thread.start()
 
     @property
     def has_refused(self) -> bool:

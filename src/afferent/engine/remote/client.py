@@ -51,7 +51,7 @@ class RemoteEngine:
         while True:
             try:
                 sock = await open_in_thread(self._connect, socket.socket.close)
-            except ConnectionClosed:
+            except (ConnectionClosed, OSError, RuntimeError):  # or out of threads, for a moment
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             self._closed.clear()

@@ -197,7 +197,7 @@ class VllmClient:
             except TimeoutError:  # it is busy, at first; who does not listen refuses at once
                 server.num_unanswered += 1
                 server.is_ready = server.is_ready and server.num_unanswered < _MOST_UNANSWERED
-            except (aiohttp.ClientError, OSError):
+            except (aiohttp.ClientError, OSError, RuntimeError):  # or out of threads, for a moment
                 server.is_ready = False
             if was_ready and not server.is_ready:
                 log.warning("vLLM is gone", extra={"url": server.url})
