@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -82,6 +82,10 @@ class Fault:
         return f"{self.kind}: {self.call} {self.number} {self.error} ({when})"
 
 
+class Stuck(Exception):
+    """strace does not let go of a process: nothing can be said of it."""
+
+
 class NotAsBefore(Exception):
     """After a fault the server does not come back, or holds something."""
 
@@ -92,7 +96,7 @@ class Sweep:
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.findings: list[str] = []
-        self.num_faults = self.num_hit = 0
+        self.num_faults = self.num_hit = self.num_stuck = 0
         self._seed = 0
         self._stack = ExitStack()
         self._client = httpx.Client(timeout=REQUEST_TIMEOUT_S)
@@ -232,8 +236,17 @@ class Sweep:
         except NotAsBefore as error:
             self.note(fault, str(error))
             print(self.server.log())
+            self.replace()
+        except Stuck:
+            self.num_stuck += 1
+            print("\nstrace does not let go of it: not tried", flush=True)
+            self.replace()
+
+    def replace(self) -> None:
+        self.server.popen.kill()
+        with suppress(Exception):  # of what a fault has left nothing more is asked
             self._stack.close()
-            self.__enter__()
+        self.__enter__()
 
     def note(self, fault: Fault, what: str) -> None:
         self.findings.append(f"{fault}: {what}")
@@ -258,7 +271,11 @@ def traced(pid: int, calls: list[str], rule: str | None = None) -> Iterator[Path
             yield log
         finally:
             strace.send_signal(signal.SIGINT)
-            strace.communicate(timeout=60)
+            try:
+                strace.communicate(timeout=60)
+            except subprocess.TimeoutExpired as error:
+                strace.kill()
+                raise Stuck from error
 
 
 def made_by_one(log: str) -> Counter[str]:
@@ -297,7 +314,10 @@ def main() -> int:
             for fault in faults_of(kind, made, given.calls, at_start=at_start):
                 sweep.inject(fault)
     took_s = time.monotonic() - start_s
-    print(f"\n{sweep.num_faults} faults, {sweep.num_hit} of them happened; {took_s:.0f} s")
+    print(
+        f"\n{sweep.num_faults} faults, {sweep.num_hit} of them happened, {sweep.num_stuck} could "
+        f"not be tried; {took_s:.0f} s"
+    )
     print(dict(sweep.outcomes))
     print(f"{len(sweep.findings)} findings", *sweep.findings, sep="\n")
     return int(bool(sweep.findings))

@@ -174,6 +174,12 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
         queue.push(number, share=Share(str(number)), flow=0, cost=1)
         queue.pop()
     assert len(queue._tenants) < 200
+    for number in range(3):  # while others have work
+        queue.push(-1 - number, share=Share(f"stays {number}", weight=1e-6), flow=0, cost=1)
+    for number in range(10_000):
+        queue.push(number, share=Share(str(number)), flow=0, cost=1)
+        queue.discard(number)
+    assert len(queue._tenants) < 200
 
 
 def history(seed: int) -> None:

@@ -56,6 +56,22 @@ def test_the_oldest_unreferenced_goes_first_and_is_reported_once() -> None:
     assert cache.report_evicted() == []
 
 
+def test_as_many_go_as_it_takes_in_rows_and_in_bytes() -> None:
+    cache = make(rows=100, nbytes=1000)
+    for key, rows, nbytes in ((b"ant", 10, 300), (b"bee", 10, 300), (b"cat", 10, 300)):
+        hold(cache, "a", key, rows=rows, nbytes=nbytes)
+        cache.release("a", key)
+    for rows, nbytes, gone in (
+        (10, 100, ()),
+        (10, 400, (b"ant",)),
+        (10, 700, (b"ant", b"bee")),
+        (81, 100, (b"ant", b"bee")),
+    ):
+        plan = cache.plan("b", b"new", num_embeds=rows, nbytes=nbytes)
+        assert plan is not None
+        assert plan.victims == gone
+
+
 def test_references_block_and_say_so_with_none() -> None:
     cache = make()
     hold(cache, "a", b"ant", 80)

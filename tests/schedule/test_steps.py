@@ -16,6 +16,7 @@ from afferent.errors import (
     PromptTooLong,
 )
 from afferent.quota.shares import Share
+from afferent.schedule import scheduler as scheduler_module
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import (
     Chunk,
@@ -451,6 +452,28 @@ def test_wrong_input_leaves_a_session_as_it_was() -> None:
         with pytest.raises(error):
             scheduler.append(id, num_tokens=num_tokens, max_tokens=0, items=items)
     scheduler.append("s", num_tokens=16, max_tokens=0)
+
+
+def test_what_has_ended_is_destroyed_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "_SHED_PER_STEP", 2)
+    scheduler = scheduler_with()
+    for id in "abcde":
+        add(scheduler, id, 10)
+        scheduler.abort(id)
+    left = []
+    for _ in range(4):
+        scheduler.next_step()
+        left.append(len(scheduler._ended))
+    assert left == [3, 1, 0, 0]
+
+
+def test_messages_are_frozen_strict_and_small() -> None:
+    """They go to workers, at every step."""
+    for message in (Chunk, Encode, EncoderInput, Placed, Step):
+        declared = message.__struct_config__
+        assert declared.frozen
+        assert declared.forbid_unknown_fields
+        assert declared.array_like
 
 
 def test_an_id_is_used_once_at_a_time() -> None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from afferent.errors import InvalidPlaceholders
+from afferent.schedule.sequence import Input, Sequence
+from afferent.schedule.step import EncoderInput, Request
 from afferent.schedule.window import CrossAttentionIndex, WindowIndex
 from afferent.types import Placeholder
 from tests.schedule.settings import STATE_MACHINE
@@ -106,6 +108,15 @@ def test_an_index_that_is_over_is_destroyed_bit_by_bit() -> None:
     assert [index.shed(2), index.shed(2), index.shed(2)] == [2, 1, 0]
 
 
+def test_an_input_that_is_over_is_destroyed_with_its_items() -> None:
+    items = [EncoderInput(b"k", Placeholder(n, 1), 0) for n in range(5)]
+    sequence = Sequence.of(
+        Request(id="s", num_tokens=5, items=items, max_tokens=0, session_tokens=100), arrival=0
+    )
+    sequence.append(Input(arrival=1, num_tokens=2, max_tokens=0, items=items[:2]))
+    assert [sequence.shed(4), sequence.shed(1), sequence.shed(9), sequence.shed(9)] == [4, 1, 3, 0]
+
+
 @pytest.mark.parametrize("kind", [WindowIndex, CrossAttentionIndex])
 def test_where_there_is_no_item_a_window_is_whole_at_once(kind: type[WindowIndex[int]]) -> None:
     assert [kind(()).whole_after(start) for start in (0, 1, 7)] == [1, 2, 8]
@@ -115,6 +126,8 @@ def test_a_window_ends_before_what_it_would_cut() -> None:
     index = WindowIndex(THREE)
     ends = {(0, 1): 1, (0, 3): 2, (0, 5): 5, (0, 12): 10, (0, 14): 14, (0, 99): 99, (3, 4): 3}
     assert {window: index.whole_before(*window) for window in ends} == ends
+    far = WindowIndex(at((1000, 1300)))
+    assert far.whole_before(990, 1000 + 300) == 1300, "it ends with the item"
 
 
 def test_encoder_decoder_items_all_belong_to_the_first_position() -> None:

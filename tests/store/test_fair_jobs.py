@@ -52,6 +52,13 @@ def jobs() -> Jobs:
     return Jobs()
 
 
+def test_what_takes_a_quarter_of_a_second_is_short(jobs: Jobs) -> None:
+    jobs.ask("a", 2, cost_us=250_000)
+    jobs.ask("b", 1, cost_us=250_001)
+    queue = jobs.store.state.flights.jobs
+    assert (queue.num_queued, queue.num_ready) == (3, 2)
+
+
 def test_one_image_is_not_behind_hundreds(jobs: Jobs) -> None:
     jobs.ask("many", 300)
     assert jobs.work(3) == ["many"] * 3

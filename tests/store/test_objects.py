@@ -17,7 +17,7 @@ from afferent.errors import (
 )
 from afferent.store.state.object import NewObject, StoredObject
 from afferent.store.state.object_table import ObjectTable
-from afferent.store.state.region import Shares, divide
+from afferent.store.state.region import DEFAULT_SHARES, Shares, divide
 from afferent.types import ContentKey, Handle, Lease, ObjectKind
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
@@ -347,6 +347,27 @@ def test_a_pin_is_moved_to_who_has_none() -> None:
     table.unpin(TWO, item)
     assert not item.held
     table.validate()
+
+
+def test_many_small_ones_cost_the_oldest_and_not_an_extent() -> None:
+    table = table_of(1024)
+    items = [sealed(table, f"{n:02}") for n in range(16)]
+    for n, item in enumerate(items):  # the oldest lie apart
+        if n % 4:
+            table.pin(TWO, item)
+    table.drop_lease(TWO)
+    created = table.create_all(ONE, [new(f"new{n}") for n in range(4)])
+    assert created is not None
+    assert {item.handle.offset for item in created} == {
+        items[n].handle.offset for n in (0, 4, 8, 12)
+    }
+    table.validate()
+
+
+def test_shares_are_parts_of_one_whole() -> None:
+    assert sum(DEFAULT_SHARES.values()) == pytest.approx(1.0)
+    assert min(DEFAULT_SHARES.values()) > 0
+    assert set(DEFAULT_SHARES) == set(ObjectKind)
 
 
 def test_evicting_on_request() -> None:

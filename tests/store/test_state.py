@@ -28,6 +28,16 @@ from tests.store.pure_store import (
     states,
 )
 
+
+def test_each_kind_has_figures_of_its_own() -> None:
+    store = Store(1 << 12)
+    store.create(FRONTEND, "r", 100, 65)
+    raw, features = (store.state.statistics().kinds[kind] for kind in (RAW, FEATURES))
+    assert (raw.capacity_nbytes, raw.backed_nbytes, raw.used_nbytes) == (2048, 2048, 256)
+    assert (raw.held_nbytes, raw.num_held, raw.largest_free_nbytes) == (256, 2, 2048 - 256)
+    assert (features.used_nbytes, features.num_objects) == (0, 0)
+
+
 # Leases and waiting
 
 

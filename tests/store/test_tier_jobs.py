@@ -205,17 +205,42 @@ def test_what_was_made_is_handed_to_who_keeps_it() -> None:
     take = store.send(TIER, requests.Take, "keep")
     store.acquire(FRONTEND, "r")
     order = store.take(WORKER)
-    store.now_s = 0.25
+    store.now_s = 2.5
     store.finish(WORKER, order)
     store.release(FRONTEND, "r")
     keep = given(store, TIER, take)
     what = kept(keep)
-    assert (what.key, what.kind, what.cost_us, what.made_us) == (KEY, FEATURES, 1000, 250_000)
+    assert (what.key, what.kind, what.cost_us, what.made_us) == (KEY, FEATURES, 1000, 2_500_000)
     assert object_states(store) == ["demoting"]
     assert store.state.statistics().held_nbytes > 0
     store.release(TIER, what.request)
     assert object_states(store) == ["sealed"]
     assert store.state.statistics().held_nbytes == 0
+
+
+def test_what_is_pinned_for_another_reason_is_not_being_kept() -> None:
+    store = Store()
+    store.send(TIER, requests.Take, "keep")
+    store.acquire(FRONTEND, "r")
+    order = store.take(WORKER)
+    for client, request in ((FRONTEND, "keep-1"), (TIER, "another"), (TIER, 7)):
+        store.finish(WORKER, order) if client == FRONTEND else None
+        store.call(client, requests.Acquire, request, [Find(KEY)], returns=list[Outcome])
+    keeper = [o for o in store.inbox[TIER] if o.seq]
+    assert keeper
+    states = object_states(store)
+    store.die(TIER)
+    assert (states, object_states(store)) == (["demoting"], ["sealed"])
+
+
+def test_those_who_fetch_are_asked_in_turn() -> None:
+    store = Store()
+    first, second = fetcher(store), store.send(OTHER, requests.Take, "fetch")
+    store.acquire(FRONTEND, "r")
+    order = given(store, TIER, first)
+    assert order_of(store, OTHER, second) is None
+    store.finish(TIER, order)
+    assert store.state.statistics().num_jobs_fetched == 1
 
 
 def test_what_came_from_the_tier_does_not_go_back() -> None:

@@ -156,10 +156,11 @@ class Supervisor:
                 board=self._watcher.board.place if self._watcher else None,
             )
             opened.callback(child.discard)
-            part.pidfd = os.pidfd_open(child.pid)
+            pidfd = os.pidfd_open(child.pid)
+            opened.callback(os.close, pidfd)
+            self._listen(part, child, pidfd)
             opened.pop_all()  # the listener is the part's now
-        part.child, part.listener = child, listener
-        self._listen(part)
+        part.child, part.pidfd, part.listener = child, pidfd, listener
 
     # What `Restarts` needs
 
@@ -180,7 +181,8 @@ class Supervisor:
         aside = dataclasses.replace(part, listener=None)
         part.child, part.is_ready = None, False
         self._leaving.append(aside)
-        self._listen(aside)
+        if aside.child is not None:
+            self._listen(aside, aside.child, aside.pidfd)
         return aside
 
     def put_back(self, part: Part, aside: Part) -> None:
@@ -193,16 +195,23 @@ class Supervisor:
             self._start_again(part, "has ended (while its successor was started)")
             return
         part.is_ready = aside.is_ready
-        self._listen(part)
+        self._listen(part, part.child, part.pidfd)
 
     # Events
 
-    def _listen(self, part: Part) -> None:
-        """Whatever its child says or does concerns this part."""
-        loop, child = asyncio.get_running_loop(), part.child
-        if child is not None:
-            loop.add_reader(child.status_fd, self._on_status, part, child)
-            loop.add_reader(part.pidfd, self._on_death, part, child)
+    def _listen(self, part: Part, child: Child, pidfd: int) -> None:
+        """Whatever this child says or does concerns this part.
+
+        Raises:
+            OSError: There is no memory for it; nobody listens then.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_reader(child.status_fd, self._on_status, part, child)
+        try:
+            loop.add_reader(pidfd, self._on_death, part, child)
+        except OSError:
+            loop.remove_reader(child.status_fd)
+            raise
 
     def _on_status(self, part: Part, child: Child) -> None:
         data = os.read(child.status_fd, 1 << 16)

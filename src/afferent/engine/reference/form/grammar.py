@@ -55,6 +55,7 @@ def tokenizer_of(folder: Path, *, eos_token_ids: Sequence[int], vocab_size: int 
 
     Raises:
         ConfigError: Answers of a given form can't be had with this tokenizer.
+        OSError: It can't be read now.
     """
     if not eos_token_ids:
         raise ConfigError("the model has no token that ends an answer")
@@ -64,7 +65,7 @@ def tokenizer_of(folder: Path, *, eos_token_ids: Sequence[int], vocab_size: int 
         if vocab_size <= known.vocab_size:
             return known
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise ConfigError("the model's tokenizer.json can't be followed") from error
 
 

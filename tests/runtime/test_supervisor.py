@@ -1,0 +1,62 @@
+"""A supervisor that lacks descriptors or memory for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from msgspec import Struct
+
+from afferent.config import ServeConfig
+from afferent.server.parts import Part
+from afferent.server.supervisor import Supervisor
+from tests.engine.test_remote import until
+
+
+class Nothing(Struct):
+    pass
+
+
+def fds() -> set[str]:
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_of_a_process_that_can_not_be_heard_nothing_is_left(nth: int) -> None:
+    """Its death would not be noticed: it would never be replaced."""
+
+    async def run() -> None:
+        supervisor: Any = Supervisor(SimpleNamespace(config=ServeConfig()))  # type: ignore[arg-type]
+        part = Part("sleeper", "tests.runtime.sleeper", Nothing)
+        loop = asyncio.get_running_loop()
+        real, calls = loop.add_reader, []
+
+        def add_reader(*args: Any) -> None:
+            calls.append(args)
+            if len(calls) == nth:
+                raise OSError(12, "Cannot allocate memory")
+            real(*args)
+
+        loop.add_reader = add_reader  # type: ignore[method-assign]
+        before = fds()
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            supervisor._start(part)
+        assert part.child is None
+        assert fds() == before
+        assert psutil.Process().children() == []
+        supervisor._start_again(part, "test")
+        await until(lambda: part.child is not None)
+        first = part.child
+        assert first is not None
+        first.popen.kill()
+        await until(lambda: part.child not in (None, first))
+        supervisor._stop.set()
+        supervisor._kill(part)
+        await until(lambda: part.child is None)
+        assert fds() == before
+
+    asyncio.run(run())
