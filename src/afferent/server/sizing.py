@@ -22,8 +22,7 @@ _MOST_NBYTES = 4 * GiB
 def arena_nbytes(config: ServeConfig, *, engine_nbytes: int) -> int:
     """The arena's size: as the settings say, or a part of what is left beside the processes.
 
-    Half of what is left, at most an eighth of all, and 4 GiB: a model of some size needs the rest,
-    and each GiB costs the start a second, and more in each process that maps it.
+    Half of what is left, at most an eighth of all, and 4 GiB: a model of some size needs the rest.
 
     Args:
         engine_nbytes: What the engine has reserved.

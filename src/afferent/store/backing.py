@@ -8,6 +8,7 @@ of it: whoever writes past that would be killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -20,7 +21,8 @@ CHUNK_NBYTES = 32 << 20
 """Some 10 ms of the kernel's time, most of it to clear pages."""
 
 _TRY_AGAIN_S = 0.9
-_LEFT_PART = 0.05
+_LEFT_PART, _MOST_LEFT_NBYTES = 0.05, 1 << 30
+"""Of the machine's memory, so much is left to others."""
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +113,7 @@ def has_memory(fd: int, start: int, end: int) -> bool:
 
 def _allocate(fd: int, start: int, end: int) -> None:
     """Past what there is, the kernel would not refuse: it kills processes until there is enough."""
-    if memory.available_nbytes() - (end - start) < memory.limit_nbytes() * _LEFT_PART:
-        raise OSError(12, "Cannot allocate memory")
+    least_nbytes = min(memory.limit_nbytes() * _LEFT_PART, _MOST_LEFT_NBYTES)
+    if memory.available_nbytes() - (end - start) < least_nbytes:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     os.posix_fallocate(fd, start, end - start)
