@@ -138,6 +138,30 @@ def test_who_gets_no_time_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert psutil.Process().children() == others
 
 
+@pytest.mark.parametrize("call", ["os.pipe", "os.fork", "connect_read_pipe"])
+def test_who_can_not_try_says_so_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    async def run() -> Verdict:
+        if call == "connect_read_pipe":
+            monkeypatch.setattr(asyncio.get_running_loop(), call, refuse)
+        else:
+            monkeypatch.setattr(main.os, call.removeprefix("os."), refuse)
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - to count is all
+        verdict = await FormTrials(TOKENIZER).verdict(m.TryForm(0, FINE[0]))
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        return verdict
+
+    failure = asyncio.run(run()).failure
+    assert failure is not None
+    assert failure.code == "engine_unavailable"
+    assert failure.message == "the form of the answer could not be tried; try again"
+    assert psutil.Process().children() == []
+
+
 def test_it_can_do_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """No file, no socket, no other's descriptor."""
     (tmp_path / "known").write_text("x")

@@ -19,6 +19,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 from afferent.engine.reference import messages as m
+from afferent.engine.reference.asked_form import Form
 from afferent.engine.reference.form import trial
 from afferent.engine.reference.form.grammar import tokenizer_of
 from afferent.engine.reference.form.trial import Verdict
@@ -36,6 +37,7 @@ _CONNECT_TIMEOUT_S = 30.0
 _TRIAL_TIMEOUT_S = 10.0
 """Of waiting for processor time, most of it."""
 _MAX_VERDICT_NBYTES = 1 << 16
+_UNTRIED = "the form of the answer could not be tried"
 
 
 class FormTrials:
@@ -76,12 +78,23 @@ class FormTrials:
         if self._tokenizer is None:
             refused = UnsupportedParameter("no answers of a given form can be had of this model")
             return Verdict(Failure(refused.code, refused.message))
-        result_fd, child_fd = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
+        try:
+            return await self._tried(self._tokenizer, asked.form)
+        except OSError as error:  # out of memory, processes or files, perhaps for a moment
+            log.warning("a form can't be tried", extra={"reason": error.strerror})
+            return Verdict(Failure(EngineUnavailable.code, f"{_UNTRIED}; try again"))
+
+    async def _tried(self, tokenizer: LLTokenizer, form: Form) -> Verdict:
+        parent, (result_fd, child_fd) = os.getpid(), os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(result_fd)
+            os.close(child_fd)
+            raise
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            trial.run(self._tokenizer, asked.form, child_fd, parent)
+            trial.run(tokenizer, form, child_fd, parent)
         os.close(child_fd)
         said, is_late = b"", False
         try:
@@ -93,11 +106,10 @@ class FormTrials:
             os.kill(pid, signal.SIGKILL)  # who has closed its pipe ends by itself
             _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 it is dying
         if is_late:
-            busy = EngineUnavailable("the form of the answer could not be tried in time; try again")
-            return Verdict(Failure(busy.code, busy.message))
+            return Verdict(Failure(EngineUnavailable.code, f"{_UNTRIED} in time; try again"))
         if status or not said:
             log.debug("a trial of a form died", extra={"status": status})
-            return trial.verdict_of_death(asked.form, status)
+            return trial.verdict_of_death(form, status)
         return decode(trial.verdict_decoder, said)
 
 
@@ -105,7 +117,13 @@ async def _read_all(fd: int) -> bytes:
     """What is written into a pipe until it is closed, as far as it is wanted; closes this end."""
     loop, reader, said = asyncio.get_running_loop(), asyncio.StreamReader(), b""
     pipe = os.fdopen(fd, "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+    except OSError:
+        pipe.close()
+        raise
     try:
         while len(said) < _MAX_VERDICT_NBYTES and (more := await reader.read(_MAX_VERDICT_NBYTES)):
             said += more
