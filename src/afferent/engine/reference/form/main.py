@@ -24,7 +24,13 @@ from afferent.engine.reference.form import trial
 from afferent.engine.reference.form.grammar import tokenizer_of
 from afferent.engine.reference.form.trial import Verdict
 from afferent.engine.reference.launch import FormSettings
-from afferent.errors import ConfigError, ConnectionClosed, EngineUnavailable, UnsupportedParameter
+from afferent.errors import (
+    ConfigError,
+    ConnectionClosed,
+    EngineUnavailable,
+    InternalError,
+    UnsupportedParameter,
+)
 from afferent.preprocess import sandbox
 from afferent.preprocess.family import read_json
 from afferent.runtime import wire
@@ -69,7 +75,11 @@ class FormTrials:
         self._is_cut.set()
 
     async def _answer(self, asked: m.TryForm) -> None:
-        verdict = await self.verdict(asked)
+        try:
+            verdict = await self.verdict(asked)
+        except Exception:  # who is not answered waits, and keeps others waiting
+            log.exception("a form could not be tried")
+            verdict = Verdict(Failure(InternalError.code, _UNTRIED))
         with contextlib.suppress(ConnectionClosed):
             self._channel.send(encode(m.FormTried(asked.number, verdict.failure, verdict.nbytes)))
 
