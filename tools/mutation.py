@@ -49,18 +49,27 @@ TESTS: dict[str, tuple[str, ...]] = {
     "store/state": (
         *("allocator", "budget", "claims", "eviction", "fair_jobs", "jobs", "objects"),
         *("objects_machine", "permits", "reservations", "single_flight", "state"),
-        *("state_machine", "tier_jobs"),
+        *("state_machine", "tier_jobs", "declared"),
     ),
-    "quota": ("shares", "turns", "permits", "fair_jobs", "budget", "jobs", "state_machine"),
-    "schedule": ("encoder_cache", "scheduler", "steps", "window"),
-    "admit": ("gate",),
+    "quota": (
+        "declared",
+        "shares",
+        "turns",
+        "permits",
+        "fair_jobs",
+        "budget",
+        "jobs",
+        "state_machine",
+    ),
+    "schedule": ("declared", "encoder_cache", "scheduler", "steps", "window"),
+    "admit": ("gate", "declared"),
 }
 """Folders, and their tests; the one that is named like the file goes first."""
 _TEST_FOLDERS = {
-    "store/state": ("store",),
+    "store/state": ("store", "quota"),
     "quota": ("quota", "store"),
-    "schedule": ("schedule",),
-    "admit": ("admit",),
+    "schedule": ("schedule", "quota"),
+    "admit": ("admit", "quota"),
 }
 _NOT_PRODUCT = {"store/state/rules.py"}
 """It is all of `validate`."""

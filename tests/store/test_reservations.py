@@ -240,6 +240,27 @@ def test_a_create_that_waits_fails_when_its_room_is_promised_to_others() -> None
     assert store.failure(FRONTEND, waiting) == "store_full"
 
 
+def test_who_has_reserved_more_than_it_creates_waits_too() -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
+    store.reserve(FRONTEND, "r", 64, kind=FEATURES)
+    waiting = store.send(FRONTEND, requests.Create, "r", WIDE)
+    assert store.answer(FRONTEND, waiting) is None
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    assert store.result(FRONTEND, waiting)
+
+
+def test_what_is_not_needed_after_all_is_returned() -> None:
+    """Whichever calls it was given to."""
+    store = Store(capacity_nbytes=4096)
+    for _ in range(2):
+        store.reserve(FRONTEND, "r", 640)
+    item = [ReserveItem(RAW, 1000)]
+    store.call(FRONTEND, requests.Unreserve, "r", item, requests.NO_REPLY)
+    assert store.state.statistics().reserved_nbytes == 1280 - 1024
+
+
 def test_under_a_reservation_a_job_waits_for_a_run() -> None:
     store = Store(capacity_nbytes=4096)
     middle = divided(store)

@@ -28,7 +28,7 @@ def test_who_waits_is_answered_once() -> None:
     item = flight.objects.find(KEY)
     assert item is not None
     flight.objects.seal(ONE, item, used_nbytes=100)
-    flight.sealed(item, lease=ONE)
+    flight.sealed(item, lease=ONE, made_us=0)
     assert flight.take_answers() == [Answer(2, 7, [Outcome("made", item.handle)])]
     assert flight.take_answers() == []
 

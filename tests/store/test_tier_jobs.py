@@ -312,7 +312,7 @@ def test_too_many_are_dropped_oldest_first() -> None:
         store.seal(FRONTEND, f"r{index}", claim.handle)
         store.release(FRONTEND, f"r{index}")
     assert kept(given(store, TIER, first)).key == keys[0]
-    assert len(store.state.flights.keeping) == MAX_WAITING
+    assert len(store.state.flights.keeping) == MAX_WAITING == 1024
     second = kept(given(store, TIER, store.send(TIER, requests.Take, "keep")))
     assert (second.key, second.num_dropped) == (keys[3], 2)
 

@@ -46,12 +46,12 @@ class Job:
     lease: Lease
     share: Share
     cost_us: int
+    can_be_made: bool
     target: StoredObject | None = None
     worker: ClientId | None = None
     taken_s: float = 0.0
     is_fetch: bool = False
     """Whether it is for who fetches; if nothing comes of that, it is for who makes."""
-    can_be_made: bool = True
     spans: list[Span] = field(default_factory=list)
     """Of an attempt to fetch it, in vain."""
 

@@ -150,7 +150,7 @@ class SingleFlight:
         *,
         lease: Lease,
         sources: Iterable[StoredObject] = (),
-        made_us: int = 0,
+        made_us: int,
     ) -> None:
         """A request has made an object itself; who encodes does so for any tenant's."""
         owners = [source.tenant for source in sources]

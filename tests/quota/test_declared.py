@@ -1,0 +1,24 @@
+"""How the classes of the pure parts are declared."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+
+from afferent import admit, quota, schedule
+from afferent.store import state as store_state
+
+
+def test_what_there_is_many_of_is_small() -> None:
+    """Dataclasses of the store, of scheduling and of quotas have slots."""
+    folders = [store_state, quota, schedule, admit]
+    found = [
+        kind
+        for folder in folders
+        for info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}.")
+        for kind in vars(importlib.import_module(info.name)).values()
+        if dataclasses.is_dataclass(kind) and kind.__module__ == info.name
+    ]
+    assert len(found) > 15
+    assert [kind for kind in found if "__slots__" not in vars(kind)] == []
