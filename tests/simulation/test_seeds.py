@@ -28,7 +28,25 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
             assert result.ends.total() <= len(plan_of(seed).tasks)
 
 
-@pytest.mark.parametrize("seed", [8635, 11468, 17605, 27299, 32374, 35599, 41909, 42866, 43481])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        8635,
+        9686,
+        11468,
+        17605,
+        27299,
+        32374,
+        35599,
+        41909,
+        42866,
+        43481,
+        47527,
+        54800,
+        77891,
+        95564,
+    ],
+)
 def test_seeds_that_once_failed(seed: int) -> None:
     """Some for a deadline that a call overran, the others for faults of the simulator."""
     with stage():
