@@ -37,7 +37,7 @@ from tools.command_lines import commands, flags, parsers
 
 LANGUAGES = {"", "bash", "console", "js", "json", "python", "sh", "text", "toml"}
 OTHERS_FLAGS = {
-    *("--shm-size", "--start"),
+    *("--format", "--shm-size", "--start", "--tmpfs"),
     *(
         "--disable-uvicorn-access-log",
         "--enable-mm-embeds",
