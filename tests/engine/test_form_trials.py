@@ -135,7 +135,7 @@ def test_who_gets_no_time_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     (verdict,) = tried(regex("a"))
     assert verdict.failure is not None
     assert verdict.failure.code == "engine_unavailable"
-    assert psutil.Process().children() == others
+    assert set(psutil.Process().children()) <= set(others)
 
 
 @pytest.mark.parametrize("call", ["os.pipe", "os.fork", "connect_read_pipe"])
@@ -152,7 +152,7 @@ def test_who_can_not_try_says_so_and_holds_nothing(
             monkeypatch.setattr(main.os, call.removeprefix("os."), refuse)
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - to count is all
         verdict = await FormTrials(TOKENIZER).verdict(m.TryForm(0, FINE[0]))
-        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
         return verdict
 
     others = psutil.Process().children()
@@ -160,7 +160,7 @@ def test_who_can_not_try_says_so_and_holds_nothing(
     assert failure is not None
     assert failure.code == "engine_unavailable"
     assert failure.message == "the form of the answer could not be tried; try again"
-    assert psutil.Process().children() == others
+    assert set(psutil.Process().children()) <= set(others)
 
 
 def test_it_can_do_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

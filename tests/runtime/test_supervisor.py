@@ -46,8 +46,8 @@ def test_of_a_process_that_can_not_be_heard_nothing_is_left(nth: int) -> None:
         with pytest.raises(OSError, match="Cannot allocate memory"):
             supervisor._start(part)
         assert part.child is None
-        assert fds() == before
-        assert psutil.Process().children() == others
+        assert fds() <= before
+        assert set(psutil.Process().children()) <= set(others)
         supervisor._start_again(part, "test")
         await until(lambda: part.child is not None)
         first = part.child
@@ -57,6 +57,6 @@ def test_of_a_process_that_can_not_be_heard_nothing_is_left(nth: int) -> None:
         supervisor._stop.set()
         supervisor._kill(part)
         await until(lambda: part.child is None)
-        assert fds() == before
+        assert fds() <= before
 
     asyncio.run(run())
