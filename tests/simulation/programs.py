@@ -11,6 +11,7 @@ from afferent.errors import (
     DeadlineExceeded,
     NotPermitted,
     StaleHandle,
+    StoreFull,
     StoreRestarted,
     StoreUnavailable,
 )
@@ -73,6 +74,7 @@ class Program(Blocking):
             "permit": self._permit,
             "late": self._late,
             "long": self._long,
+            "scatter": self._scatter,
             "leave": self._leave,
         }
 
@@ -154,6 +156,17 @@ class Program(Blocking):
         (sealed,) = self._store.seal(request, [SealItem(handle, used_nbytes)])
         self._read(sealed, 3000)
         self._store.release(request, [sealed])
+
+    def _scatter(self, request: str, rng: random.Random) -> None:
+        """Leave holes: much is free, and nothing that is longer finds a place."""
+        for kind in (ObjectKind.FEATURES, ObjectKind.RECORDS):
+            held: list[Handle] = []
+            item = CreateItem(kind, LINE_NBYTES * rng.choice((1, 2)))
+            with contextlib.suppress(StoreFull):
+                while True:
+                    held += self._store.create(request, [item])
+            self._store.abort(request, held[rng.randrange(2) :: 2])
+        sleep(0.2 + rng.random())
 
     def _share(self, request: str, rng: random.Random) -> None:
         """Pinned for another program too, which is told of it in any case."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.simulation.plan import TROUBLE_S, Fault, Plan
+from tests.simulation.plan import FAULTS, TROUBLE_S, Fault, Plan
 
 
 def changed(plan: Plan) -> Plan:
     """Which plans are is said by their seeds."""
     match plan.seed % 50:
+        case 37:
+            return _with_holes(plan)
         case 13:
             return _with_torn_messages(plan)
         case 23:
@@ -79,6 +81,39 @@ def _with_lost_sources(plan: Plan) -> Plan:
             cut_s = at_s + rng.random() * 0.05
             cuts.append(Fault(next(numbers), cut_s, "cut", client, 0.01))
     return replace(plan, tasks=tuple(tasks), faults=tuple(cuts))
+
+
+def _with_holes(plan: Plan) -> Plan:
+    """Room is kept for what then finds no place that is long enough, and things go wrong."""
+    rng = random.Random(f"holes {plan.seed}")
+    moments = [rng.random() * TROUBLE_S * 0.6 for _ in range(2)]
+    clients = (*plan.frontends, *plan.libraries, *plan.workers)
+    tasks, numbers = [], iter(range(len(plan.tasks) + 1, 1000))
+    for task in plan.tasks:
+        at_s = rng.choice(moments)
+        if rng.random() < 0.4:
+            client, what = rng.choice(plan.libraries), "scatter"
+        else:
+            client, what = plan.frontends[0], rng.choice(("media", "room", "room"))
+            at_s += 0.3 * rng.random()
+        tasks.append(replace(task, client=client, what=what, at_s=at_s))
+    faults = [
+        Fault(
+            next(numbers),
+            at_s + spread_s * rng.random(),
+            rng.choice(FAULTS),
+            rng.choice(clients),
+            rng.choice((0.01, 0.1, 0.5)),
+        )
+        for at_s, spread_s in ((0.0, 5e-3), *((rng.choice(moments), 0.6) for _ in range(6)))
+    ]
+    return replace(
+        plan,
+        capacity_nbytes=16 * 1024,
+        timeout_s=max(plan.timeout_s, 0.5),
+        tasks=tuple(tasks),
+        faults=tuple(faults),
+    )
 
 
 def _with_an_epoch_after(plan: Plan) -> Plan:
