@@ -30,7 +30,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm \
-	sweep simulate package schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
+	sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
 help:  ## list the commands
@@ -66,6 +66,14 @@ quick: setup  ## run the tests that start no process (under a minute)
 
 package: setup  ## build wheel and sdist, install them into an empty environment, check their types
 	@$(BIN)/python -m pytest -q tests/packaging --package -s $(ARGS)
+
+wheels: $(VENV)/.wheels  ## build the wheels of a release in the containers of manylinux (Docker or Podman)
+	@$(BIN)/python -m cibuildwheel --platform linux --output-dir dist $(ARGS)
+
+$(VENV)/.wheels: $(VENV)/.ready pyproject.toml
+	@echo "==> installing what builds wheels"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[wheels]'
+	@touch $@
 
 setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this CPU (4 GB, some minutes)
 
@@ -145,9 +153,12 @@ fmt: setup  ## format the code
 bench: setup  ## run a benchmark, ARGS="codec --quick"
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-ray: setup  ## a benchmark with Ray beside it (NAME=store or tier), ARGS="--quick"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench-ray]'
-	@$(BIN)/python -m benchmarks.run $(or $(NAME),store) $(ARGS)
+bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store or tier), ARGS="--quick"
+	@.venv-ray/bin/python -m benchmarks.run $(or $(NAME),store) $(ARGS)
+
+.venv-ray/.ready: $(VENV)/.ready tools/ray_env.py
+	@$(BIN)/python -m tools.ray_env .venv-ray
+	@touch $@
 
 bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run vllm $(ARGS)
@@ -184,5 +195,5 @@ evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python training/evaluate.py src/afferent/models/shapes $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .venv-vllm .venv-clients .venv-schema build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ are JPEGs of 644 x 364 (about 55 KB), in the page cache. Neither side's release 
 Ours is one call of the public library, `ItemCache.load`, with all that it costs: files, BLAKE3,
 keys over tenant, model and options, one allocation, copies, one seal; a store daemon behind it. Its
 *call* is `ItemCache.allocate` of as many new keys, by itself. The control is a
-batched cache server (`controls/cache_server.py`: LightLLM's newest, spared rpyc): md5, `allocate`,
+batched cache server (`peers/lightllm.py`: LightLLM's newest, spared rpyc): md5, `allocate`,
 a call that asks which are ready, a segment of shared memory for each image, and a call at the end;
 a server process behind it. Both have one client and one server, which wait for each other, and
 ``threads`` more that read and digest (0: the client itself).
@@ -44,7 +44,7 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.daemon.server import StoreServer
 from afferent.types import ContentKey, MiB, Modality, ObjectKind
-from benchmarks.controls.cache_server import CacheClient, cache_server, md5
+from benchmarks.peers.lightllm import CacheClient, cache_server, md5
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 
 QUESTION = (

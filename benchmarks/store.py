@@ -40,7 +40,7 @@ from afferent.store.block.copying import SPLIT_NBYTES
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import MiB, ObjectKind
-from benchmarks.controls import ray_store
+from benchmarks.peers import ray_store
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 from benchmarks.store_sides import MAX_RING_NBYTES, Getting, Putting, Readers, readers_of
 

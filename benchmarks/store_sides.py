@@ -21,8 +21,8 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import Handle, MiB, ObjectKind
 from benchmarks.controls import tensor_message
-from benchmarks.controls.ray_store import RayStore
 from benchmarks.controls.ring import Ring
+from benchmarks.peers.ray_store import RayStore
 from benchmarks.reader import RingPlace, Task, Took
 
 MAX_RING_NBYTES = 128 * MiB

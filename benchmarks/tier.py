@@ -37,9 +37,9 @@ from afferent.tier.redis_tier import RedisTier
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import Body, Vault, Wish
 from afferent.types import ContentKey, MiB, ObjectKind
-from benchmarks.controls.ray_nodes import ray_nodes
-from benchmarks.controls.ray_store import is_installed
 from benchmarks.link import Link, free_port, link
+from benchmarks.peers.ray_nodes import ray_nodes
+from benchmarks.peers.ray_store import is_installed
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 
 QUESTION = "What does it cost to fetch from a tier, and to look for what is not there?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks import alloc
-from benchmarks.controls.cache_server import cache_server, md5
+from benchmarks.peers.lightllm import cache_server, md5
 from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 

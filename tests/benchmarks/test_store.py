@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks import store
-from benchmarks.controls import ray_store, tensor_message
+from benchmarks.controls import tensor_message
 from benchmarks.controls.ring import Ring, RingReader
+from benchmarks.peers import ray_store
 from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 

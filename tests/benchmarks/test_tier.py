@@ -8,7 +8,7 @@ import pytest
 
 from afferent.types import MiB
 from benchmarks import tier
-from benchmarks.controls import ray_nodes
+from benchmarks.peers import ray_nodes
 from benchmarks.record import MIN_SAMPLES, Row
 from benchmarks.run import BENCHMARKS
 from tests.tier.servers import server_program

@@ -138,6 +138,20 @@ def test_who_gets_no_time_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(psutil.Process().children()) <= set(others)
 
 
+@pytest.mark.parametrize("where", ["os.nice", "sandbox.enter", "os.open"])
+def test_who_can_not_begin_says_so(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """The request is not at fault, and may come again."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(f"afferent.engine.reference.form.trial.{where}", refuse)
+    (verdict,) = tried(regex("a"))
+    assert verdict.failure is not None
+    assert verdict.failure.code == "engine_unavailable"
+    assert "try again" in verdict.failure.message
+
+
 @pytest.mark.parametrize("call", ["os.pipe", "os.fork", "connect_read_pipe"])
 def test_who_can_not_try_says_so_and_holds_nothing(
     monkeypatch: pytest.MonkeyPatch, call: str

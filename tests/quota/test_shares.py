@@ -180,6 +180,8 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
         queue.push(number, share=Share(str(number)), flow=0, cost=1)
         queue.discard(number)
     assert len(queue._tenants) < 200
+    queue.validate()
+    assert {f"stays {number}" for number in range(3)} <= set(queue._tenants)
 
 
 def history(seed: int) -> None:

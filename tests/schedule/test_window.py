@@ -105,7 +105,10 @@ def test_memory_follows_what_is_left() -> None:
 
 def test_an_index_that_is_over_is_destroyed_bit_by_bit() -> None:
     index = WindowIndex(THREE)
-    assert [index.shed(2), index.shed(2), index.shed(2)] == [2, 1, 0]
+    parts = (index._offsets, index._ends, index._items)
+    for num_shed, num_left in ((2, 1), (1, 0), (0, 0)):
+        assert index.shed(2) == num_shed
+        assert [len(part) for part in parts] == [num_left] * 3
 
 
 def test_an_input_that_is_over_is_destroyed_with_its_items() -> None:

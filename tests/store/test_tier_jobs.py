@@ -124,6 +124,20 @@ def test_a_lost_tier_writes_until_it_is_dead() -> None:
     assert given(store, WORKER, worker).payload == b"how"
 
 
+def test_what_waits_for_a_tier_that_goes_is_made() -> None:
+    store = Store()
+    take = fetcher(store)
+    items = [Queue(key, FEATURES, 1000, [], b"how") for key in (KEY, KEY_2)]
+    outcomes = store.call(FRONTEND, requests.Acquire, "r", items, returns=list[Outcome])
+    assert [outcome.state for outcome in outcomes] == ["scheduled", "scheduled"]
+    given(store, TIER, take)
+    store.die(TIER)
+    for _ in items:
+        store.finish(WORKER, store.take(WORKER))
+    for key in (KEY, KEY_2):
+        assert store.outcome(FRONTEND, store.wait(FRONTEND, "r", key)).state == "made"
+
+
 def test_who_takes_no_jobs_any_more_gets_none() -> None:
     store = Store()
     fetcher(store)

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from afferent.engine.reference.asked_form import Form
 from afferent.engine.reference.form.grammar import compile_form, no_answer, too_much
-from afferent.errors import AfferentError, ConfigError, InternalError
+from afferent.errors import AfferentError, ConfigError, EngineUnavailable, InternalError
 from afferent.preprocess import sandbox
 from afferent.runtime.process import die_with_parent
 from afferent.types import Failure, MiB, encode
@@ -30,7 +30,7 @@ MEMORY_NBYTES: Final = 64 * MiB
 _NUM_TOKENS = 32
 _LONGEST_TOKEN_S = 0.1
 _NICENESS = 5
-_CANT_CONFINE = 78
+_CANT_BEGIN, _CANT_CONFINE = 75, 78
 _SET = re.compile(rb"[^\0]")
 
 
@@ -51,12 +51,13 @@ verdict_decoder = msgspec.msgpack.Decoder(Verdict)
 
 def run(tokenizer: LLTokenizer, form: Form, result_fd: int, parent_pid: int) -> NoReturn:
     """The whole life of a forked process. It writes a `Verdict`, unless it is ended before."""
-    code = 1
+    code = _CANT_BEGIN
     try:
         die_with_parent(parent_pid)
         _keep_nothing_but(result_fd)
         os.nice(_NICENESS)
         sandbox.enter(memory_nbytes=MEMORY_NBYTES)
+        code = 1
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         os.write(result_fd, encode(_try(tokenizer, form)))
         code = 0
@@ -67,12 +68,15 @@ def run(tokenizer: LLTokenizer, form: Form, result_fd: int, parent_pid: int) -> 
 
 
 def verdict_of_death(form: Form, status: int) -> Verdict:
-    """Of a trial that ended without a word: it was too much, one way or another.
+    """Of a trial that ended without a word: it was too much, one way or another, unless it never
+    came to look at the form.
 
     Args:
         status: As `os.waitpid` gives it.
     """
     code = os.waitstatus_to_exitcode(status)
+    if code == _CANT_BEGIN:
+        return Verdict(_failure(EngineUnavailable("a form can't be tried now; try again")))
     if code == _CANT_CONFINE:
         return Verdict(_failure(InternalError("a trial of a form can't be confined")))
     return Verdict(_failure(too_much(form, "time" if code == -signal.SIGPROF else "memory")))

@@ -1,6 +1,6 @@
 """A cache server for a request's images, in a process of its own, with lists in each call.
 
-    python -m benchmarks.controls.cache_server FD
+    python -m benchmarks.peers.lightllm FD
 
 LightLLM's newest works so: a server on a TCP socket without Nagle's delay keeps a record of each
 item by md5, with its ids and its place in the order of use. A frontend allocates all items of a
@@ -155,7 +155,7 @@ def _receive(sock: socket.socket) -> bytes:
 def cache_server() -> Iterator[CacheClient]:
     """A server, and a connection to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "benchmarks.controls.cache_server"]
+        command = [sys.executable, "-m", "benchmarks.peers.lightllm"]
         command.append(str(listener.fileno()))
         child = subprocess.Popen(command, pass_fds=[listener.fileno()])
         try:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from afferent.errors import ConfigError
-from benchmarks.controls.ray_store import is_installed
 from benchmarks.link import Link, free_port
+from benchmarks.peers.ray_store import is_installed
 
 _START_TIMEOUT_S = 120.0
 _STORE_NBYTES = 600 << 20

@@ -1,0 +1,44 @@
+"""An environment with Ray, and what the development environment has beside it.
+
+    python -m tools.ray_env [FOLDER] [--version 2.50.0]
+
+Ray and what it asks for come into this environment alone (240 MB); all else is imported from the
+development environment, which stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Final
+
+from tools.vllm_env import packages_of, python_of
+
+FOLDER: Final = Path(__file__).parents[1] / ".venv-ray"
+WANTED: Final = "ray>=2.50"
+
+
+def make(folder: Path, wanted: str = WANTED) -> None:
+    """Make the environment; what is there already is brought up to date."""
+    venv.create(folder, with_pip=True)
+    pip = (str(python_of(folder)), "-m", "pip", "--disable-pip-version-check")
+    subprocess.run([*pip, "install", wanted], check=True)
+    ours = sysconfig.get_paths()["purelib"]
+    # `addsitedir` reads what points to the sources, too; a bare path would not.
+    line = f"import site; site.addsitedir({ours!r})\n"
+    (packages_of(folder) / "afferent-development.pth").write_text(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--version", help=f"of Ray (without: {WANTED})")
+    args = parser.parse_args()
+    make(args.folder, f"ray=={args.version}" if args.version else WANTED)
+
+
+if __name__ == "__main__":
+    main()
