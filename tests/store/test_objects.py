@@ -17,7 +17,7 @@ from afferent.errors import (
 )
 from afferent.store.state.object import NewObject, StoredObject
 from afferent.store.state.object_table import ObjectTable
-from afferent.store.state.region import DEFAULT_SHARES, Shares, divide
+from afferent.store.state.region import DEFAULT_SHARES, Region, Shares, divide
 from afferent.types import ContentKey, Handle, Lease, ObjectKind
 
 RAW, FEATURES = ObjectKind.RAW, ObjectKind.FEATURES
@@ -361,6 +361,29 @@ def test_many_small_ones_cost_the_oldest_and_not_an_extent() -> None:
     assert {item.handle.offset for item in created} == {
         items[n].handle.offset for n in (0, 4, 8, 12)
     }
+    table.validate()
+
+
+def test_room_for_many_is_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one by one, which takes longer; nor in one, which costs what was used lately."""
+    table = table_of(64 * 64)
+    asked: list[int] = []
+    choose = Region.choose_victims
+
+    def count(region: Region, nbytes: int) -> object:
+        asked.append(nbytes)
+        return choose(region, nbytes)
+
+    for n in range(64):
+        sealed(table, f"{n}")
+    table.drop_lease(TWO)
+    monkeypatch.setattr(Region, "choose_victims", count)
+    created = table.create_all(ONE, [new(f"new{n}") for n in range(8)])
+    assert created is not None
+    assert sorted(item.handle.offset for item in created) == [64 * n for n in range(8)]
+    assert asked == [128] * 4
+    monkeypatch.undo()
+    assert table.create_all(ONE, [new("large", 512), *(new(f"more{n}") for n in range(3))])
     table.validate()
 
 

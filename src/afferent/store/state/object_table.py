@@ -13,7 +13,7 @@ allocator only when nobody can still write or read it: until then it is pending 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -26,6 +26,9 @@ from afferent.store.state.object import NewObject, ObjectState, StoredObject
 from afferent.store.state.region import DEFAULT_SHARES, Back, Region, Shares, divide
 from afferent.store.state.rules import check
 from afferent.types import ClientId, ContentKey, Handle, Lease, ObjectKind
+
+_MAX_MADE_PART = 32
+"""Of several objects together, at most this part of a region is made free in one piece."""
 
 
 class ObjectTable(ObjectIndex):
@@ -102,10 +105,15 @@ class ObjectTable(ObjectIndex):
         before = self.budget.reservations_of(lease, (new.kind for new in news))
         created: list[StoredObject] = []
         try:
-            for new in news:
-                if (made := self.create(lease, new)) is None:
-                    return None
-                created.append(made)
+            for part in self._parts(news):
+                together = self._create_together(lease, part) if len(part) < len(news) else None
+                if together is not None:
+                    created += together
+                    continue
+                for new in part:
+                    if (made := self.create(lease, new)) is None:
+                        return None
+                    created.append(made)
             return created
         finally:
             if len(created) < len(news):
@@ -311,6 +319,21 @@ class ObjectTable(ObjectIndex):
         offsets = self.regions[kind].allocator.split(offset, sizes)
         return self._place(lease, news, offsets, sizes)
 
+    def _parts(self, news: Iterable[NewObject]) -> Iterator[list[NewObject]]:
+        """Neighbours for which one extent may be made."""
+        part: list[NewObject] = []
+        nbytes = 0
+        for new in news:
+            size = round_up(new.nbytes)
+            limit_nbytes = self.regions[new.kind].capacity_nbytes // _MAX_MADE_PART
+            if part and (new.kind is not part[0].kind or nbytes + size > limit_nbytes):
+                yield part
+                part, nbytes = [], 0
+            part.append(new)
+            nbytes += size
+        if part:
+            yield part
+
     def _allocate(
         self, lease: Lease, kind: ObjectKind, nbytes: int, *, is_for_many: bool = False
     ) -> int | None:
@@ -321,7 +344,9 @@ class ObjectTable(ObjectIndex):
         if offset is None and self.budget.grow(kind, region.missing_nbytes(nbytes)):
             offset = region.allocator.allocate(nbytes)
         # A large extent costs what was used lately, where several small ones would not.
-        if offset is None and not (is_for_many and nbytes * 32 > region.capacity_nbytes):
+        if offset is None and not (
+            is_for_many and nbytes * _MAX_MADE_PART > region.capacity_nbytes
+        ):
             offset = self._make_room(kind, nbytes)
         if offset is None:
             self.budget.unhold(lease, kind, nbytes, spent=spent)
