@@ -401,7 +401,9 @@ class _Notes:
 
     def _save(self) -> None:
         if self._path is not None:
-            self._path.write_text(json.dumps(self._known, indent=1))
+            beside = self._path.with_name(self._path.name + ".part")  # it may be ended at any time
+            beside.write_text(json.dumps(self._known, indent=1))
+            beside.replace(self._path)
 
     def fill(
         self, pool: Pool, what: str, judge: Callable[[Fault], str], faults: Sequence[Fault]

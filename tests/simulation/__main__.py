@@ -52,7 +52,9 @@ class Tally:
 
     def save(self, path: Path) -> None:
         described = {name: getattr(self, name) for name in self.__slots__}
-        path.write_text(json.dumps(described, indent=1))
+        beside = path.with_name(path.name + ".part")  # a run may be ended at any time
+        beside.write_text(json.dumps(described, indent=1))
+        beside.replace(path)
 
     @classmethod
     def load(cls, path: Path, start: int) -> Tally:
