@@ -33,6 +33,7 @@ from afferent.types import (
     decode,
     encode,
 )
+from tests.waiting import until
 
 EOS = 2
 ROW_NBYTES = 100
@@ -185,12 +186,6 @@ class Bench:
         async with asyncio.timeout(60):
             while await self.num_pinned():
                 await asyncio.sleep(0.005)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def key_of(name: bytes) -> bytes:

@@ -34,7 +34,8 @@ from afferent.store.block import codec
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import ContentKey, MiB, ObjectKind, encode
-from tests.engine.pretend import EOS, bench_of, key_of, request, tokens_of, until
+from tests.engine.pretend import EOS, bench_of, key_of, request, tokens_of
+from tests.waiting import until
 
 SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
 

@@ -17,7 +17,8 @@ from afferent.quota.shares import Share
 from afferent.runtime import wire
 from afferent.store.daemon.server import StoreServer
 from afferent.types import Failure, MiB, ObjectKind, decode, encode
-from tests.engine.pretend import EOS, Bench, bench_of, request, tokens_of, until
+from tests.engine.pretend import EOS, Bench, bench_of, request, tokens_of
+from tests.waiting import until
 
 INFO = EngineInfo(4096, [EOS], embed_nbytes=100, supported=("regex",))
 WRONG = Failure(InvalidForm.code, "no such form")

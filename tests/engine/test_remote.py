@@ -32,6 +32,7 @@ from afferent.errors import ConfigError, EngineUnavailable, InternalError, Stale
 from afferent.runtime import wire
 from afferent.runtime.sockets import new_address
 from afferent.types import Sampling, TokenLogprobs, encode
+from tests.waiting import until
 
 INFO = EngineInfo(100, [2], unsupported=("seed",))
 CALLER = Caller(name="frontend", store_address="")
@@ -88,12 +89,6 @@ async def place() -> AsyncIterator[Place]:
         await until(lambda: not host._frontends)
         serving.cancel()
         await asyncio.wait([serving])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def request(what: int, name: str = "r") -> EngineRequest:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from afferent.config import ServeConfig
 from afferent.server.parts import Part
 from afferent.server.supervisor import Supervisor
-from tests.engine.test_remote import until
+from tests.waiting import until
 
 
 class Nothing(Struct):

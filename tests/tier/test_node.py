@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from afferent.tier.sealed import Sealer
 from afferent.tier.vault import Vault
 from afferent.types import ContentKey, MiB, ObjectKind
 from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
+from tests.waiting import until
 
 TIMEOUT_S, WAIT_S = 0.3, 1.0
 DEAR_US, CHEAP_US = 500_000, 1
@@ -161,16 +162,6 @@ def play(addresses: tuple[str, str]) -> Play:
         asyncio.run(main())
 
     return run
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    end_s = time.monotonic() + SOON_S
-    while True:
-        holds = condition()
-        if holds if isinstance(holds, bool) else await holds:
-            return
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.01)
 
 
 def stages(outcome: Outcome) -> list[str]:
