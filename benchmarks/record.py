@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+T = TypeVar("T")
+
 FORMAT_VERSION = 1
 MIN_SAMPLES = 7
+MAX_FOREIGN_CORES: Final = 0.15
+"""A round of servers side by side does not count where other processes had more."""
 
 
 class Goal(Struct, frozen=True):
@@ -108,6 +112,38 @@ class BusyMeter:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         ticks = [float(value) for value in fields]
         return sum(ticks) - ticks[3] - ticks[4], sum(ticks), _tree_ticks()
+
+
+def quiet_rounds(one_round: Callable[[], T], *, number: int, report: Report, what: str) -> list[T]:
+    """What ``number`` rounds gave in which others kept at most `MAX_FOREIGN_CORES` busy.
+
+    The rest are thrown away, and made again while there are fewer than twice as many; then those
+    with the least beside them have to do. The report says so.
+    """
+    rounds: list[tuple[float, T]] = []
+    while sum(not _is_noisy(busy) for busy, _ in rounds) < number and len(rounds) < 2 * number:
+        meter = BusyMeter()
+        result = one_round()
+        rounds.append((meter.busy_cores_elsewhere(), result))
+    # Sorting is stable: of the quiet ones the first.
+    ranked = sorted(range(len(rounds)), key=lambda n: max(rounds[n][0], MAX_FOREIGN_CORES))
+    kept, left = sorted(ranked[:number]), ranked[number:]
+    if left:
+        most = max(rounds[n][0] for n in left)
+        report.notes.append(
+            f"{what}: {len(left)} of {len(rounds)} rounds thrown away, with up to {most:.2f} cores "
+            "busy elsewhere"
+        )
+    if noisy := [rounds[n][0] for n in kept if _is_noisy(rounds[n][0])]:
+        report.notes.append(
+            f"{what}: {len(noisy)} of {number} rounds count with up to {max(noisy):.2f} cores busy "
+            "elsewhere, for want of quieter ones"
+        )
+    return [rounds[n][1] for n in kept]
+
+
+def _is_noisy(busy_cores: float) -> bool:
+    return busy_cores > MAX_FOREIGN_CORES
 
 
 def _tree_ticks() -> float:

@@ -32,7 +32,7 @@ from afferent.errors import ConfigError
 from benchmarks.peers import servers
 from benchmarks.peers.load import Load, Pages, put
 from benchmarks.peers.servers import Side
-from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row
+from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, quiet_rounds
 from tools import vllm_env
 
 QUESTION = "What do images cost until their features exist, beside vLLM's render server?"
@@ -103,16 +103,26 @@ def run(*, quick: bool, python: Path, after_sample: AfterSample) -> Report:
                     for name, side in sides.items():
                         put(side, _PATHS[name], known, 4)
                 asked = {name: side for name, side in sides.items() if _is_asked(name, case)}
-                loads: dict[str, list[Load]] = {name: [] for name in asked}
-                growths: dict[str, list[float]] = {name: [] for name in asked}
-                for _ in range(_num_rounds(quick=quick)):
-                    for name, side in asked.items():
-                        bodies = _bodies(case, known, pages, number)
+
+                def one_round() -> dict[str, tuple[Load, float]]:
+                    found = {}
+                    for name, side in asked.items():  # noqa: B023 - it is called before the next
+                        bodies = _bodies(case, known, pages, number)  # noqa: B023
                         with _watching(side, most[name]) as now:
-                            loads[name].append(put(side, _PATHS[name], bodies, c))
-                        growths[name].append((now.private - base[name].private) / 1e6)
+                            load = put(side, _PATHS[name], bodies, c)  # noqa: B023
+                        found[name] = load, (now.private - base[name].private) / 1e6
                         after_sample()
-                report.rows += [_row(name, case, c, loads[name], growths[name]) for name in asked]
+                    return found
+
+                rounds = quiet_rounds(
+                    one_round,
+                    number=_num_rounds(quick=quick),
+                    report=report,
+                    what=f"{case}, c={c}",
+                )
+                report.rows += [
+                    _row(name, case, c, [each[name] for each in rounds]) for name in asked
+                ]
             report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.notes += [
         f"{name}: at most {most[name].whole / 1e6:,.0f} MB, what is shared included; "
@@ -156,10 +166,12 @@ def _watching(side: Side, most: _Most) -> Iterator[_Most]:
         thread.join()
 
 
-def _row(name: str, case: str, c: int, loads: Sequence[Load], growths: list[float]) -> Row:
+def _row(name: str, case: str, c: int, rounds: Sequence[tuple[Load, float]]) -> Row:
+    """Of each round what was asked, and by how many MB the server had grown at most."""
     names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms")
-    samples = {each: [float(getattr(load, each)) for load in loads] for each in names}
-    return Row({"side": name, "case": case, "c": c}, {**samples, "growth_mb": growths})
+    samples = {each: [float(getattr(load, each)) for load, _ in rounds] for each in names}
+    samples["growth_mb"] = [growth_mb for _, growth_mb in rounds]
+    return Row({"side": name, "case": case, "c": c}, samples)
 
 
 def _goals(rows: Sequence[Row], most: dict[str, _Most]) -> Iterator[Goal]:

@@ -24,7 +24,7 @@ from afferent.errors import ConfigError
 from benchmarks.peers import servers
 from benchmarks.peers.load import Load, Pages, put
 from benchmarks.peers.servers import MODEL, Side
-from benchmarks.record import BusyMeter, Goal, Report, Row
+from benchmarks.record import BusyMeter, Goal, Report, Row, quiet_rounds
 from tools import vllm_env
 
 QUESTION = "What do images cost in front of vLLM, and behind its own API server?"
@@ -95,17 +95,25 @@ def run(
             if (case, c) == _FIRST_REPEATS:  # the misses may be all that is kept now
                 for side in sides:
                     put(side, _PATH, known, 4)
-            loads: dict[str, list[Load]] = {side.name: [] for side in sides}
-            for _ in range(_num_rounds(quick=quick)):
+
+            def one_round() -> dict[str, Load]:
+                found = {}
                 for side in sides:
                     bodies = (
-                        pages.fresh(_NUM_REQUESTS[c])
-                        if case == "misses"
+                        pages.fresh(_NUM_REQUESTS[c])  # noqa: B023 - called before the next case
+                        if case == "misses"  # noqa: B023
                         else list(itertools.islice(itertools.cycle(known), _NUM_REPEATS))
                     )
-                    loads[side.name].append(put(side, _PATH, bodies, c))
+                    found[side.name] = put(side, _PATH, bodies, c)  # noqa: B023
                     after_sample()
-            report.rows += [_row(side, case, c, loads[side.name]) for side in sides]
+                return found
+
+            rounds = quiet_rounds(
+                one_round, number=_num_rounds(quick=quick), report=report, what=f"{case}, c={c}"
+            )
+            report.rows += [
+                _row(side, case, c, [each[side.name] for each in rounds]) for side in sides
+            ]
         for side in sides:
             memory = side.memory()
             report.notes.append(
@@ -114,7 +122,7 @@ def run(
                 f"{memory.worker / 1e6:,.0f} ({base[side.name].worker / 1e6:,.0f} before)"
             )
         memories = {side.name: side.memory() for side in sides}
-        pairs = [] if only else _text_pairs(sides[-1], after_sample)
+        pairs = [] if only else _text_pairs(sides[-1], report, after_sample)
         report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.rows += pairs
     report.goals = [
@@ -131,18 +139,23 @@ def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
     return Row({"side": side.name, "case": case, "c": c}, samples)
 
 
-def _text_pairs(side: Side, after_sample: AfterSample) -> list[Row]:
+def _text_pairs(side: Side, report: Report, after_sample: AfterSample) -> list[Row]:
     """Requests without media, to the same vLLM: straight, and through Afferent."""
     body = (
         f'{{"model":"{MODEL}","max_tokens":8,"temperature":0,"ignore_eos":true,'
         '"messages":[{"role":"user","content":"What is this?"}]}'
     ).encode()
-    loads: dict[str, list[Load]] = {"text, direct": [], "text, through": []}
-    for _ in range(_NUM_PAIRS):
-        for name, uds in (("text, direct", side.uds), ("text, through", None)):
-            loads[name].append(put(side, _PATH, [body] * _NUM_TEXT, 16, uds=uds))
+    ways = {"text, direct": side.uds, "text, through": None}
+
+    def one_round() -> dict[str, Load]:
+        found = {}
+        for name, uds in ways.items():
+            found[name] = put(side, _PATH, [body] * _NUM_TEXT, 16, uds=uds)
             after_sample()
-    return [_row(side, name, 16, found) for name, found in loads.items()]
+        return found
+
+    rounds = quiet_rounds(one_round, number=_NUM_PAIRS, report=report, what="text")
+    return [_row(side, name, 16, [each[name] for each in rounds]) for name in ways]
 
 
 def _find(rows: Sequence[Row], side: str, case: str, c: int) -> Row:

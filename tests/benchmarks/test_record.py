@@ -1,0 +1,48 @@
+"""Rounds that count are those with nobody else at work."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import record
+from benchmarks.record import Report, quiet_rounds
+
+
+def rounds_of(monkeypatch: pytest.MonkeyPatch, busy: list[float], number: int) -> Report:
+    """The rounds that count are the rows of what is returned, by their number."""
+    made, left = [], iter(busy)
+
+    class Meter:
+        def busy_cores_elsewhere(self) -> float:
+            return next(left)
+
+    def one_round() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    monkeypatch.setattr(record, "BusyMeter", Meter)
+    report = Report("test", "")
+    report.rows = quiet_rounds(one_round, number=number, report=report, what="misses")  # type: ignore[assignment]
+    assert len(made) == len(busy), "no more rounds than need be"
+    return report
+
+
+def test_quiet_rounds_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = rounds_of(monkeypatch, [0.0, 0.15, 0.1], 3)
+    assert (report.rows, report.notes) == ([0, 1, 2], [])
+
+
+def test_noisy_rounds_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = rounds_of(monkeypatch, [0.0, 0.9, 0.1, 0.2, 0.0], 3)
+    assert report.rows == [0, 2, 4]
+    assert report.notes == [
+        "misses: 2 of 5 rounds thrown away, with up to 0.90 cores busy elsewhere"
+    ]
+
+
+def test_where_it_is_never_quiet_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = rounds_of(monkeypatch, [0.5, 0.3, 0.9, 0.1], 2)
+    assert report.rows == [1, 3]
+    assert report.notes[1:] == [
+        "misses: 1 of 2 rounds count with up to 0.30 cores busy elsewhere, for want of quieter ones"
+    ]
