@@ -17,7 +17,9 @@ from afferent.errors import (
 )
 from afferent.quota.shares import Share
 from afferent.schedule import scheduler as scheduler_module
+from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.scheduler import Scheduler
+from afferent.schedule.sequence import Sequence
 from afferent.schedule.step import (
     Chunk,
     Encode,
@@ -488,3 +490,19 @@ def test_an_id_is_used_once_at_a_time() -> None:
 def test_limits_that_can_not_work(limits: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         scheduler_with(**limits)
+
+
+@pytest.mark.parametrize(("largest", "may_begin"), [(2, True), (3, True), (4, False)])
+def test_a_session_begins_beside_sessions_and_the_largest_of_the_others(
+    largest: int, may_begin: bool
+) -> None:
+    def sequence(num_tokens: int, session_tokens: int = 0) -> Sequence:
+        request = Request(
+            id="r", num_tokens=num_tokens, items=[], max_tokens=1, session_tokens=session_tokens
+        )
+        return Sequence.of(request, arrival=0)
+
+    cache = KvCache(num_blocks=8, block_tokens=1)
+    cache.reserve(sequence(1, session_tokens=2))
+    running = [sequence(1), sequence(largest - 1), sequence(1, session_tokens=8)]
+    assert cache.can_admit(sequence(1, session_tokens=3), running) is may_begin

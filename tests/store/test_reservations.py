@@ -229,6 +229,18 @@ def test_a_create_that_waits_ends_with_its_lease_and_its_reservation(how: str) -
     assert store.state.statistics().num_objects == (how == "unreserve")
 
 
+@pytest.mark.parametrize("other", [(FRONTEND, "a"), (FRONTEND, "s"), (SECOND, "r")])
+def test_a_create_that_waits_is_its_own_requests(other: tuple[int, str]) -> None:
+    store = Store(capacity_nbytes=4096)
+    middle = divided(store)
+    store.reserve(*other, 1000, kind=FEATURES)
+    waiting = store.send(other[0], requests.Create, other[1], WIDE)
+    store.release(FRONTEND, "r")
+    assert store.answer(other[0], waiting) is None
+    store.call(OTHER, requests.Abort, "middle", [middle])
+    assert store.result(other[0], waiting)
+
+
 def test_a_create_that_waits_fails_when_its_room_is_promised_to_others() -> None:
     store = Store(capacity_nbytes=4096)
     middle = divided(store)

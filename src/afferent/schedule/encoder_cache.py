@@ -34,7 +34,7 @@ class Plan:
     version: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Entry:
     num_embeds: int
     nbytes: int
