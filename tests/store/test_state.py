@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from afferent.quota.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, SealItem
@@ -36,6 +38,19 @@ def test_each_kind_has_figures_of_its_own() -> None:
     assert (raw.capacity_nbytes, raw.backed_nbytes, raw.used_nbytes) == (2048, 2048, 256)
     assert (raw.held_nbytes, raw.num_held, raw.largest_free_nbytes) == (256, 2, 2048 - 256)
     assert (features.used_nbytes, features.num_objects) == (0, 0)
+
+
+def test_a_new_store_has_counted_nothing() -> None:
+    statistics = Store(1 << 12).state.statistics()
+    told = [(statistics, "whole"), *((each, kind) for kind, each in statistics.kinds.items())]
+    counts = {
+        (of, name): value
+        for figures, of in told
+        for name, value in msgspec.structs.asdict(figures).items()
+        if name.startswith("num_") and name not in ("num_clients", "num_free_extents")
+    }
+    assert len(counts) > 20
+    assert not any(counts.values()), counts
 
 
 # Leases and waiting
