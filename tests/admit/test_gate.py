@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from afferent.admit.gate import _SMALL_PART as SMALL_PART
 from afferent.admit.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
 from afferent.errors import ArenaTooSmall, DeadlineExceeded, NoPermitLeft, StoreFull
 from afferent.quota.permits import PermitStatistics
@@ -104,7 +103,7 @@ def test_large_bodies_take_turns_and_small_ones_do_not() -> None:
     async def main() -> None:
         budget = Permits()
         gate = Gate(budget, timeout_s=5.0, max_uploads_nbytes=64 * MiB)
-        small = 64 * MiB // SMALL_PART
+        small = 2 * MiB
         assert not await gate.begin_upload("r", small)
         assert not await Gate(budget, timeout_s=5.0).begin_upload("r", 64 * MiB), "nobody counts"
         assert budget.asked == []

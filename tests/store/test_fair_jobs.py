@@ -116,6 +116,15 @@ def test_the_only_worker_does_long_jobs_too(jobs: Jobs) -> None:
     assert sorted(jobs.work(2)) == ["long", "short"]
 
 
+def test_a_long_job_is_next_as_soon_as_a_short_one_was_before_it(jobs: Jobs) -> None:
+    """However short it was."""
+    jobs.ask("alone", 1, cost_us=1)
+    assert jobs.work(1) == ["alone"]
+    jobs.ask("short", 2, cost_us=1)
+    jobs.ask("long", 2, cost_us=LONG_US)
+    assert jobs.work(4) == ["long", "short", "short", "long"]
+
+
 def test_short_jobs_do_not_keep_long_ones_from_all_workers(jobs: Jobs) -> None:
     jobs.ask("short", 100)
     jobs.ask("long", 2, cost_us=300_000)

@@ -364,6 +364,15 @@ def test_many_small_ones_cost_the_oldest_and_not_an_extent() -> None:
     table.validate()
 
 
+def test_as_little_as_a_byte_is_sealed() -> None:
+    table = table_of(512)
+    item = make(table, "a", 100)
+    with pytest.raises(NotPermitted):
+        table.seal(ONE, item, used_nbytes=0)
+    assert table.seal(ONE, item, used_nbytes=1).handle.nbytes == 1
+    table.validate()
+
+
 def test_room_for_many_is_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one by one, which takes longer; nor in one, which costs what was used lately."""
     table = table_of(64 * 64)
