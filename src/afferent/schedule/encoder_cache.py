@@ -34,7 +34,7 @@ class Plan:
     version: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     num_embeds: int
     nbytes: int
