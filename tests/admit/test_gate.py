@@ -141,6 +141,10 @@ def test_only_what_was_granted_lately_says_when_to_try_again() -> None:
             budget.now_s += 0.1
             await gate.admit("r", [ReserveItem(FEATURES, 10)])
         assert await retry_after_s() == 1.0
+        budget.now_s += 50.0
+        for _ in range(32):  # and all before these is forgotten
+            await gate.admit("r", [ReserveItem(FEATURES, 10)])
+        assert await retry_after_s() == 1.0
 
     asyncio.run(main())
 

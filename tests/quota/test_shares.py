@@ -168,6 +168,18 @@ def test_an_item_waits_once() -> None:
         queue.push(1, flow=2, cost=1)
 
 
+def test_tenants_are_looked_through_seldom() -> None:
+    """Else each that comes would cost as much as there are."""
+    queue: FairQueue[int] = FairQueue()
+    tenants = queue._tenants
+    for number in range(60):
+        queue.push(number, share=Share(str(number)), flow=0, cost=1)
+        if number:
+            queue.discard(number)
+    assert queue._tenants is tenants
+    assert len(tenants) == 60
+
+
 def test_tenants_that_have_gone_are_forgotten() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(10_000):

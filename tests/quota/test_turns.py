@@ -57,6 +57,18 @@ def test_a_tenant_saves_nothing_up_while_it_is_idle() -> None:
     assert abs(had["busy"] - had["late"]) <= 1
 
 
+def test_tenants_are_looked_through_seldom() -> None:
+    """Else each that comes would cost as much as there are."""
+    turns: Turns[int] = Turns()
+    tenants = turns._tenants
+    for number in range(60):
+        turns.enter(number, share=Share(f"tenant {number}"), cost=1)
+        if number:
+            turns.leave(number)
+    assert turns._tenants is tenants
+    assert len(tenants) == 60
+
+
 def test_who_comes_and_leaves_leaves_nothing_behind() -> None:
     turns: Turns[int] = Turns()
     turns.enter(-1, share=Share("stays"), cost=1)

@@ -103,6 +103,13 @@ def test_memory_follows_what_is_left() -> None:
         assert len(index._offsets) <= 130
 
 
+def test_a_few_items_are_not_moved_for_each_that_is_dropped() -> None:
+    index = WindowIndex(THREE)
+    index.drop_consumed(6)
+    assert (len(index), len(index._offsets), index._num_cut) == (1, 3, 0)
+    assert list(index.in_window(6, 99)) == [2]
+
+
 def test_an_index_that_is_over_is_destroyed_bit_by_bit() -> None:
     index = WindowIndex(THREE)
     parts = (index._offsets, index._ends, index._items)
