@@ -6,7 +6,12 @@ import dataclasses
 import importlib
 import pkgutil
 
+import msgspec
+import pytest
+
 from afferent import admit, quota, schedule
+from afferent.quota.shares import Share
+from afferent.schedule.step import Chunk, Encode, EncoderInput, Placed, Step
 from afferent.store import state as store_state
 
 
@@ -22,3 +27,10 @@ def test_what_there_is_many_of_is_small() -> None:
     ]
     assert len(found) > 15
     assert [kind for kind in found if "__slots__" not in vars(kind)] == []
+
+
+@pytest.mark.parametrize("kind", [Share, EncoderInput, Placed, Encode, Chunk, Step])
+def test_what_is_sent_is_short_and_has_nothing_else_in_it(kind: type[msgspec.Struct]) -> None:
+    """These go between processes many times a second: as lists, without names."""
+    config = kind.__struct_config__
+    assert (config.frozen, config.array_like, config.forbid_unknown_fields) == (True, True, True)

@@ -161,6 +161,13 @@ def test_who_comes_and_leaves_while_nobody_is_served_leaves_nothing() -> None:
     assert queue.pop() == -1
 
 
+def test_a_tenant_that_asks_for_more_keeps_its_place() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item, tenant in (("a1", "a"), ("b1", "b"), ("a2", "a")):
+        queue.push(item, share=Share(tenant), flow=item, cost=1)
+    assert [queue.pop() for _ in range(3)] == ["a1", "b1", "a2"]
+
+
 def test_an_item_waits_once() -> None:
     queue: FairQueue[int] = FairQueue()
     queue.push(1, flow=1, cost=1)

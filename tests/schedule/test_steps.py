@@ -492,6 +492,20 @@ def test_limits_that_can_not_work(limits: dict[str, int]) -> None:
         scheduler_with(**limits)
 
 
+@pytest.mark.parametrize(
+    "limits", [{"max_step_prefills": 1}, {"max_num_batched_tokens": 5, "max_num_seqs": 2}]
+)
+def test_who_has_nothing_left_of_a_step_waits(limits: dict[str, int]) -> None:
+    """Of tokens or of places: it begins when it gets something."""
+    scheduler = scheduler_with(**limits)
+    add(scheduler, "a", 5)
+    add(scheduler, "b", 5)
+    assert [chunk.sequence_id for chunk in scheduler.next_step().prefill] == ["a"]
+    assert scheduler.is_running("a")
+    assert not scheduler.is_running("b")
+    assert scheduler.num_waiting == 1
+
+
 @pytest.mark.parametrize(("largest", "may_begin"), [(2, True), (3, True), (4, False)])
 def test_a_session_begins_beside_sessions_and_the_largest_of_the_others(
     largest: int, may_begin: bool
