@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 _LOOK_AGAIN_S = 0.002
 
 
-async def until(condition: Callable[[], object | Awaitable[object]], limit_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object | Awaitable[object]], limit_s: float = 30.0) -> None:
     """Until what ``condition`` gives is true; it may be awaited.
 
     Raises:

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from afferent.tier.protocol import Value
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import Vault
 from afferent.types import ContentKey, MiB, ObjectKind
+from tests import waiting
 from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
-from tests.waiting import until
 
 TIMEOUT_S, WAIT_S = 0.3, 1.0
 DEAR_US, CHEAP_US = 500_000, 1
@@ -41,6 +42,7 @@ SHARES = {
     ObjectKind.RECORDS: 0.05,
 }
 SOON_S = 20.0
+until = partial(waiting.until, limit_s=SOON_S)
 
 _numbers = itertools.count(1)
 
