@@ -14,13 +14,13 @@ QUICK := tests/schedule tests/test_config.py tests/test_errors.py tests/test_key
 	$(addprefix tests/ingest/test_,cutter.py delivery.py digest.py fetch_policy.py files.py \
 		pace.py probe.py source.py) \
 	$(addprefix tests/serve/test_,auth.py capabilities.py generate.py messages.py responses.py \
-		tool_calls.py uvicorn.py) \
+		tool_calls.py) \
 	$(addprefix tests/store/test_,allocator.py budget.py claims.py codec.py eviction.py jobs.py \
 		objects.py objects_machine.py permits.py reservations.py single_flight.py state.py \
 		state_machine.py verbs.py)
 
 # What measures, what freezes processes, and what looks for all servers of the machine: one after the other.
-ALONE := tests/test_tutorial.py tests/serve/test_connection.py tests/benchmarks \
+ALONE := tests/test_tutorial.py tests/http_server/test_connection.py tests/benchmarks \
 	$(addprefix tests/end_to_end/test_,disconnect.py frozen.py other_users.py overload.py slow.py tier.py)
 
 # Servers start sooner from modules that are compiled.
@@ -30,7 +30,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm \
-	sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
+	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
 help:  ## list the commands
@@ -104,6 +104,9 @@ $(VENV)/.page: $(VENV)/.ready pyproject.toml
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)
 
+soak: setup  ## an hour of mixed load: does the private memory of a process grow? ARGS="--minutes 20"
+	@$(BIN)/python -m tests.end_to_end.soak $(ARGS)
+
 schema: setup .venv-schema/bin/schemathesis  ## ask a server all that its schema allows (Schemathesis), ARGS="--minutes 60"
 	@$(BIN)/python -m tests.end_to_end.against_schema $(ARGS)
 
@@ -126,9 +129,9 @@ sweep: setup  ## let each call of the system fail once in each process (strace),
 simulate: setup  ## run servers that are not there, with everything going wrong, ARGS="--seeds 100000 --from 7"
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
-lock: setup  ## write deploy/requirements.lock: the versions of what a server needs
+lock: setup  ## write deploy/requirements.lock: versions and hashes of what a server needs
 	@$(BIN)/python -m pip install --disable-pip-version-check -q uv
-	@$(BIN)/uv pip compile -q pyproject.toml --extra engine --extra otel --extra tier --python-version 3.11 \
+	@$(BIN)/uv pip compile -q pyproject.toml --generate-hashes --extra engine --extra otel --extra tier --python-version 3.11 \
 		--python-platform x86_64-unknown-linux-gnu --custom-compile-command "make lock" \
 		--output-file deploy/requirements.lock $(ARGS)
 
@@ -140,8 +143,9 @@ lint: setup  ## check format and style
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 
-type: setup  ## check types
+type: setup  ## check types, those of the documentation's programs too
 	@$(BIN)/mypy
+	@$(BIN)/python -m tools.typed_examples
 
 imports: setup  ## check that the rooms import one way only
 	@$(BIN)/lint-imports

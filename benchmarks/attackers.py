@@ -111,7 +111,10 @@ async def _announce(url: str) -> None:
 async def _stream_unread(url: str) -> None:
     where = urlsplit(url)
     body = body_of([], max_tokens=2000, stream=True, ignore_eos=True)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     while True:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(where.hostname, where.port, limit=1)
@@ -126,7 +129,8 @@ async def _leave(url: str) -> None:
     while True:
         body = body_of([("png", small_image(next(_numbers)))])
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(where.hostname, where.port)

@@ -27,6 +27,7 @@ from PIL import Image
 
 from afferent.serve.launch import ENV
 from afferent.store.daemon.server import StoreServer
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 
@@ -53,7 +54,11 @@ def _num_samples(*, quick: bool) -> int:
 
 def run(*, quick: bool, after_sample: AfterSample) -> Report:
     report, num_samples = Report("body", QUESTION), _num_samples(quick=quick)
-    with StoreServer(_ARENA_NBYTES) as server, _host(server.address) as host, _frontend() as front:
+    with (
+        StoreServer(_ARENA_NBYTES, shares=DEFAULT_SHARES) as server,
+        _host(server.address) as host,
+        _frontend() as front,
+    ):
         meter = BusyMeter()
         body = _request(bytes(_BODY_NBYTES))
         sides = {

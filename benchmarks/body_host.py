@@ -18,7 +18,6 @@ import tracemalloc
 
 import blake3
 import pybase64
-import uvicorn
 import uvloop
 from PIL import Image
 from starlette.applications import Starlette
@@ -29,10 +28,10 @@ from starlette.routing import Route
 from afferent import keys
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
+from afferent.http_server.server import HttpServer
+from afferent.http_server.shared import ConnectionLimits
 from afferent.serve.apis.openai import MEDIA_KEYS
 from afferent.serve.http.body import BodyReader
-from afferent.serve.http.connection import ConnectionLimits, connection_class
-from afferent.serve.http.disconnects import HangUps
 from afferent.store.client.async_store import AsyncDaemonStore
 
 _LIMITS = RequestLimits()
@@ -103,16 +102,15 @@ async def _run(address: str) -> None:
     store = await AsyncDaemonStore.connect(address, name="host", writable=True)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
-    limits = ConnectionLimits(header_timeout_s=60.0, discard_timeout_s=60.0, untaken_timeout_s=60.0)
-    http = connection_class(limits, HangUps())
-    config = uvicorn.Config(
-        Host(store).app(), http=http, log_config=None, access_log=False, lifespan="off"
+    limits = ConnectionLimits(header_timeout_s=60.0, discard_timeout_s=60.0, write_timeout_s=60.0)
+    server = HttpServer(
+        Host(store).app(), listener, limits, refuse=lambda *_: b"", drain_timeout_s=1.0
     )
     parent_is_gone = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve())
     await parent_is_gone
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    server.end_now()
+    await serving
     await store.close()
 
 

@@ -28,7 +28,7 @@ from afferent.runtime.sockets import new_address
 from afferent.serve.launch import FRONTEND, FrontendSettings
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.types import ObjectKind, encode
+from afferent.types import GiB, ObjectKind, encode
 from benchmarks import gate_engine
 from benchmarks.children import starting, wait_ready
 from benchmarks.controls import api_server
@@ -166,7 +166,7 @@ def data_plane(arena_nbytes: int, *, counts_whole_arena: bool) -> Iterator[DataP
             limits=config.limits,
             num_workers=NUM_WORKERS,
             item_timeout_s=config.preprocess_timeout_s,
-            memory_nbytes=config.preprocess_memory_nbytes,
+            memory_nbytes=GiB,
         )
         child = stack.enter_context(starting("pool", POOL, settings, env=ENV))
         wait_ready(child)

@@ -27,6 +27,8 @@ class Block:
     """One fenced block of a page."""
 
     page: Path
+    line: int
+    """Of the page, on which the text begins."""
     language: str
     text: str
     is_fragment: bool
@@ -47,6 +49,7 @@ def blocks_of(page: Path, *languages: str) -> list[Block]:
         printed = _PRINTED.match(text, match.end() + 1)
         block = Block(
             page=page,
+            line=text.count("\n", 0, match.start("text")) + 1,
             language=match["language"],
             text=match["text"],
             is_fragment=_FRAGMENT.search(text[: match.start()]) is not None,

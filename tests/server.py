@@ -47,7 +47,8 @@ class Server:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
-        command += ["--preprocess-workers", "2", "--arena-nbytes", "256MiB", *self._arguments]
+        command += ["--frontends", "1", "--preprocess-workers", "2", "--arena-nbytes", "256MiB"]
+        command += self._arguments
         self.popen = subprocess.Popen(
             command, env=self._env, stderr=subprocess.PIPE, text=True, bufsize=1
         )
@@ -88,7 +89,7 @@ class Server:
         with self.popen.stderr:
             for line in self.popen.stderr:
                 self.lines.append(line.rstrip("\n"))
-                if match := re.search(r'Serving "\S+" on (\S+)/v1', line):
+                if match := re.search(r'Serving \\?"\S+?" on (\S+?)/v1', line):
                     self._url = match[1]
                     self._announced.set()
         self._announced.set()

@@ -12,6 +12,7 @@ import pytest
 
 from afferent import cli, config
 from afferent.config import Group, Setting, Settings, hints, setting
+from afferent.config.loading import service_variable
 from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
 from afferent.engine.reference.kind import ReferenceEngine
 from afferent.engine.reference.settings import ReferenceSettings
@@ -50,6 +51,17 @@ def test_the_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> Non
     }
     loaded = config.load(environ=environ)
     assert (loaded.config.host, loaded.config.port) == ("0.0.0.0", 8000)
+
+
+@pytest.mark.parametrize("value", ["tcp://10.0.0.1:8000", "udp://10.0.0.1:53"])
+def test_service_variable_alone_is_ignored_and_named(value: str) -> None:
+    """Some clusters pass on this one only."""
+    environ = {"AFFERENT_PORT": value, "AFFERENT_HOST": "0.0.0.0"}
+    loaded = config.load(environ=environ)
+    assert (loaded.config.host, loaded.config.port) == ("0.0.0.0", 8000)
+    assert service_variable(environ) == f"AFFERENT_PORT={value}"
+    assert service_variable({"AFFERENT_PORT": "9000"}) == ""
+    assert config.load(environ={"AFFERENT_PORT": "9000"}).config.port == 9000
 
 
 @pytest.mark.parametrize(
@@ -113,15 +125,29 @@ def test_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("1", 1), ("512MiB", 512 * MiB), (" 1.5 GiB ", GiB * 3 // 2), ("2k", 2048)]
+    ("text", "nbytes"),
+    [
+        ("1", 1),
+        ("512MiB", 512 * MiB),
+        (" 1.5 GiB ", GiB * 3 // 2),
+        ("2k", 2048),
+        ("1TiB", 1024 * GiB),
+    ],
 )
 def test_sizes(text: str, nbytes: int) -> None:
     assert config.parse_nbytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["256MB", "1TiB", "many"])
-def test_what_is_no_size_is_told_the_units(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{text}' is not a size: write bytes, KiB, MiB or GiB"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("256MB", "MB is no unit here: write 256MiB, or 256000000 bytes"),
+        ("1.5gb", "gb is no unit here: write 1.5GiB, or 1500000000 bytes"),
+        ("many", "'many' is not a size: write bytes, KiB, MiB, GiB or TiB, such as 512MiB"),
+    ],
+)
+def test_what_is_no_size_is_told_the_units(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         config.parse_nbytes(text)
 
 
@@ -235,6 +261,28 @@ def test_typing_errors(arguments: str, line: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("serv", "afferent: there is no 'serv'; did you mean serve?"),
+        ("sevre --port 1", "afferent: there is no 'sevre'; did you mean serve?"),
+        ("docter", "afferent: there is no 'docter'; did you mean doctor?"),
+        (
+            "xyzzy",
+            "afferent: there is no 'xyzzy'; there are serve, store, top, tier, restart, config, "
+            "doctor",
+        ),
+        ("config chek", "afferent config: there is no 'chek'; did you mean check?"),
+        ("store stta", "afferent store: there is no 'stta'; did you mean stat?"),
+        ("restart frontend", "afferent restart: there is no 'frontend'; did you mean frontends?"),
+    ],
+)
+def test_command_mistyped_is_answered_with_the_nearest(
+    arguments: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refuse(*arguments.split(), capsys=capsys) == f"error: {line}"
+
+
+@pytest.mark.parametrize(
     ("environ", "toml", "words"),
     [
         ({"AFFERENT_PROT": "1"}, "", "did you mean AFFERENT_PORT?"),
@@ -323,8 +371,9 @@ def test_config_show_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings["log_level"] == {"value": "info", "source": "flag"}
     assert settings["arena_nbytes"] == {"value": 64 * MiB, "source": "flag", "resolved": 64 * MiB}
     assert Path(settings["model"]["resolved"]).is_dir()
-    assert settings["preprocess_workers"]["value"] == 0
-    assert settings["preprocess_workers"]["resolved"] >= 1
+    for key in ("frontends", "preprocess_workers", "preprocess_memory_nbytes"):
+        assert settings[key]["value"] == 0
+        assert settings[key]["resolved"] >= 1
     assert cli.main(["config", "show", "--json", "/nowhere"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert "MODEL /nowhere" in shown["refused"]
@@ -369,12 +418,23 @@ def test_settings_are_checked_without_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["config", "check", "--arena-nbytes", "64MiB", "--port", "0"]
+    small += ["--max-body-nbytes", "16MiB"]
     assert cli.main(small) == 0
     assert "warning" not in capsys.readouterr().out
     assert cli.main([*small, "--host", "0.0.0.0"]) == 0
     assert "no API key" in capsys.readouterr().out
     assert cli.main(["config", "check", str(tmp_path)]) == 2
     assert cli.main([*small, "--arena-nbytes", "64TiB"]) == 2
+
+
+def test_config_check_compares_bodies_with_the_arena(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["config", "check", "--arena-nbytes", "64MiB", "--port", "0", "--max-body-nbytes"]
+    assert cli.main([*command, "21MiB"]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert cli.main([*command, "1GiB"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in ("--max-body-nbytes 1GiB", "choose 21MiB at most", "--raw-share", "--arena-nbytes"):
+        assert word in line
 
 
 class GoneEngine(ReferenceEngine):

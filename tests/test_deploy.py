@@ -24,6 +24,7 @@ import afferent.engine.reference.kind
 import afferent.engine.vllm.plugin.counting
 import afferent.serve.frontend  # noqa: F401 - each declares what it counts
 from afferent import cli, config, errors
+from afferent.operate import health
 from afferent.telemetry.registry import REGISTRY
 from tests.server import Server, wait_until
 
@@ -143,20 +144,43 @@ def test_two_nodes_share_a_tier_and_a_secret() -> None:
     assert composed["networks"]["inside"] == {"internal": True}
 
 
-def test_the_health_check_asks_what_a_server_answers(server: Server) -> None:
-    """The image's own command, against another port."""
-    (command,) = re.findall(r"HEALTHCHECK .* CMD (\[.*?\])$", read("Containerfile"), re.S | re.M)
-    _, *arguments = json.loads(command.replace("\\\n", ""))
-    assert "127.0.0.1:8000/health" in arguments[1]
+@pytest.mark.parametrize(
+    ("command", "environ", "url"),
+    [
+        ("afferent serve", {}, "http://127.0.0.1:8000/health"),
+        ("afferent serve", {"AFFERENT_PORT": "9000"}, "http://127.0.0.1:9000/health"),
+        ("python /opt/afferent serve /m --port 9001", {"AFFERENT_PORT": "1"}, "127.0.0.1:9001/"),
+        ("docker-init -- afferent serve --port=9002 --host 0.0.0.0", {}, "127.0.0.1:9002/health"),
+        ("afferent serve --config FILE", {}, "http://[::1]:9003/health"),
+        ("sleep 1", {"AFFERENT_HOST": "10.0.0.7"}, "http://10.0.0.7:8000/health"),
+    ],
+)
+def test_health_check_asks_at_the_port_of_the_server(
+    command: str,
+    environ: dict[str, str],
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").write_text('port = 9003\nhost = "::"')
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    words = command.replace("FILE", str(tmp_path / "file")).split()
+    assert url in health.health_url(words)
 
-    def check(url: str) -> int:
-        program = arguments[1].replace("http://127.0.0.1:8000", url)
-        return subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
-        ).returncode
 
-    assert check(server.url) == 0
-    assert check("http://127.0.0.1:1") != 0
+def test_health_check_of_the_image_asks_what_a_server_answers(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (given,) = re.findall(
+        r"^HEALTHCHECK .* CMD \\\n *(\[.*\])$", read("Containerfile"), re.MULTILINE
+    )
+    assert json.loads(given) == ["python", "-m", "afferent.operate.health"]
+    port = server.url.rpartition(":")[2]
+    monkeypatch.setattr(health, "_COMMAND", tmp_path / "cmdline")
+    for number, status in ((port, 0), ("1", 1), ("0", 1)):
+        (tmp_path / "cmdline").write_text("\0".join(["afferent", "serve", "--port", number, ""]))
+        assert health.main() == status
 
 
 def test_the_lock_has_all_that_is_declared() -> None:
@@ -169,6 +193,31 @@ def test_the_lock_has_all_that_is_declared() -> None:
         names = {name.lower().replace("_", "-"): version for name, version in locked.items()}
         version = names[wanted.name.lower().replace("_", "-")]
         assert wanted.specifier.contains(version, prereleases=True), line
+
+
+def test_lock_has_hashes_of_every_package() -> None:
+    """``pip install --require-hashes`` refuses a file without."""
+    packages = re.split(r"^(?=[a-z0-9])", read("requirements.lock"), flags=re.MULTILINE)[1:]
+    assert len(packages) > 50
+    for package in packages:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", package), package
+
+
+def test_image_installs_all_but_torch_by_hash(tmp_path: Path) -> None:
+    """The image's own filter: torch and what belongs to it go, with their hashes."""
+    text = read("Containerfile")
+    assert "pip install --require-hashes --no-deps --requirement /tmp/others" in text
+    (program,) = re.findall(r"awk '([^']*)' deploy/requirements.lock", text)
+    left = run("awk", program, str(DEPLOY / "requirements.lock"))
+    names = set(re.findall(r"^([a-z0-9._-]+)==", left, re.MULTILINE))
+    locked = set(re.findall(r"^([a-z0-9._-]+)==", read("requirements.lock"), re.MULTILINE))
+    gone = locked - names
+    assert "torch" in gone
+    assert all(name.startswith(("torch", "nvidia-", "cuda-", "triton")) for name in gone)
+    hashes = re.findall(r"--hash", left)
+    assert 0 < len(hashes) < len(re.findall(r"--hash", read("requirements.lock")))
+    for package in re.split(r"^(?=[a-z0-9])", left, flags=re.MULTILINE)[1:]:
+        assert "--hash=" in package, package
 
 
 # systemd
@@ -201,6 +250,15 @@ def test_the_unit_allows_what_confinement_needs() -> None:
 
 
 # nginx
+
+
+def test_nginx_reports_from_where_a_request_comes() -> None:
+    headers = dict(re.findall(r"proxy_set_header (X-\S+) +(\S+);", read("nginx.conf")))
+    assert headers == {
+        "X-Forwarded-For": "$proxy_add_x_forwarded_for",
+        "X-Forwarded-Host": "$host",
+        "X-Forwarded-Proto": "$scheme",
+    }
 
 
 @needs["nginx"]
@@ -247,7 +305,11 @@ def ask_through(client: httpx.Client) -> None:
     with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
         events = [line for line in stream.iter_lines() if line]
     assert events[-1] == "data: [DONE]"
-    assert client.get("/metrics").status_code == 404
+    asked = {"model": "shapes", "prompt": "a green"}
+    tokens = client.post("/tokenize", json=asked).json()["tokens"]
+    assert client.post("/detokenize", json={"model": "shapes", "tokens": tokens}).status_code == 200
+    for inside in ("/metrics", "/ready", "/tokenize/x", "/healthy"):
+        assert client.get(inside).status_code == 404
 
 
 def answers(client: httpx.Client) -> bool:

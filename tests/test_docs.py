@@ -39,6 +39,7 @@ LANGUAGES = {"", "bash", "console", "js", "json", "python", "sh", "text", "toml"
 OTHERS_FLAGS = {
     *("--format", "--shm-size", "--start", "--tmpfs"),
     *(
+        "--allowed-media-domains",
         "--disable-uvicorn-access-log",
         "--enable-mm-embeds",
         "--enable-prompt-embeds",

@@ -29,7 +29,7 @@ from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.local_store import LocalStore
 from afferent.store.daemon.server import StoreServer
-from afferent.types import ContentKey, MiB, Placeholder
+from afferent.types import ContentKey, MiB, ObjectKind, Placeholder
 from tests.models import make_features
 from tests.pages import (
     DOCS,
@@ -141,7 +141,8 @@ def test_blocks_that_belong_together_are_run() -> None:
 
 def test_the_guide_to_the_store_runs() -> None:
     """All of its examples, one after another."""
-    with LocalStore(4 * MiB) as store:
+    shares = {ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}
+    with LocalStore(4 * MiB, shares=shares) as store:
         pixels, grid = np.ones((4, 8), np.float32), np.array([[1, 2, 2]])
         trees = {ContentKey(bytes([n]) * 32): {"pixel_values": pixels * n} for n in range(3)}
         names = {

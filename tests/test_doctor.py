@@ -45,6 +45,29 @@ def test_here_nothing_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("nothing is wrong\n")
 
 
+def test_tier_that_can_not_be_reached_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"redis://user:secret@127.0.0.1:{closed.getsockname()[1]}"
+    status, found = examine("--tier", url, capsys=capsys)
+    assert (status, found["tier"]["level"]) == (0, "could be better")
+    assert "can't be reached, and a server goes on without it" in found["tier"]["found"]
+    assert cli.main(["config", "check", *SMALL, "--tier", url]) == 0
+    shown = capsys.readouterr().out
+    assert f"warning: the tier redis://{url.rpartition('@')[2]} can't be reached" in shown
+    assert cli.main(["config", "check", "--json", *SMALL, "--tier", url]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "can't be reached" in warning
+    assert "secret" not in shown + warning
+
+
+def test_tier_that_answers_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = examine("--tier", f"file://{tmp_path}/tier", capsys=capsys)
+    assert (status, found["tier"]["level"]) == (0, "ok")
+    assert "answers" in found["tier"]["found"]
+    assert cli.main(["config", "check", "--json", *SMALL, "--tier", f"file://{tmp_path}/tier"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
 def test_all_that_is_wrong_is_found_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

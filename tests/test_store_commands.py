@@ -581,13 +581,13 @@ def test_a_daemon_that_was_replaced(server: StoreServer) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_run(signum: int) -> None:
-    command = [*AFFERENT, "store", "run", "--arena-nbytes", "16MiB", "--raw-share", "0"]
+    command = [*AFFERENT, "store", "run", "--arena-nbytes", "16MiB", "--embeddings-share", "0.25"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         said = "".join(iter(child.stdout.readline, "Ctrl-C ends it.\n"))
-        shares = "0.0 % raw, 48.0 % features, 25.0 % embeddings, 2.0 % records"
+        shares = "25.0 % embeddings, 75.0 % features"
         assert f"A store of 16.0 MiB ({shares})" in said
         program = "".join(re.findall(r"^    (.*\n)", said, re.MULTILINE))
         names: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tools.http_mutants import HTTP_MUTANTS
 from tools.mutant import Mutant
 from tools.serve_mutants import SERVE_MUTANTS
 from tools.share_mutants import SHARE_MUTANTS
@@ -427,4 +428,12 @@ _RUNTIME: Final = (
     ),
 )
 
-MUTANTS: Final = (*_ADMIT, *_INGEST, *_KEYS, *_RUNTIME, *SERVE_MUTANTS, *SHARE_MUTANTS)
+MUTANTS: Final = (
+    *_ADMIT,
+    *_INGEST,
+    *_KEYS,
+    *_RUNTIME,
+    *HTTP_MUTANTS,
+    *SERVE_MUTANTS,
+    *SHARE_MUTANTS,
+)

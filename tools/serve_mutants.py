@@ -9,11 +9,6 @@ from tools.mutant import Mutant
 _AUTH, _AUTH_TESTS = "serve/http/auth.py", ("tests/serve/test_auth.py",)
 _BODY = "serve/http/body.py"
 _CHAT, _CHAT_TESTS = "serve/apis/chat/api.py", ("tests/serve/test_chat.py",)
-_CONNECTION = "serve/http/connection.py"
-_CONNECTION_TESTS = (
-    "tests/serve/test_connection.py::test_each_request_of_a_connection_may_have_a_header",
-    "tests/serve/test_connection.py::test_thousands_of_requests_ahead_of_their_answers",
-)
 _CONVERSATIONS = "serve/flow/conversations.py"
 _CONVERSATIONS_TESTS = ("tests/serve/test_conversations.py",)
 _ENDPOINT, _ENDPOINT_TESTS = "serve/http/endpoint.py", ("tests/serve/test_endpoint.py",)
@@ -70,20 +65,6 @@ SERVE_MUTANTS: Final = (
         old="            self._check_size(self._num_read)\n",
         new="",
         tests=("tests/serve/test_body.py::test_limits_on_the_body",),
-    ),
-    Mutant(
-        what="the headers of all requests of a connection have one limit",
-        file=_CONNECTION,
-        old="self._is_in_message = True\n        self._header_nbytes = 0\n",
-        new="self._is_in_message = True\n",
-        tests=_CONNECTION_TESTS,
-    ),
-    Mutant(
-        what="any number of requests may be sent ahead of their answers",
-        file=_CONNECTION,
-        old="if len(self.pipeline) >= _MAX_PIPELINED:",
-        new="if False:",
-        tests=_CONNECTION_TESTS,
     ),
     Mutant(
         what="a request may take any time",

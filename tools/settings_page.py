@@ -33,7 +33,7 @@ arena_nbytes = "2GiB"
 file_roots = ["/srv/media"]
 ```
 
-- **Sizes** (`..._nbytes`) are numbers of bytes, or have a unit: `KiB`, `MiB` or `GiB`. Times
+- **Sizes** (`..._nbytes`) are numbers of bytes, or have a unit: `KiB`, `MiB`, `GiB` or `TiB`. Times
   (`..._s`) are seconds.
 - **Lists** are separated by commas in a flag or a variable.
 - **A switch** such as `--explain` has no value as a flag; elsewhere it is `true` or `false`.

@@ -13,10 +13,6 @@ _ALLOTMENT, _STEPS_TESTS = "schedule/allotment.py", ("tests/schedule/test_steps.
 _BODY = "serve/http/body.py"
 _ROOM_TESTS = ("tests/serve/test_body.py::test_room_is_for_those_who_send",)
 _SMALL_TESTS = ("tests/serve/test_body.py::test_small_bodies_find_room_however_much_was_announced",)
-_CONNECTION = "serve/http/connection.py"
-_FRAMING_TESTS = (
-    "tests/serve/test_connection.py::test_what_others_may_read_differently_is_refused",
-)
 
 SHARE_MUTANTS: Final = (
     Mutant(
@@ -95,20 +91,6 @@ SHARE_MUTANTS: Final = (
         old="number=math.ceil(nbytes / MiB)",
         new="number=1",
         tests=_SMALL_TESTS,
-    ),
-    Mutant(
-        what="the first of two hosts counts",
-        file=_CONNECTION,
-        old="if len(hosts) != 1 and",
-        new="if not hosts and",
-        tests=_FRAMING_TESTS,
-    ),
-    Mutant(
-        what="any coding that ends in chunks is one",
-        file=_CONNECTION,
-        old='codings != [b"chunked"]',
-        new='not codings[-1].endswith(b"chunked")',
-        tests=_FRAMING_TESTS,
     ),
     Mutant(
         what="a trailing slash is redirected",

@@ -16,7 +16,7 @@ by convention, whatever its name looks like.
     ...     cache = ItemCache(store)  # what is in it, other processes see in place
     ...     tree = cache.get_or_make("request-1", [key], decode, max_nbytes=MiB)[key]
     ...     print(tree["pixels"].sum())
-    ...     del tree  # what a request holds is not looked at after its release
+    ...     del tree  # else it keeps its memory pinned after the release
     ...     cache.release("request-1")
     12.0
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
+import os
+import re
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,20 +22,46 @@ from afferent import __version__, config
 from afferent.config import Setting, Settings, describe, hints
 from afferent.errors import AfferentError, ConfigError
 from afferent.operate.arguments import add_restart, add_store, add_tier, add_top
+from afferent.runtime import shortage
 
 _MAX_WIDTH = 100
+_WRONG_CHOICE = re.compile(r"argument \S+: invalid choice: '(.*)' \(choose from (.*)\)")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line, as for everything else that is wrong."""
+        if choice := _WRONG_CHOICE.fullmatch(message):
+            known = [word.strip(" '") for word in choice[2].split(",")]
+            message = f"{self.prog}: there is no {choice[1]!r}; {_nearest(choice[1], known)}"
         raise ConfigError(message)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        args = _parse(given)
+        status = _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `... | head`: what is not wanted any more is not written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (OSError, MemoryError, RuntimeError) as error:
+        why = shortage.explain(error)
+        if not why:
+            raise
+        print(f"error: {why}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        args = _parse(arguments)
         if args.command == "serve":
             return _serve(args)
         if args.command == "restart":
@@ -46,11 +76,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _tier(args)
         return _store(args)
     except AfferentError as error:
-        for line in error.message.splitlines():  # one that is indented goes on
-            print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
+        _report(arguments, error)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _report(arguments: Sequence[str], error: AfferentError) -> None:
+    """Print the error, as JSON for a server that was to log JSON, as far as that can be known."""
+    if arguments[:1] == ["serve"]:
+        with contextlib.suppress(ConfigError):
+            if _chosen(arguments, "log_format") == "json":
+                from afferent.runtime import logs
+
+                line = logs.json_line("supervisor", "error", error.message, code=error.code)
+                print(line, file=sys.stderr)
+                return
+    for line in error.message.splitlines():  # one that is indented goes on
+        print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -61,7 +104,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     if arguments[:1] not in (["serve"], ["config"], ["doctor"]):
         return _parser(()).parse_args(arguments)
-    extra = engine_settings(_chosen_engine(arguments))
+    extra = engine_settings(_chosen(arguments, "engine"))
     args, unknown = _parser(extra).parse_known_args(arguments)
     if wrong := [
         hints.unknown_flag(argument, args.known) for argument in unknown if argument.startswith("-")
@@ -81,18 +124,18 @@ def engine_settings(name: str) -> tuple[type[Settings], ...]:
     return (_of_extra("afferent.engine.registry").find(name).settings_type,)
 
 
-def _chosen_engine(arguments: Sequence[str]) -> str:
-    """The first step: by flag, environment or file, whatever else is said."""
+def _chosen(arguments: Sequence[str], key: str) -> str:
+    """Return one setting by flag, environment or file, whatever else is said."""
     command = arguments[0]
     parser = _Parser(
         prog=f"afferent {command}", usage=_usage(command), add_help=False, allow_abbrev=False
     )
     parser.add_argument("--config", type=Path)
-    parser.add_argument("--engine")
+    parser.add_argument(f"--{key.replace('_', '-')}", dest=key)
     args, _ = parser.parse_known_args(arguments[1:])
-    flags = {"engine": args.engine} if args.engine is not None else {}
-    name: str = config.peek("engine", flags, file=args.config)
-    return name
+    given = getattr(args, key)
+    value: str = config.peek(key, {key: given} if given is not None else {}, file=args.config)
+    return value
 
 
 def _parser(extra: tuple[type[Settings], ...]) -> argparse.ArgumentParser:

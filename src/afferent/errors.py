@@ -26,6 +26,7 @@
     │   ├── StoreFull                no room that could be freed
     │   ├── NoPermitLeft             as many requests as may are at it already
     │   ├── StoreUnavailable         the store daemon is gone or does not answer
+    │   │   └── VersionMismatch      it speaks another version of the protocol
     │   ├── StoreRestarted           the objects were lost with a former life of the store
     │   ├── TierUnavailable          what keeps things beyond this machine; no request hears of it
     │   ├── WorkerDied               the process that worked on this request died
@@ -52,7 +53,10 @@ import enum
 from collections.abc import Iterator
 from typing import ClassVar
 
+from msgspec import Struct
+
 _MAX_MESSAGE = 2000
+_CUT = " ... "
 
 
 class Param(enum.Enum):
@@ -65,14 +69,33 @@ class Param(enum.Enum):
 
 
 class AfferentError(Exception):
-    """The root of the tree. ``code`` is stable: programs may compare it."""
+    """The root of the tree. ``code`` is stable: programs may compare it.
+
+    Invariants, so that each error reaches the process that waits for it as what it is:
+
+    - a text alone makes any of them, by position or as ``message``: a `DataLoader` of PyTorch
+      makes a worker's error anew with ``message=text`` in the training process;
+    - ``args`` is the text, and all else is in ``__dict__``, which is what `pickle` and `copy` take;
+    - what can differ between two errors of a class is no attribute of the class: Ray's errors
+      inherit from the class without calling ``__init__``, and ask their cause for what is missing.
+    """
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(*((message,) if message else ()))
+
     @property
     def message(self) -> str:
-        return str(self.args[0])[:_MAX_MESSAGE] if self.args else self.code
+        """The text, short enough to be sent: of a long one, how it begins and how it ends."""
+        if self.args and isinstance(cause := self.args[0], AfferentError):  # in Ray's errors
+            return cause.message
+        text = str(self.args[0]) if self.args else self.code
+        if len(text) <= _MAX_MESSAGE:
+            return text
+        half = (_MAX_MESSAGE - len(_CUT)) // 2
+        return f"{text[:half]}{_CUT}{text[-half:]}"
 
 
 class ConfigError(AfferentError):
@@ -90,7 +113,7 @@ class InvalidRequest(AfferentError):
 
     code = "invalid_request"
 
-    def __init__(self, message: str, *, param: str | Param | None = None) -> None:
+    def __init__(self, message: str = "", *, param: str | Param | None = None) -> None:
         super().__init__(message)
         self.param = param
 
@@ -148,7 +171,7 @@ class MediaNotCached(InvalidRequest):
 
     def __init__(
         self,
-        message: str,
+        message: str = "",
         *,
         param: str | Param | None = Param.MESSAGES,
         uuids: tuple[str, ...] = (),
@@ -186,11 +209,94 @@ class Unavailable(AfferentError):
 
     code = "unavailable"
     retryable = True
-    retry_after_s: float = 1.0
+
+    def __init__(self, message: str = "", *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Holder(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A client of the store that holds space of one kind of object.
+
+    Attributes:
+        client: Its number; 0 is the store itself, for its jobs.
+        name: What it calls itself.
+        pid: Its process.
+        held_nbytes: Of objects that it writes or has pinned.
+        reserved_nbytes: Reserved, and not yet used.
+        held_s: For how long it has held the object that it has held longest.
+    """
+
+    client: int
+    name: str
+    pid: int
+    held_nbytes: int
+    reserved_nbytes: int
+    held_s: float
+
+    def __str__(self) -> str:
+        told = f"{self.name or 'a client'} (client {self.client}, pid {self.pid})"
+        held = f"{told}: {self.held_nbytes:,} bytes for {self.held_s:.1f} s"
+        return f"{held}, {self.reserved_nbytes:,} reserved" if self.reserved_nbytes else held
+
+
+class Shortage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The space that there was, of the kind of object that did not fit.
+
+    Attributes:
+        kind: Of object.
+        requested_nbytes: Space that the call needed.
+        share_nbytes: The region share of the kind: its part of the arena.
+        held_nbytes: Of it, in objects that are being written or pinned, so not evictable.
+        reserved_nbytes: Of it, reserved for others.
+        num_queued: Reservations that wait for space of the kind.
+        holders: The clients that hold or have reserved most of it, largest first.
+    """
+
+    kind: str
+    requested_nbytes: int
+    share_nbytes: int
+    held_nbytes: int
+    reserved_nbytes: int
+    num_queued: int
+    holders: tuple[Holder, ...] = ()
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.requested_nbytes:,} bytes of {self.kind} requested; region share "
+            f"{self.share_nbytes:,}, in use {self.held_nbytes:,}, reserved {self.reserved_nbytes:,}"
+        )
+        if self.num_queued:
+            told += f", {self.num_queued} reservations queued"
+        if self.holders:
+            told += "; held by " + "; ".join(map(str, self.holders))
+        return told
 
 
 class StoreFull(Unavailable):
+    """``shortage`` has the numbers, where the store knows them. They are in ``str(error)``, and
+    not in ``message``, which a server's client may see.
+    """
+
     code = "store_full"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        retry_after_s: float = 1.0,
+        shortage: Shortage | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.shortage = shortage
+
+    def __str__(self) -> str:
+        if self.shortage is None:
+            return super().__str__()
+        return (
+            f"{self.message}. {self.shortage}. Release what is not needed any more, or give the "
+            "store a larger arena or the kind a larger region share"
+        )
 
 
 class NoPermitLeft(Unavailable):
@@ -199,6 +305,10 @@ class NoPermitLeft(Unavailable):
 
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
+
+
+class VersionMismatch(StoreUnavailable):
+    code = "version_mismatch"
 
 
 class StoreRestarted(Unavailable):
@@ -279,11 +389,14 @@ def walk(root: type[AfferentError] = AfferentError) -> Iterator[type[AfferentErr
         yield from walk(child)
 
 
-def error_from(code: str, message: str) -> AfferentError:
+def error_from(code: str, message: str, shortage: Shortage | None = None) -> AfferentError:
     """The error that another process raised; `InternalError` for a code nobody knows."""
     for cls in walk():
         if cls.code == code:
-            return cls(message)
+            error = cls(message)
+            if isinstance(error, StoreFull):
+                error.shortage = shortage
+            return error
     return InternalError(f"unknown error code {code!r}: {message}")
 
 

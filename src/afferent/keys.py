@@ -40,13 +40,15 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
         raise _no_bytes("data", data) from None
 
 
-def frame(tag: bytes, *parts: bytes) -> bytes:
-    """BLAKE3-256 over ``tag`` and ``parts``, each with its length before it.
+def frame(tag: bytes, *parts: bytes) -> ContentKey:
+    """The key of what ``tag`` and ``parts`` describe: BLAKE3-256 over them, each with its length.
 
     Raises:
         FormatError: One of them is text, or something else that is no bytes.
     """
-    return _framed(tag=tag, **{f"parts[{index}]": part for index, part in enumerate(parts)})
+    return ContentKey(
+        _framed(tag=tag, **{f"parts[{index}]": part for index, part in enumerate(parts)})
+    )
 
 
 def _framed(**parts: bytes) -> bytes:
@@ -79,7 +81,7 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
 
     Args:
         tenant: Tenants never share objects, so that timing tells nothing about another's media.
-        fingerprint: Digest of the model's name, the processor's settings and the decoder's version.
+        fingerprint: Digest of the processor's settings and the versions of what makes features.
         options: The request's own processor options, canonically encoded.
         media: `digest` of the encoded media.
 
@@ -115,7 +117,7 @@ def item_key(
 
 def name_key(*, tenant: str, name: str) -> ContentKey:
     """The key of what a tenant's own name of an item stands for."""
-    return ContentKey(frame(_NAME_TAG, _encoded("tenant", tenant), _encoded("name", name)))
+    return frame(_NAME_TAG, _encoded("tenant", tenant), _encoded("name", name))
 
 
 def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
@@ -130,4 +132,4 @@ def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
 
 def conversation_key(*, tenant: str, response_id: str) -> ContentKey:
     """The key of a conversation that can be gone on with from one of its answers."""
-    return ContentKey(frame(_CONVERSATION_TAG, tenant.encode(), response_id.encode()))
+    return frame(_CONVERSATION_TAG, tenant.encode(), response_id.encode())

@@ -9,12 +9,12 @@ import operator
 import os
 import time
 from enum import StrEnum
-from typing import Annotated, Literal, NewType, TypeVar
+from typing import Annotated, Literal, NewType, Self, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from afferent.errors import FormatError
+from afferent.errors import AfferentError, FormatError, Shortage, error_from
 
 T = TypeVar("T")
 
@@ -216,10 +216,21 @@ class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     Attributes:
         code: Of the error's class.
         message: What a client may be told.
+        shortage: Of `StoreFull`, what there was of the arena.
     """
 
     code: Annotated[str, Meta(max_length=64)]
     message: Annotated[str, Meta(max_length=2048)]
+    shortage: Shortage | None = None
+
+    @classmethod
+    def of(cls, error: AfferentError) -> Self:
+        """The error, to be sent."""
+        return cls(error.code, error.message, getattr(error, "shortage", None))
+
+    def error(self) -> AfferentError:
+        """The error that was sent."""
+        return error_from(self.code, self.message, self.shortage)
 
 
 def encode(value: object) -> bytes:

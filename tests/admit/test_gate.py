@@ -53,6 +53,9 @@ class FakeBudget:
     def release_permit(self, request: str, semaphore: str) -> None:
         raise AssertionError
 
+    def accepted(self, request: str, semaphores: Sequence[str]) -> None:
+        raise AssertionError
+
     def forget(self, request: str) -> None:
         self.forgotten.append(request)
 
@@ -82,6 +85,34 @@ def test_a_refusal_says_when_to_try_again() -> None:
     assert sum(counts) == 19
     assert counts[ADMISSION_SECONDS.declaration.buckets.index(5.0)] == 11, "those in vain, too"
     assert seconds == 11 * 4.0
+
+
+def test_forwarded_media_take_what_the_engine_makes_of_them_and_a_turn() -> None:
+    class Permits(FakeBudget):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[tuple[str, int, int]] = []
+            self.left: list[tuple[str, Sequence[str]]] = []
+
+        async def acquire_permit(
+            self, request: str, semaphore: str, *, limit: int, number: int = 1, timeout_s: float
+        ) -> None:
+            self.asked.append((semaphore, limit, number))
+
+        def accepted(self, request: str, semaphores: Sequence[str]) -> None:
+            self.left.append((request, semaphores))
+
+    async def main() -> None:
+        budget = Permits()
+        for most, expected in ((0, []), (3, [("preprocess", 3, 1)])):
+            gate = Gate(budget, timeout_s=5.0, max_concurrency=most)
+            await gate.enter_forwarded("r", 2 * MiB + 1, limit_nbytes=64 * MiB)
+            assert budget.asked == [("forwarded", 64, 3), *expected]
+            budget.asked.clear()
+        gate.leave("r")
+        assert budget.left == [("r", ("preprocess", "forwarded"))]
+
+    asyncio.run(main())
 
 
 def test_large_bodies_take_turns_and_small_ones_do_not() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from afferent.store.daemon.server import StoreServer
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB
 from benchmarks import body
 
 
 def test_the_heap_and_the_processor_time_of_a_body() -> None:
     data = body._request(bytes(4_000_000))
-    with StoreServer(32 * MiB) as server, body._host(server.address) as host:
+    with StoreServer(32 * MiB, shares=DEFAULT_SHARES) as server, body._host(server.address) as host:
         for _ in range(2):  # the first also makes what stays
             cut_mb, parsed_mb = host.heap_mb("/cut", data), host.heap_mb("/parse", data)
         assert 0 < cut_mb < 2

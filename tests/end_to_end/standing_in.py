@@ -60,6 +60,9 @@ class StandIn:
         self.heard: list[Heard] = []
         self.num_aborted = 0
         self.health_s = 0.0
+        self.tells_gate = True
+        """Whether it says when it has read what is referred to, as vLLM's plugin does."""
+        self.is_well = True
         self.closed_with: list[int | None] = []
         self.before_reading: Callable[[], Awaitable[None]] | None = None
         self.may_end = threading.Event()
@@ -110,7 +113,7 @@ class StandIn:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/health":
             await asyncio.sleep(self.health_s)
-            return web.Response()
+            return web.Response(status=200 if self.is_well else 503)
         if request.path == "/metrics":
             return web.Response(text="vllm:num_requests_running 0.0\n")
         if request.path == "/v1/realtime":
@@ -143,6 +146,14 @@ class StandIn:
     async def _answer_to(self, request: web.Request, heard: Heard) -> web.StreamResponse:
         if request.path == "/tea":
             return web.Response(status=418, body=b"\x00teapot", headers={"x-kind": "green"})
+        if request.path == "/moved":  # as FastAPI does: by the host that it was reached by
+            return web.Response(
+                status=307, headers={"Location": f"http://{request.host}{request.query['to']}"}
+            )
+        if request.path == "/broken":
+            return web.json_response({"error": {"message": "broken"}}, status=500)
+        if request.path == "/tokenize" and b"afferent:" in heard.body and b"repeat" in heard.body:
+            return web.Response(status=400, body=b"wrong: " + heard.body[:150] + b"...[truncated]")
         if "json" not in request.headers.get("content-type", ""):
             return web.json_response({"nbytes": len(heard.body)})
         if self.before_reading is not None:
@@ -150,6 +161,9 @@ class StandIn:
         urls = _REFERENCE.findall(heard.body.decode())
         heard.references = [self.arena().verify(url) for url in urls]
         said = [await asyncio.to_thread(self._read, each) for each in heard.references]
+        if self.tells_gate:
+            for request_id in {each.of.request for each in heard.references}:
+                self.arena().leave(request_id)
         if not json.loads(heard.body).get("stream"):
             await asyncio.to_thread(self.may_end.wait, 60)
             return web.json_response({"said": said})
@@ -163,6 +177,8 @@ class StandIn:
         return answer
 
     def _read(self, reference: FeaturesReference | RawReference) -> Any:
+        is_made = isinstance(reference, FeaturesReference)
+        self.arena().admit(reference.of, is_processed=is_made and self.tells_gate)
         match reference:
             case FeaturesReference(key=key, handle=handle):
                 with self.arena().request("read") as request:

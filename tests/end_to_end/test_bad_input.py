@@ -88,7 +88,10 @@ JPEG = encoded(Image.effect_noise((300, 200), 60).convert("RGB"), "JPEG")
         pytest.param(png_header(1_200, 2), "media_too_large", ["factor of 200"], id="a sliver"),
         pytest.param(png_header(500, 500), "invalid_media", ["truncated"], id="a PNG without data"),
         pytest.param(
-            encoded(Image.new("RGB", (64, 64)), "BMP"), "unsupported_media", [], id="a BMP"
+            encoded(Image.new("RGB", (64, 64)), "BMP"),
+            "unsupported_media",
+            ["JPEG, PNG, WebP or GIF"],
+            id="a BMP",
         ),
     ],
 )
@@ -96,6 +99,16 @@ def test_bad_image(
     server: Server, good: dict[str, Any], data: bytes, code: str, words: list[str]
 ) -> None:
     check(server.post(ask([data_url(data, "png")], QUESTION)), 400, code, *words)
+
+
+@pytest.mark.parametrize("num_frames", [1, 2])
+def test_video_as_images_is_refused_and_named(
+    server: Server, good: dict[str, Any], num_frames: int
+) -> None:
+    text = ",".join([base64.b64encode(JPEG).decode()] * num_frames)
+    part = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{text}"}}
+    request = {**good, "messages": [{"role": "user", "content": [part]}]}
+    check(server.post(request), 400, "unsupported_media", "data:video/jpeg", "MP4")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +245,30 @@ def test_errors_while_streaming_are_ordinary_answers(server: Server, good: dict[
             **ask([f"data:image/png;base64,{bad}"], QUESTION), stream=True
         )
     assert caught.value.code == "unsupported_media"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"origin": "http://evil.example", "content-type": "text/plain"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+def test_request_of_a_foreign_page_is_refused(
+    server: Server, good: dict[str, Any], headers: dict[str, str], status: int
+) -> None:
+    url = f"{server.url}/v1/chat/completions"
+    answer = httpx.post(url, content=json.dumps(good), headers=headers, timeout=60)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == "invalid_request"
+
+
+def test_body_with_a_key_twice_is_refused(server: Server, good: dict[str, Any]) -> None:
+    body = json.dumps(good)[:-1] + ', "model": "another"}'
+    answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, timeout=60)
+    assert answer.status_code == 400
+    assert "the key 'model' stands twice" in answer.json()["error"]["message"]
 
 
 def test_no_such_endpoint(server: Server) -> None:

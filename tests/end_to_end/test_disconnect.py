@@ -102,7 +102,10 @@ class Place:
     def send(self, urls: list[str], *, most: int | None = None, **more: object) -> socket.socket:
         """A request, or its first bytes."""
         body = json.dumps(ask(urls, "Name all pictures.", **more)).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(body)}\r\n"
+        )
         sock = self.connect()
         sock.sendall((head.encode() + b"\r\n" + body)[:most])
         return sock
@@ -159,7 +162,7 @@ def half_a_header(place: Place) -> Iterator[socket.socket]:
         def is_connected() -> bool:
             return any(tuple(its.raddr) == mine for its in frontend.net_connections("tcp"))
 
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX: ")
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX: ")
         wait_until(is_connected)
         yield sock
         wait_until(lambda: not is_connected())
@@ -292,7 +295,8 @@ def test_a_large_body_whose_client_was_killed(place: Place) -> None:
             def send() -> None:
                 body = json.dumps(ask([url], "What?")).encode()
                 head = (
-                    f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}"
+                    "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Content-Length: {len(body)}"
                 )
                 with contextlib.suppress(OSError):
                     sock.sendall(head.encode() + b"\r\n\r\n" + body)

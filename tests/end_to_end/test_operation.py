@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from afferent.testing.images import draw_image
 from afferent.types import GiB, Modality
 from tests.ingest.test_fetch import media_host, send
 from tests.models import make_llava
-from tests.server import Server, ask, data_url, wait_until
+from tests.server import Server, ask, data_url, suspended, wait_until
 from tests.telemetry.collector import Collector, attributes_of
 
 QUESTION = "What is in the picture?"
@@ -46,6 +47,27 @@ def test_health_ready_models(server: Server) -> None:
         refused = server.get(path)
         assert refused.status_code == (405 if "chat" in path else 404)
         assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_metrics_begin_at_zero() -> None:
+    """Else `rate` would not see the first increase of a series."""
+    with Server("--frontends", "1") as server:
+        metrics = server.metrics()
+    for name in (
+        'afferent_requests_total{api="openai_chat",outcome="ok"}',
+        'afferent_requests_total{api="anthropic_messages",outcome="internal_error"}',
+        'afferent_rejections_total{code="store_full",media="none",where="admission"}',
+        'afferent_items_total{modality="image",outcome="hit"}',
+        'afferent_media_bytes_total{modality="video",origin="fetch"}',
+        'afferent_tokens_total{kind="prompt"}',
+        'afferent_conversations_total{outcome="kept"}',
+        'afferent_copied_bytes_total{media="image",stage="read_body"}',
+        'afferent_engine_encoded_items_total{worker="0"}',
+        'afferent_request_seconds_count{api="openai_chat"}',
+        'afferent_time_to_first_token_seconds_count{media="image"}',
+    ):
+        assert metrics.get(name) == 0.0, name
+    assert len(metrics) < 2500
 
 
 def test_metrics_count_what_happened(server: Server, rng: np.random.Generator) -> None:
@@ -125,6 +147,49 @@ def test_json_logs_carry_the_request_id(explaining: Server, rng: np.random.Gener
     for figure in (" kB", "copied", " ms"):
         assert figure in trace
     assert not [line for line in explaining.lines if "ERROR" in line or '"error"' in line]
+
+
+def test_json_logs_have_an_object_in_every_line() -> None:
+    """Starts, deaths and stops of all processes, and what is wrong before they start."""
+    with Server("--log-format", "json", "--log-level", "warning") as server:
+        (worker, _) = server.idle_preprocess_workers()
+        for process in (worker, *server.find("afferent.serve.frontend")):
+            process.kill()
+        wait_until(lambda: "frontend-0" in _parts(server, "has ended (SIGKILL); starting it again"))
+        wait_until(lambda: len(_parts(server, "ready: ")) > len(set(_parts(server, "ready: "))))
+    events = [json.loads(line) for line in server.lines]
+    assert all(isinstance(event, dict) for event in events)
+    assert all({"time", "level", "process", "event"} <= event.keys() for event in events)
+    (serving,) = [event for event in events if event["event"].startswith("Serving ")]
+    assert (serving["model"], serving["url"]) == ("shapes", f"{server.url}/v1")
+    (death,) = [event for event in events if "has ended (SIGKILL)" in event["event"]]
+    assert (death["level"], death["part"]) == ("warning", "frontend-0")
+    assert [event.get("part") for event in events][-2:] == ["stopping", "stopped"]
+    assert "a worker has died; it is replaced" in [event["event"] for event in events]
+
+
+def _parts(server: Server, start: str) -> list[str]:
+    """Processes of which the supervisor has logged an event that begins so."""
+    events = [json.loads(line) for line in server.lines]
+    return [event["part"] for event in events if event["event"].startswith(start)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--log-format", "json", "--port", "x"], "--port x"),
+        (["--log-format=json", "--no-such-flag"], "--no-such-flag"),
+        (["--log-format", "json", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_json_logs_have_what_keeps_a_server_from_starting(arguments: list[str], words: str) -> None:
+    command = [sys.executable, "-m", "afferent.cli", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    event = json.loads(done.stderr.splitlines()[-1])
+    assert all(json.loads(line) for line in done.stderr.splitlines())
+    assert (event["level"], event["code"]) == ("error", "config_error")
+    assert words in event["event"]
 
 
 def test_a_request_is_a_trace_at_a_collector(
@@ -277,3 +342,20 @@ def test_whoever_stops_a_start_hears_of_nothing_else() -> None:
     assert starting.returncode == 0
     (at,) = [number for number, line in enumerate(lines) if " s  stopping " in line]
     assert [line.split()[2] for line in lines[at + 1 :]] == ["stopped"], "".join(lines)
+
+
+@pytest.mark.timeout(240)
+def test_sighup_drains_as_sigterm_does(rng: np.random.Generator) -> None:
+    """A terminal that closes may send it twice."""
+    body = ask([data_url(draw_image(rng, colour="green", shape="star"))], QUESTION)
+    with Server("--arena-nbytes", "64MiB") as server, ThreadPoolExecutor(1) as threads:
+        with suspended(server.engine_workers()):
+            answer = threads.submit(server.post, body)
+            wait_until(lambda: server.metric("afferent_requests_in_flight") == 1)
+            for _ in range(2):
+                server.popen.send_signal(signal.SIGHUP)
+            wait_until(lambda: "finishing running requests" in server.log())
+            wait_until(server.refuses)
+        assert answer.result(60).json()["choices"][0]["message"]["content"] == "a green star"
+        assert server.popen.wait(60) == 0
+        assert "every process has ended" in server.lines[-1]

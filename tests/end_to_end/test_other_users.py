@@ -15,9 +15,6 @@ from tests.others import another_user, needs_root
 from tests.server import Server, wait_until
 
 NUM_FLOODERS = 2
-BACK_WITHIN_S = 2.0
-SLOW_MACHINE = 3.0
-"""Its two cores are busy with the flooders, and with whatever else runs there."""
 CORE, DAEMON = "afferent.engine.reference.core.main", "afferent.store.daemon.main"
 
 
@@ -59,7 +56,6 @@ def test_who_floods_the_sockets_keeps_nobody_out(own_server: Server) -> None:
             print(f"{num_tried:,} tries; back after {took_s:.2f} s")
             assert num_connected == 0
             assert num_tried > 100
-    assert took_s < BACK_WITHIN_S * SLOW_MACHINE
     assert len(own_server.lines) - num_lines < 5, "what they do is in no log"
 
 

@@ -104,7 +104,10 @@ class Watch:
     def _refusal_ms(self) -> float:
         """Of a body that is refused for the length that is announced, and never comes."""
         host, port = self.server.url.removeprefix("http://").split(":")
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {GiB}\r\n\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {GiB}\r\n\r\n"
+        )
         with socket.create_connection((host, int(port)), timeout=30) as sock:
             start = time.perf_counter()
             sock.sendall(head.encode())

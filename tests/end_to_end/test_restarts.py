@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -13,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from afferent.testing.images import draw_image
 from tests.end_to_end.standing_in import StandIn
-from tests.server import Server, ask, data_url, suspended, wait_until
+from tests.server import WORKER, Server, ask, data_url, suspended, wait_until
 
+FRONTEND = "afferent.serve.frontend"
 QUESTION = "What is in the picture?"
 NUM_CLIENTS, PER_SECOND = 10, 50
 BODY = json.dumps({"model": "shapes", "prompt": "a green", "max_tokens": 1})
@@ -37,7 +42,7 @@ def restart(server: Server, what: str) -> subprocess.CompletedProcess[str]:
 
 
 def frontends(server: Server) -> set[int]:
-    return {process.pid for process in server.find("afferent.serve.frontend")}
+    return {process.pid for process in server.find(FRONTEND)}
 
 
 class Load:
@@ -153,6 +158,99 @@ def test_the_engine_is_drained_then_away_then_back(
     assert server.post(picture[1]).status_code == 200
     (after,) = server.engine_workers()
     assert after.pid != before.pid
+
+
+@contextlib.contextmanager
+def killed(server: Server, module: str) -> Iterator[None]:
+    """Each process of this module that is started meanwhile is killed as soon as it is seen."""
+    before = {process.pid for process in server.find(module)}
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.01):
+            for process in server.find(module):
+                if process.pid not in before:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+
+    with ThreadPoolExecutor(1) as threads:
+        killing = threads.submit(kill)
+        try:
+            yield
+        finally:
+            stop.set()
+            killing.result(30)
+
+
+@contextlib.contextmanager
+def without_descriptors(server: Server) -> Iterator[None]:
+    """The supervisor can accept one more connection, and open nothing besides."""
+    pid = server.popen.pid
+    used = {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    free = itertools.filterfalse(used.__contains__, itertools.count())
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(free) + 1, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("trouble", ["killed", "without descriptors"])
+def test_restart_frontends_without_successor_loses_nothing(server: Server, trouble: str) -> None:
+    before = frontends(server)
+    with Load(server) as load:
+        wait_until(lambda: len(load.outcomes) > 20)
+        is_killed = trouble == "killed"
+        with killed(server, FRONTEND) if is_killed else without_descriptors(server):
+            start_s = time.monotonic()
+            done = restart(server, "frontends")
+            took_s = time.monotonic() - start_s
+        num_until_then = len(load.outcomes)
+        wait_until(lambda: len(load.outcomes) > num_until_then + 20)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "; the old one goes on" in done.stdout
+        assert took_s < 10
+        assert frontends(server) == before
+        assert restart(server, "frontends").returncode == 0, "it is not refused from now on"
+    assert set(load.outcomes) == {200}
+    assert not frontends(server) & before
+
+
+@pytest.mark.timeout(240)
+def test_restart_engine_that_does_not_start_is_retryable(
+    server: Server, rng: np.random.Generator
+) -> None:
+    outcomes: list[tuple[int, bool]] = []
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        bodies = itertools.cycle(ask([data_url(draw_image(rng))], QUESTION) for _ in range(4))
+        while not stop.is_set():
+            answer = server.post(next(bodies))
+            outcomes.append((answer.status_code, "retry-after" in answer.headers))
+
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(keep_asking)
+        try:
+            with killed(server, WORKER):
+                start_s = time.monotonic()
+                done = restart(server, "engine")
+                took_s = time.monotonic() - start_s
+            wait_until(lambda: server.get("/ready").status_code == 200)
+            again = restart(server, "engine")
+            wait_until(lambda: server.get("/ready").status_code == 200)
+            num_until_then = len(outcomes)
+            wait_until(lambda: (200, False) in outcomes[num_until_then:])
+        finally:
+            stop.set()
+        asking.result(60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "worker: did not start; the server tries again" in done.stdout
+    assert took_s < 10
+    assert again.returncode == 0
+    assert set(outcomes) == {(200, False), (503, True)}
 
 
 def test_of_no_server() -> None:

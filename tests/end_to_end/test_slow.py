@@ -73,7 +73,7 @@ class Writer:
 
 def first_bytes(is_chunked: bool) -> bytes:
     """A header, and of a body the beginning: where the length is unknown, the heap's part of it."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     body = json.dumps(ask([data_url(encoded(photo(500, 400), "PNG"))], "What?")).encode()
     if is_chunked:
         return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(body[:ON_HEAP_NBYTES])
@@ -137,7 +137,7 @@ def test_readers_that_never_read(
     """What an answer may be long is bounded: the request ends, whoever reads it."""
     urls = [data_url(draw_image(rng)) for _ in range(20)]
     body = json.dumps(ask(urls, "Name all pictures.", stream=True)).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     private_nbytes = frontend.memory_full_info().uss
     name = outcome("ok")
     ended = own_server.metrics().get(name, 0.0)

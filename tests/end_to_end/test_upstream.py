@@ -9,10 +9,12 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ import numpy as np
 import pytest
 import websockets.exceptions
 import websockets.sync.client
+from PIL import Image
 
 from afferent.engine.references import SCHEME, FeaturesReference, RawReference, sign
+from afferent.engine.vllm.plugin.arena import Gone
 from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
@@ -31,8 +35,11 @@ from afferent.testing.images import draw_image
 from afferent.types import Handle, Modality, ObjectKind
 from tests import media_files
 from tests.end_to_end.standing_in import StandIn
-from tests.images import encoded, photo
+from tests.images import encoded, in_mode, photo
+from tests.ingest.media_host import media_host, send
 from tests.server import Server, data_url, wait_until
+
+CHAT = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -171,7 +178,7 @@ def test_bodies_without_media_are_not_touched(front: Front) -> None:
 
 
 def test_what_is_no_media_is_put_back_beside_media(front: Front, picture: str) -> None:
-    """From memory that is the request's own; and no more of it than JSON may have."""
+    """Text that is long beside media is passed on, too: only the body has a limit."""
     path, document = "/v1/chat/completions", base64.b64encode(os.urandom(300_000)).decode()
     front.post(path, chat(image(picture)))  # so that the next one is a hit, and lets go at once
     part = {"type": "document", "source": {"type": "base64", "data": document}}
@@ -181,7 +188,59 @@ def test_what_is_no_media_is_put_back_beside_media(front: Front, picture: str) -
     first, shown, last = sent["messages"][0]["content"]
     assert first == last == part
     assert shown["image_url"]["url"].startswith(SCHEME)
-    assert front.post(path, chat(*[part] * 5, image(picture))).status_code == 413
+    assert front.post(path, chat(*[part] * 5, image(picture))).status_code == 200
+
+
+DATA: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"response_format": {"json_schema": {"image_url": "here"}}}),
+    ("/v1/chat/completions", {"metadata": {"image_url": "data:image/png;base64,iVBO..."}}),
+    (
+        "/v1/chat/completions",
+        {"tools": [{"function": {"parameters": {"image_url": {"url": "x"}}}}]},
+    ),
+    (
+        "/v1/chat/completions",
+        {"chat_template_kwargs": {"video_url": "x"}, "documents": [{"url": "y"}]},
+    ),
+    ("/v1/responses", {"input": [{"type": "function_call", "arguments": "{}", "audio_url": "x"}]}),
+    (
+        "/v1/messages",
+        chat(
+            {"type": "tool_use", "id": "1", "name": "f", "input": {"image_url": "http://a/b.png"}}
+        ),
+    ),
+    ("/v1/unknown", chat({"type": "image_url", "image_url": {"url": "http://a/b.png"}})),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DATA)
+def test_data_with_keys_of_media_pass_byte_for_byte(
+    front: Front, path: str, body: dict[str, Any]
+) -> None:
+    text = json.dumps({"model": "any", **body}, indent=1).encode()
+    answer = httpx.post(f"{front.server.url}{path}", content=text, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert front.engine.heard[-1].body == text
+
+
+def test_long_and_deep_text_passes(front: Front) -> None:
+    """The upstream has no such limits."""
+    deep = "[" * 500 + "]" * 500
+    many = json.dumps(["a"] * 100_000)
+    text = f'{{"prompt": "{"a" * 3_000_000}", "x": {deep}, "y": {many}}}'.encode()
+    answer = httpx.post(f"{front.server.url}/v1/completions", content=text, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert front.engine.heard[-1].body == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig"])
+def test_a_body_in_another_encoding_is_refused(front: Front, encoding: str, picture: str) -> None:
+    """The upstream would guess the encoding, and find media that were not looked at here."""
+    text = json.dumps(chat(image(picture))).encode(encoding)
+    answer = httpx.post(f"{front.server.url}/v1/chat/completions", content=text, timeout=60)
+    assert answer.status_code == 400
+    assert "UTF-8" in answer.json()["error"]["message"]
+    assert front.engine.heard == []
 
 
 def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
@@ -214,7 +273,10 @@ def test_websockets_pass(front: Front) -> None:
         client.recv(60)
         client.close(4000)
     wait_until(lambda: front.engine.closed_with[-1] == 4000)
-    assert refusal_of(url.replace("/v1/realtime", "/v1/other")) == (400, "invalid_request")
+    with pytest.raises(websockets.exceptions.InvalidStatus):  # `Upgrade` is ignored elsewhere
+        websockets.sync.client.connect(url.replace("/v1/realtime", "/v1/other"))
+    assert front.engine.heard[-1].target == "/v1/other?model=m"
+    assert "upgrade" not in front.engine.heard[-1].headers
     with websockets.sync.client.connect(url) as client:
         front.engine.__exit__(None, None, None)
         with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
@@ -278,7 +340,9 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
     assert answer.json() == {"said": [{"bytes": nbytes}]}
     sent = json.loads(heard.body)
     assert sent["mm_processor_kwargs"] == options["mm_processor_kwargs"]
-    assert len(sent["messages"][0]["content"][0]["uuid"]) == 64, "the content's, not the client's"
+    name, _, request_id = sent["messages"][0]["content"][0]["uuid"].partition("@")
+    assert len(name) == 64, "the content's, not the client's"
+    assert request_id == heard.references[0].of.request
     front.engine.heard.clear()
     sound = base64.b64encode(media_files.make_audio(media_files.tone(0.2), 16_000)).decode()
     part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
@@ -342,6 +406,128 @@ def test_what_the_engine_is_to_process_itself(
         assert "bytes" in answer.json()["said"][0]
 
 
+# Files that are not decoded here
+
+
+def shown(data: bytes, media_type: str = "image/x") -> str:
+    return f"data:{media_type};base64," + base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("format", "parameters"),
+    [
+        ("AVIF", {}),
+        ("TIFF", {}),
+        ("BMP", {}),
+        ("ICO", {}),
+        ("JPEG2000", {}),
+        ("JPEG2000", {"no_jp2": True}),
+        ("PPM", {}),
+        ("TGA", {}),
+    ],
+)
+def test_forwarded_formats_reach_the_engine_as_bytes(
+    front: Front, format: str, parameters: dict[str, Any], picture: str
+) -> None:
+    """So do the other images of the request: the engine takes features of all, or of none."""
+    data = encoded(photo(37, 29), format, **parameters)
+    answer = front.post("/v1/chat/completions", chat(image(shown(data)), image(picture)))
+    assert answer.status_code == 200, answer.text
+    nbytes = len(base64.b64decode(picture.partition(",")[2]))
+    assert answer.json() == {"said": [{"bytes": len(data)}, {"bytes": nbytes}]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(encoded(Image.new("RGB", (1, 7)), "PNG"), id="a side of one pixel"),
+        pytest.param(encoded(in_mode(photo(37, 29), "I;16"), "PNG"), id="grey of 16 bits"),
+    ],
+)
+def test_images_that_become_something_else_here_go_as_bytes(front: Front, data: bytes) -> None:
+    answer = front.post("/v1/chat/completions", chat(image(shown(data))))
+    assert answer.json() == {"said": [{"bytes": len(data)}]}
+
+
+def test_limits_hold_for_forwarded_formats(front: Front) -> None:
+    data = struct.pack("<2sIHHIIii", b"BM", 54, 0, 0, 54, 40, 20_000, 20_000) + bytes(28)
+    answer = front.post("/v1/chat/completions", chat(image(shown(data))))
+    assert answer.status_code == 400
+    assert "--max-image-pixels" in answer.json()["error"]["message"]
+    assert front.engine.heard == []
+
+
+def test_unknown_formats_pass_with_all_media_formats_only(front: Front, tmp_path: Path) -> None:
+    data = encoded(photo(37, 29), "PCX")
+    answer = front.post("/v1/chat/completions", chat(image(shown(data))))
+    assert answer.status_code == 400
+    assert "--media-formats all" in answer.json()["error"]["message"]
+    with standing(tmp_path, "--media-formats", "all") as other:
+        answer = other.post("/v1/chat/completions", chat(image(shown(data))))
+        assert answer.json() == {"said": [{"bytes": len(data)}]}
+
+
+@pytest.mark.parametrize("side", [16, 1200])
+def test_frames_as_images_reach_the_engine_as_text(front: Front, side: int) -> None:
+    """Those of a few bytes, and more than the heap takes."""
+    frame = base64.b64encode(encoded(photo(side, side), "JPEG", quality=95)).decode()
+    text = ",".join([frame] * 3)
+    part = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{text}"}}
+    answer = front.post("/v1/chat/completions", chat(part))
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"said": [{"bytes": len(text)}]}
+    (reference,) = front.engine.heard[0].references
+    assert isinstance(reference, RawReference)
+    assert reference.is_frames
+
+
+def test_frames_beside_other_media_and_in_data_stay_what_they_were(
+    front: Front, picture: str
+) -> None:
+    frame = base64.b64encode(encoded(photo(20, 20), "JPEG")).decode()
+    url = f"data:video/jpeg;base64,{frame},{frame}"
+    part = {"type": "video_url", "video_url": {"url": url}}
+    note = {"type": "text", "text": "x", "video_url": {"url": url}}
+    answer = front.post("/v1/chat/completions", chat(image(picture), note, part))
+    assert [list(each) for each in answer.json()["said"]] == [["bytes"], ["bytes"]]
+    sent = json.loads(front.engine.heard[0].body)
+    assert sent["messages"][0]["content"][1] == note
+
+
+def test_frames_that_are_broken_are_refused(front: Front) -> None:
+    part = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,QUJD,QUJD"}}
+    answer = front.post("/v1/chat/completions", chat(part))
+    assert answer.status_code == 400
+    assert front.engine.heard == []
+
+
+def test_an_item_known_by_name_beside_a_forwarded_one_has_to_be_sent_again(
+    front: Front, picture: str
+) -> None:
+    assert front.post("/v1/chat/completions", chat(image(picture, uuid="seen"))).status_code == 200
+    bmp = image(shown(encoded(photo(37, 29), "BMP")))
+    answer = front.post("/v1/chat/completions", chat(image(None, uuid="seen"), bmp))
+    assert answer.status_code == 409, answer.text
+    answer = front.post("/v1/chat/completions", chat(image(picture, uuid="seen"), bmp))
+    assert answer.status_code == 200, answer.text
+
+
+def test_an_image_known_by_its_url_is_fetched_again_beside_a_forwarded_one(
+    picture: str, tmp_path: Path
+) -> None:
+    png = base64.b64decode(picture.partition(",")[2])
+    bmp = encoded(photo(37, 29), "BMP")
+    with (
+        media_host({"/a.png": send(png), "/b.bmp": send(bmp)}) as where,
+        standing(tmp_path, "--fetch-allow", where) as other,
+    ):
+        known = image(f"http://{where}/a.png")
+        answer = other.post("/v1/chat/completions", chat(known))
+        assert "sum" in answer.json()["said"][0]
+        answer = other.post("/v1/chat/completions", chat(known, image(f"http://{where}/b.bmp")))
+        assert answer.json() == {"said": [{"bytes": len(png)}, {"bytes": len(bmp)}]}
+
+
 _ELSEWHERE = """
 import sys
 from afferent.engine.vllm.place import Place
@@ -398,7 +584,8 @@ def test_media_that_cant_be_used_are_refused_here(front: Front, path: str, form:
         SCHEME,
         "",
     ):
-        answer = front.post(path, chat(image(url)))
+        part = {"type": "image", "source": {"type": "url", "url": url}}
+        answer = front.post(path, chat(part if path == "/v1/messages" else image(url)))
         assert answer.status_code == 400, (url[:40], answer.text)
         assert set(answer.json()["error"]) == form
     assert front.engine.heard == []
@@ -489,6 +676,43 @@ def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
     assert front.post("/v1/messages", chat()).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("/v1/models/?a=b%20c", "/v1/models/?a=b%20c"),
+        ("//evil.example/x", "/.//evil.example/x"),
+    ],
+)
+def test_redirects_lead_to_the_host_that_the_client_named(
+    front: Front, there: str, here: str
+) -> None:
+    answer = httpx.get(f"{front.server.url}/moved", params={"to": there})
+    assert answer.status_code == 307
+    assert answer.headers["location"] == here
+
+
+def test_a_failure_of_an_engine_that_has_ended_is_worth_another_try(front: Front) -> None:
+    """One of an engine that goes on is passed on."""
+    answer = front.post("/broken", {})
+    assert (answer.status_code, answer.json()) == (500, {"error": {"message": "broken"}})
+    front.engine.is_well = False
+    try:
+        answer = front.post("/broken", {})
+    finally:
+        front.engine.is_well = True
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    wait_until(lambda: httpx.get(f"{front.server.url}/health").status_code == 200)
+
+
+def test_errors_repeat_no_reference(front: Front, picture: str) -> None:
+    answer = front.post("/tokenize", {**chat(image(picture)), "repeat": 1})
+    assert answer.status_code == 400
+    assert "afferent:" not in answer.text
+    assert "(media)" in answer.text
+    assert answer.text.endswith("...[truncated]")
+
+
 def test_metrics_are_of_both(front: Front, picture: str) -> None:
     front.post("/v1/chat/completions", chat(image(picture)))
     page = front.server.get("/metrics").text
@@ -496,3 +720,104 @@ def test_metrics_are_of_both(front: Front, picture: str) -> None:
     assert 'afferent_upstream_items_total{modality="image",way="features"}' in page
     assert 'afferent_requests_total{api="openai_chat",outcome="ok"}' in page
     assert 'afferent_requests_total{api="upstream",outcome="ok"}' in page
+    assert 'afferent_upstream_items_total{modality="audio",way="bytes"} 0.0' in page
+
+
+# What the engine remembers
+
+
+def test_stored_responses_hold_no_references(front: Front, picture: str) -> None:
+    """What they led to is gone after the answer: who continued one would be answered from it."""
+    part = {"type": "input_image", "image_url": picture}
+    body = {"model": "any", "input": [{"role": "user", "content": [part]}], "store": True}
+    assert front.post("/v1/responses", body).status_code == 200
+    assert json.loads(front.engine.heard[-1].body)["store"] is False
+    text = {"model": "any", "input": "no media", "store": True}
+    assert front.post("/v1/responses", text).status_code == 200
+    assert json.loads(front.engine.heard[-1].body) == text
+
+
+def test_tenants_share_nothing_that_the_engine_remembers(tmp_path: Path, picture: str) -> None:
+    keys = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
+    file = tmp_path / "afferent.toml"
+    file.write_text(
+        "".join(
+            f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in keys.items()
+        )
+    )
+    salts = []
+    with standing(tmp_path, "--config", str(file)) as front:
+        for key in (*keys.values(), keys["first"]):
+            headers = {"authorization": f"Bearer {key}"}
+            for body in (chat(image(picture)), chat({"type": "text", "text": "What?"})):
+                answer = front.post("/v1/chat/completions", body, **headers)
+                assert answer.status_code == 200, answer.text
+                salts.append(json.loads(front.engine.heard[-1].body)["cache_salt"])
+            num_heard = len(front.engine.heard)
+            continued = {"model": "any", "input": "go on", "previous_response_id": "resp_1"}
+            refused = [
+                front.post("/v1/responses", continued, **headers),
+                front.post("/v1/responses/resp_1/cancel", {}, **headers),
+                httpx.get(f"{front.server.url}/v1/responses/resp_1", headers=headers),
+            ]
+            assert [answer.status_code for answer in refused] == [404] * 3
+            assert len(front.engine.heard) == num_heard
+    assert salts[:2] == salts[4:] == salts[:1] * 2
+    assert salts[2:4] == salts[2:3] * 2 != salts[:2]
+
+
+# The gate
+
+
+@pytest.mark.parametrize("tells_gate", [True, False], ids=["plugin", "first byte"])
+def test_a_request_leaves_the_gate_long_before_its_answer_ends(
+    tmp_path: Path, rng: np.random.Generator, tells_gate: bool
+) -> None:
+    with (
+        standing(tmp_path, "--max-mm-preprocess-concurrency", "1") as front,
+        contextlib.ExitStack() as answers,
+    ):
+        front.engine.tells_gate = tells_gate
+        front.engine.may_end.clear()
+        options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
+        for more in ({}, {}, options, options):
+            body = chat(image(data_url(draw_image(rng))), stream=True, **more)
+            answer = answers.enter_context(front.streamed(body))
+            assert next(answer.iter_bytes()).startswith(b"data: {")
+        assert len(front.engine.heard) == 4
+        front.engine.may_end.set()
+
+
+@pytest.mark.parametrize("is_made_here", [True, False], ids=["features", "bytes"])
+def test_as_many_as_may_be_are_between_the_gate_and_the_engine(
+    tmp_path: Path, rng: np.random.Generator, is_made_here: bool
+) -> None:
+    options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
+    at_once: list[int] = []
+    with standing(tmp_path, "--max-mm-preprocess-concurrency", "2") as front:
+
+        async def look() -> None:
+            await asyncio.sleep(0.05)  # others would come meanwhile
+            with DaemonStore(str(front.store_path), name="looker") as store:
+                at_once.append(store.stat().permits["preprocess"].num_held)
+
+        front.engine.before_reading = look
+        with ThreadPoolExecutor(8) as threads:
+            bodies = [
+                chat(image(data_url(draw_image(rng))), **({} if is_made_here else options))
+                for _ in range(8)
+            ]
+            answers = list(threads.map(lambda body: front.post(CHAT, body), bodies))
+        assert {answer.status_code for answer in answers} == {200}
+        with DaemonStore(str(front.store_path), name="looker") as store:
+            wait_until(lambda: store.stat().permits == {})
+    assert len(at_once) == 8
+    assert max(at_once) <= 2
+
+
+def test_a_reference_leads_nowhere_after_its_request(front: Front, picture: str) -> None:
+    assert front.post(CHAT, chat(image(picture))).status_code == 200
+    (reference,) = front.engine.heard[0].references
+    wait_until(lambda: front.pinned_nbytes() == 0)
+    with pytest.raises(Gone, match="has ended"):
+        front.engine.arena().admit(reference.of, is_processed=True)

@@ -19,6 +19,7 @@ from afferent.engine.reference import messages as m
 from afferent.engine.reference.core import ranks
 from afferent.engine.reference.core.pins import Wanted
 from afferent.engine.reference.kv_budget import KvBudget
+from afferent.engine.remote import messages as remote
 from afferent.errors import (
     DeadlineExceeded,
     EncoderCacheFull,
@@ -496,5 +497,20 @@ def test_what_can_not_be_had_is_refused(address: str) -> None:
             with pytest.raises(StaleHandle):
                 await tokens_of(bench, request("c", 19, [dog]))
             await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("hello", [["frontend", "of old"], ["frontend", 99, "newer"]])
+def test_frontend_of_another_version_is_refused(address: str, hello: list[Any]) -> None:
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            heard: asyncio.Queue[bytes] = asyncio.Queue()
+            channel = wire.AsyncChannel(heard.put_nowait, lambda: None)
+            await channel.attach(wire.connect(bench.core_address, timeout_s=5))
+            channel.send(encode(hello))
+            answer = remote.from_engine(await asyncio.wait_for(heard.get(), 30))
+            assert answer == remote.Refused(remote.VERSION)
+            await channel.close()
 
     asyncio.run(run())

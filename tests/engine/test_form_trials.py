@@ -51,7 +51,10 @@ FINE = [
     schema(
         {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}
     ),
-    schema({"type": "integer", "multipleOf": 10_007}),
+    schema({"type": "integer", "multipleOf": 39_999}),
+    schema({"type": "number", "multipleOf": 1e-8}),
+    schema({"anyOf": [{"type": "integer", "multipleOf": each} for each in (7, 60, 90)]}),
+    schema({"properties": {"multipleOf": {"const": "x" * 8192}, "n": {"multipleOf": 1e9}}}),
     regex(r"\p{L}{1,5000}"),
     regex(r"^[a-z]+@[a-z]+\.(com|org)$"),
     Form("choice", json.dumps(["yes", "no", 'a "quote"/ \\ and\na line', "", "\x00|()", "é😀"])),
@@ -77,13 +80,29 @@ REFUSED = [
     (schema({"$ref": "https://example.org/schema.json"}), "example.org"),
     (schema({"$ref": "#"}), "no answer can have this form"),
     (schema({"type": "string", "pattern": "(?=a)b"}), "look-around"),
-    (schema({"type": "integer", "multipleOf": 1_000_003}), "too much time"),
-    (schema({"const": "x" * 60_000}), "too much"),
+    (schema({"type": "integer", "multipleOf": 1_000_003}), "multipleOf are too large together"),
+    (schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]}), "multipleOf are too large"),
+    (schema({"multipleOf": 10**400}), "too large together"),
+    (schema({"multipleOf": 1e-300}), "too large together"),
+    (schema({"const": "x" * 8193}), "has 8193 characters, and 8192 is the limit"),
+    (schema({"enum": [1, {"a": ["x" * 9000]}]}), "has 9000 characters"),
+    (schema({"properties": {"x" * 9000: {}}}), "has 9000 characters"),
+    (schema({"enum": [f"value-{number}" for number in range(20_000)]}), "too big"),
+    (Form("choice", json.dumps(["a", "x" * 9000])), "has 9000 characters"),
     (regex("("), "unclosed group"),
     (regex(r"(a)\1"), "backreferences"),
     (regex("(.{1,50}){1,50}"), "too much"),
     (regex(r"a\Bz{3}[^\x00-\x{10FFFF}]"), "can't be followed"),
 ]
+
+
+def test_counts_decide_and_not_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is fifty times as slow, and within memory for twice as much."""
+    monkeypatch.setattr(trial, "CPU_S", 50 * trial.CPU_S)
+    monkeypatch.setattr(trial, "MEMORY_NBYTES", 2 * trial.MEMORY_NBYTES)
+    assert [verdict.failure is None for verdict in tried(*FINE)] == [True] * len(FINE)
+    forms = [form for form, _ in REFUSED]
+    assert [verdict.failure is None for verdict in tried(*forms)] == [False] * len(forms)
 
 
 @pytest.mark.parametrize(("form", "why"), REFUSED, ids=lambda value: str(value)[:40])

@@ -24,12 +24,13 @@ from afferent.engine.protocol import (
     Tokens,
 )
 from afferent.engine.reference.kind import ReferenceEngine
-from afferent.engine.remote import client
+from afferent.engine.remote import client, host
 from afferent.engine.remote import messages as m
 from afferent.engine.remote.host import EngineHost
 from afferent.engine.remote.kind import RemoteLink
 from afferent.errors import ConfigError, EngineUnavailable, InternalError, StaleHandle
 from afferent.runtime import wire
+from afferent.runtime.logs import Seldom
 from afferent.runtime.sockets import new_address
 from afferent.types import Sampling, TokenLogprobs, encode
 from tests.waiting import until
@@ -191,7 +192,7 @@ def test_who_breaks_the_protocol_is_cut_off(messages: list[Any]) -> None:
             gone = asyncio.Event()
             channel = wire.AsyncChannel(lambda _: None, gone.set)
             await channel.attach(wire.connect(at.address, timeout_s=5))
-            for message in (m.FrontendHello("other"), *messages):
+            for message in (m.FrontendHello(m.VERSION, "other"), *messages):
                 channel.send(encode(message))
             async with asyncio.timeout(30):
                 await gone.wait()
@@ -289,3 +290,56 @@ async def accept(listener: socket.socket) -> socket.socket:
     connected, _ = await asyncio.get_running_loop().sock_accept(listener)
     connected.setblocking(False)
     return connected
+
+
+# Other versions
+
+
+@pytest.mark.parametrize(
+    "hello", [["frontend", "of old"], ["frontend", 99, "newer"], ["frontend", 99, {"name": "x"}]]
+)
+def test_frontend_of_another_version_is_refused(
+    hello: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with place() as at:
+            heard: asyncio.Queue[bytes] = asyncio.Queue()
+            channel = wire.AsyncChannel(heard.put_nowait, lambda: None)
+            await channel.attach(wire.connect(at.address, timeout_s=5))
+            channel.send(encode(hello))
+            answer = m.from_engine(await asyncio.wait_for(heard.get(), 30))
+            assert answer == m.Refused(m.VERSION)
+            await channel.close()
+
+    monkeypatch.setattr(host, "_seldom", Seldom(host.log))
+    asyncio.run(run())
+    theirs = "version 99" if hello[1] == 99 else "an unknown version"
+    assert f"a frontend speaks {theirs} of the protocol, the engine version 1: " in caplog.text
+
+
+def test_frontend_refused_by_a_newer_engine_says_so() -> None:
+    async def run() -> None:
+        address = new_address("newer")
+        with wire.listen(address) as listener:
+
+            async def serve() -> None:
+                async for sock, _ in wire.accept_peers(listener):
+                    channel = wire.AsyncChannel(lambda _: None, lambda: None)
+                    await channel.attach(sock)
+                    channel.send(encode(m.Refused(99)))
+
+            serving = asyncio.create_task(serve())
+            engine = client.RemoteEngine(address, name="frontend")
+            running = asyncio.create_task(engine.run())
+            await until(lambda: engine._refusal)
+            with pytest.raises(EngineUnavailable) as raised:
+                await anext(engine.submit(request(0)))
+            assert raised.value.message == (
+                "the engine speaks version 99 of the protocol, this frontend version 1: "
+                "upgrade Afferent where this frontend runs, and restart this frontend"
+            )
+            for task in (running, serving):
+                task.cancel()
+            await asyncio.wait([running, serving])
+
+    asyncio.run(run())

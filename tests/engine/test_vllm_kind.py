@@ -24,7 +24,7 @@ SHAPES = BUILT_IN_MODELS / "shapes"
 OWN_ADDRESS = "/run/user/1000/afferent-sockets-0abc_123/store-00112233.sock"
 
 
-def site(store_address: str) -> EngineSite:
+def site(store_address: str, *, aliases: tuple[str, ...] = ()) -> EngineSite:
     return EngineSite(
         model_folder=SHAPES,
         model_name="shapes",
@@ -32,6 +32,7 @@ def site(store_address: str) -> EngineSite:
         store_address=store_address,
         shares={},
         left_nbytes=0,
+        aliases=aliases,
     )
 
 
@@ -78,11 +79,13 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) 
 
 def test_one_that_is_started_is_told_where_the_store_is() -> None:
     settings = VllmSettings(engine_args="--max-model-len 2048", engine_python="/opt/python")
-    plan = VllmUpstream().plan(site(OWN_ADDRESS), settings)
+    plan = VllmUpstream().plan(site(OWN_ADDRESS, aliases=("s", "latest")), settings)
     (process,) = plan.processes
     command = process.settings.command  # type: ignore[attr-defined]
     assert command[0] == "/opt/python"
     assert command[command.index("--max-model-len") :][:2] == ("--max-model-len", "2048")
+    names = command[command.index("--served-model-name") + 1 :]
+    assert (names[:3], names[3][:2]) == (("shapes", "s", "latest"), "--")
     assert process.env[place.STORE] == OWN_ADDRESS
     assert bytes.fromhex(process.env[place.SECRET]) == plan.link.secret
     assert plan.link.urls == (f"unix:{command[-1]}",)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from afferent.errors import BodyTooLarge, InvalidMedia, InvalidRequest, TooManyItems
 from afferent.ingest.cutter import BodyCutter, CutMedia, MediaKeys
+from tests.callbacks import slowness
 from tests.examples import examples
 from tests.ingest.json_bodies import KEYS, NEAR_KEYS, Items, check, cut, media_in, write_json
 
@@ -402,10 +403,10 @@ def test_the_number_of_items_is_bounded() -> None:
 )
 @pytest.mark.parametrize("size", [1000, 1 << 16])
 def test_hostile_bodies_are_refused_early(body: bytes, size: int) -> None:
-    started = time.perf_counter()
+    started_s = time.thread_time()
     with pytest.raises(InvalidRequest):
         cut(body, size)
-    assert time.perf_counter() - started < 10
+    assert time.thread_time() - started_s < 10 * slowness()
 
 
 def test_escapes_in_base64_stay_cheap() -> None:
@@ -438,3 +439,19 @@ def test_little_is_held_in_memory(record_property: pytest.RecordProperty) -> Non
     tracemalloc.stop()
     assert peak < 1 << 20
     assert sink.largest_nbytes <= size
+
+
+@pytest.mark.parametrize("kind", ["video/jpeg", "VIDEO/JPEG", "video/jpeg;x=y"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1 << 16])
+def test_cut_video_as_images_stays_text(kind: str, size: int) -> None:
+    """Base64 with commas between images is handed on as it is, line breaks apart."""
+    frames = f"{BASE64},\\r\\n{BASE64},{BASE64}"
+    body = f'{{"url": "data:{kind};base64,{frames}", "image_url": "{DATA_URL}"}}'
+    done, items = cut(body.encode(), size)
+    assert items.items == [",".join([BASE64] * 3).encode(), PICTURE]
+    assert [item.is_frames for item in done.media] == [True, False]
+
+
+def test_cut_video_of_another_kind_is_no_text() -> None:
+    with pytest.raises(InvalidMedia):
+        cut(f'{{"url": "data:video/jpeg2;base64,{BASE64},{BASE64}"}}'.encode())

@@ -21,6 +21,7 @@ from afferent.serve.http.reports import SOCKET_NAME, Reports, reports_place
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import ReserveItem
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.telemetry.journal import Journal
 from afferent.types import MiB, ObjectKind
 from tests.live.seen import in_loop, journal
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreServer]:
-    with StoreServer(16 * MiB) as server:
+    with StoreServer(16 * MiB, shares=DEFAULT_SHARES) as server:
         yield server
 
 

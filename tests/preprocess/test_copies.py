@@ -116,16 +116,26 @@ def test_an_image_is_resized_in_strips_straight_into_patches(qwen: QwenVlFamily)
     assert torch_nbytes(work) == 0
 
 
-def test_without_the_compiled_part_an_image_is_resized_once_and_patched_in_place(
+def test_without_the_compiled_part_torchs_image_is_patched_in_place(
     qwen: QwenVlFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resize, "compiled", None)
     width, height = qwen.resized(WIDTH, HEIGHT)
-    work, _ = write(qwen, DecodedImage(np.asarray(photo(WIDTH, HEIGHT))))
+    image = DecodedImage(np.asarray(photo(WIDTH, HEIGHT)))
+    work, _ = write(qwen.resizing("torchvision"), image)
     assert num_copies(python_nbytes(work), PIXELS_NBYTES) == 0
     # torch resizes in two passes: the rows at their new length, then the columns.
     passes_nbytes = 3 * width * (HEIGHT + height)
     assert torch_nbytes(work) == pytest.approx(passes_nbytes, rel=SLACK)
+
+
+def test_without_the_compiled_part_pillows_image_is_copied_in_and_out(
+    qwen: QwenVlFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resize, "compiled", None)
+    work, features_nbytes = write(qwen, DecodedImage(np.asarray(photo(WIDTH, HEIGHT))))
+    assert num_copies(python_nbytes(work), min(PIXELS_NBYTES, features_nbytes)) <= 2
+    assert torch_nbytes(work) == 0
 
 
 def test_a_whole_image(qwen: QwenVlFamily) -> None:

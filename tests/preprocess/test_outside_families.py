@@ -15,6 +15,7 @@ import pytest
 from afferent.errors import ConfigError
 from afferent.ingest.probe import ImageHeader
 from afferent.preprocess import registry
+from afferent.preprocess.families import outside
 from afferent.preprocess.families.adapter import AdapterFamily
 from afferent.preprocess.families.outside import OutsideFamily
 from afferent.preprocess.media import DecodedImage
@@ -73,6 +74,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     registry._entry.cache_clear()
+    outside._inner.cache_clear()
     yield folder
     registry._entry.cache_clear()
     sys.modules.pop("strips_family", None)
@@ -167,6 +169,29 @@ def test_its_own_faults_are_told_in_a_line(site: Path, tmp_path: Path) -> None:
     for config in ({"most": "many"}, {"most": None}):
         with pytest.raises(ConfigError, match="the family strips_family:Strips can't be used"):
             describe(make_folder(tmp_path / str(config["most"]), **config))
+
+
+@pytest.mark.parametrize("fault", ["describe", "sampling"])
+def test_family_that_raises_is_blamed_and_not_the_folder(
+    site: Path, tmp_path: Path, fault: str
+) -> None:
+    install(site, "strips = strips_family:ENTRY")
+    with (site / "strips_family.py").open("a") as module:
+        if fault == "describe":
+            module.write("\n\ndef strips(config):\n    return config.mots\n")
+            module.write("\n\ndef describe(folder, config):\n    return strips(Strips)\n")
+            module.write("\n\nENTRY = Entry(model_types=('strips',), describe=describe)\n")
+        else:
+            module.write("\n\nStrips.sampling = lambda self, most: self.mots\n")
+    folder = make_folder(tmp_path / "model")
+    with pytest.raises(
+        ConfigError, match=r"the family strips_family:\w+ \(.*\) has failed"
+    ) as caught:
+        describe(folder)
+    assert "AttributeError" in caught.value.message
+    assert "a fault of the family" in caught.value.message
+    assert str(folder) not in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("config", ['{"model_type": 5}', "{}", "[]", "{", ""])

@@ -219,15 +219,24 @@ OTHERS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_settings_that_are_not_done(name: str, tmp_path: Path) -> None:
+def test_settings_that_are_not_done(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nor are those that a model and its processor do not agree on."""
     MAKERS[name](tmp_path)
     assert describe(tmp_path) is not None
+    assert not caplog.records
     for file, changed in OTHERS[name]:
         path = tmp_path / file
         before = path.read_text()
         path.write_text(json.dumps({**json.loads(before), **changed}))
         assert describe(tmp_path) is None, changed
+        logged = caplog.records.pop()
+        assert "a family declines a model" in logged.getMessage()
+        shown = {key: value for key, value in changed.items() if key != "vision_config"}
+        start = file.removesuffix(".json")
+        assert shown == {key: vars(logged).get(f"{start}.{key}") for key in shown}
+        assert vars(logged)["family"].startswith("afferent.preprocess.families.")
         path.write_text(before)
 
 

@@ -134,6 +134,7 @@ async def frontend(
     apis: Sequence[Api] = APIS,
     request_timeout_s: float = 60.0,
     cors_origins: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
     **limits: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """``wrap`` may put something between the frontend and its store."""
@@ -167,6 +168,7 @@ async def frontend(
     )
     settings = AppSettings(
         model_name="shapes",
+        aliases=aliases,
         limits=request_limits,
         limits_by_tenant={each.name: each.within(request_limits) for each in tenants},
         request_timeout_s=request_timeout_s,

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2 as httpx
-import uvicorn
 
 from afferent.engine.protocol import Engine
-from afferent.serve.http.connection import ConnectionLimits, connection_class
-from afferent.serve.http.disconnects import HangUps
+from afferent.http_server.server import HttpServer
+from afferent.http_server.shared import ConnectionLimits
+from afferent.serve.http.responses import refusal_body
 from tests.callbacks import Meter, collector_as_in_a_frontend
 from tests.images import encoded, photo
 from tests.serve.frontends import ScriptedEngine, frontend
@@ -30,14 +30,12 @@ async def watched(
 ) -> dict[str, Any]:
     """What each has returned, from a thread, for the port of a frontend; its cost is checked."""
     listener = socket.create_server(("127.0.0.1", 0))
-    port, hang_ups, found = listener.getsockname()[1], HangUps(), {}
-    limits = ConnectionLimits(header_timeout_s=10, discard_timeout_s=60, untaken_timeout_s=60)
+    port, found = listener.getsockname()[1], {}
+    limits = ConnectionLimits(header_timeout_s=10, discard_timeout_s=60, write_timeout_s=60)
     async with frontend(address, engine=engine, admission_timeout_s=60) as client:
         app: Any = client._transport.app  # type: ignore[attr-defined]
-        http = connection_class(limits, hang_ups)
-        config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server._serve([listener]))
+        server = HttpServer(app, listener, limits, refuse=refusal_body, drain_timeout_s=30.0)
+        serving = asyncio.create_task(server.serve())
         warm = json.dumps(ask([data_url(encoded(photo(64, 64), "PNG"))], "What?")).encode()
         await asyncio.to_thread(post, port, warm)
         with collector_as_in_a_frontend():
@@ -47,10 +45,8 @@ async def watched(
                 with meter.watching():
                     found[name] = await asyncio.to_thread(send, port)
                 meter.check(f"{name}, {found[name]!r}")
-        server.should_exit = True
+        server.end_soon()
         await serving
-    hang_ups.close()
-    listener.close()
     return found
 
 
@@ -198,8 +194,9 @@ def test_floods(address: str) -> None:
         return lambda port: flood(port, data)
 
     answers = asyncio.run(watched(address, {name: sender(data) for name, data in FLOODS.items()}))
-    assert answers["headers"].startswith(b"HTTP/1.1 400")
-    assert answers["pipelined"].startswith(b"HTTP/1.1 400")
+    assert answers["headers"].startswith(b"HTTP/1.1 431")
+    assert answers["chunks"].startswith(b"HTTP/1.1 400")
+    assert answers["pipelined"].startswith(b"HTTP/1.1 200")
 
 
 def flood(port: int, data: bytes) -> bytes:

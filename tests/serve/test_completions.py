@@ -146,6 +146,43 @@ def test_what_the_server_says_of_its_model(address: str) -> None:
     assert version == {"version": metadata.version("afferent")}
 
 
+@pytest.mark.parametrize("name", ["shapes", "latest", "openai/gpt"])
+def test_model_of_several_names_answers_to_each_with_the_first(address: str, name: str) -> None:
+    said = [{"role": "user", "content": "hello"}]
+    bodies = {
+        "/v1/chat/completions": {"messages": said},
+        "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+        "/v1/messages": {"messages": said, "max_tokens": 4},
+        "/v1/responses": {"input": "hello"},
+    }
+
+    async def ask(http: httpx.AsyncClient) -> list[Any]:
+        answers = [
+            (await http.post(path, json={"model": name, **body})).json()["model"]
+            for path, body in bodies.items()
+        ]
+        tokenized = await http.post("/tokenize", json={"model": name, "prompt": "hello"})
+        one = await http.get(f"/v1/models/{name}")
+        return [*answers, tokenized.status_code, one.json()["id"], one.json()["root"]]
+
+    aliases = ("latest", "openai/gpt")
+    found = talk(address, ask, engine=ScriptedEngine(*[SAID] * 4), aliases=aliases)
+    assert found == [*["shapes"] * 4, 200, name, "shapes"]
+
+
+def test_model_of_several_names_is_listed_under_each(address: str) -> None:
+    async def ask(http: httpx.AsyncClient) -> list[Any]:
+        body = {"model": "other", "prompt": "hello"}
+        refused = [await http.get("/v1/models/other"), await http.post("/tokenize", json=body)]
+        listed = (await http.get("/v1/models")).json()["data"]
+        return [[model["id"] for model in listed], *[each.json()["error"] for each in refused]]
+
+    names, *errors = talk(address, ask, engine=ScriptedEngine(SAID), aliases=("latest",))
+    assert names == ["shapes", "latest"]
+    for error in errors:
+        assert error["message"] == ("the model 'other' is not served here: 'shapes' or 'latest' is")
+
+
 def test_a_browser_may_ask_from_the_pages_that_are_named(address: str) -> None:
     async def ask(http: httpx.AsyncClient) -> list[httpx.Response]:
         answers = []

@@ -24,6 +24,7 @@ from afferent.serve.flow.request import MediaPart, Message, Output, PromptInfo, 
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import ReserveItem
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB, Modality, ObjectKind
 from tests.serve.dialogues import outputs, received
 from tests.store.stores import SharedDaemon
@@ -298,7 +299,7 @@ def test_what_is_kept_is_not_called_gone_while_others_have_the_room(address: str
 
 def test_without_a_store() -> None:
     async def main() -> None:
-        with StoreServer(ARENA_NBYTES) as server:
+        with StoreServer(ARENA_NBYTES, shares=DEFAULT_SHARES) as server:
             store = await AsyncDaemonStore.connect(server.address, name="one", writable=True)
         side, said = Side(store), outputs("a")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -147,6 +148,37 @@ def test_a_tenant_may_have_closer_limits_than_others(store_address: str) -> None
             assert free.within(RequestLimits()).max_images == RequestLimits().max_images
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_request_refused_before_its_body_was_read_is_logged_as_unread(
+    store_address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "acme-key-0123456789"
+    acme = Tenant(name="acme", api_keys=(key,), max_requests=1)
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        engine = PatientEngine()
+        async with frontend(store_address, engine=engine, tenants=(acme,)) as http:
+            running = asyncio.create_task(post(http, ask([], "What?"), key=key))
+            await engine.accepted.wait()
+            assert (await post(http, ask([], "What?"), key=key)).status_code == 429
+            assert (await post(http, ask([], "What?"))).status_code == 401
+            engine.go_on.set()
+            await running
+            assert (await http.post("/v1/chat/completions", content=b"{")).status_code == 401
+            broken = {"content": b"{", "headers": {"x-api-key": key}}
+            assert (await http.post("/v1/chat/completions", **broken)).status_code == 400
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    lines = [vars(record) for record in caplog.records if record.getMessage() == "request"]
+    assert [(line["outcome"], line["media"]) for line in lines] == [
+        ("rate_limit_exceeded", "unread"),
+        ("invalid_api_key", "unread"),
+        ("ok", "none"),
+        ("invalid_api_key", "unread"),
+        ("invalid_request", "unknown"),
+    ]
 
 
 def test_a_tenants_place_is_taken_until_its_request_has_ended(store_address: str) -> None:

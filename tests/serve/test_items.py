@@ -40,7 +40,9 @@ def test_as_many_items_as_are_allowed(address: str) -> None:
     fits, refused = send(address, ask([url] * 2, "What?"), ask([url] * 3, "What?"), max_images=2)
     assert fits.status_code == 200
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "the request has 3 images; at most 2 are accepted"
+    assert refused.json()["error"]["message"] == (
+        "the request has 3 images; at most 2 are accepted (--max-images)"
+    )
 
 
 def test_each_video_has_a_plan_of_its_own(address: str) -> None:

@@ -8,6 +8,7 @@ import httpx2 as httpx
 
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.telemetry.registry import Registry
 from afferent.types import MiB
 from tests.serve.frontends import frontend
@@ -24,7 +25,7 @@ def test_a_metric_that_no_frontend_has_heard_of() -> None:
     """Such as an engine's of another package; its counts outlive the process."""
 
     async def main() -> None:
-        with StoreServer(32 * MiB) as server:
+        with StoreServer(32 * MiB, shares=DEFAULT_SHARES) as server:
             registry = Registry()
             drafts = registry.counter("my_engine_drafts_total", "Drafted", outcome=("kept",))
             drafts.labels("kept").inc(3)
@@ -50,7 +51,7 @@ def test_without_a_daemon_there_is_no_page() -> None:
     """Counts of one process would look like a reset."""
 
     async def main() -> None:
-        with StoreServer(32 * MiB) as server:
+        with StoreServer(32 * MiB, shares=DEFAULT_SHARES) as server:
             entered = frontend(server.address)
             client = await entered.__aenter__()
             assert "afferent_requests_in_flight 0.0" in await page(client)

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from afferent.errors import StoreError
 from afferent.store.protocol import requests
-from afferent.store.state.allocator import round_up
-from afferent.store.state.jobs import CRASH_MEMORY_S, MAX_CRASHES, Job
+from afferent.store.protocol.requests import NO_REPLY
+from afferent.store.state.jobs import CRASH_MEMORY_S, MAX_CRASHES
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.object import ObjectState
 from afferent.testing.simulation.descriptors import Memory
 from afferent.testing.simulation.machine import Machine, Process
-from afferent.types import ClientId, Handle
+from afferent.types import ClientId, Handle, ObjectKind, Ticket
+from tests.simulation.in_vain import Slow, check_every_call_waits, check_nobody_waits_in_vain
+from tests.simulation.promptness import DAEMON, EVERYBODY, Promptness
 
 LINE_NBYTES = 64
 NAMELESS = 2000
@@ -90,6 +92,7 @@ class Oracle:
         self.state: Observed | None = None
         self._num_seen = 0
         self.deaths: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.prompt = Promptness(machine)
 
     def violate(self, what: str) -> None:
         self.machine.violate(what)
@@ -144,6 +147,8 @@ class Oracle:
     def on_death(self, process: Process) -> None:
         """Its uses end; what it was making has killed a maker."""
         state = self.state
+        if process.name == DAEMON:
+            self.prompt.disconnected(DAEMON)
         for use in [use for use in self.uses.values() if use.process is process]:
             makes = use.writes and not process.name.startswith("tier")  # who fetches makes nothing
             if makes and state is not None and state.is_being_made(use.handle):
@@ -175,50 +180,13 @@ class Oracle:
         if self._num_seen % self._every == 0:
             self.validate(state)
 
-    def validate(self, state: StoreState) -> None:
+    def validate(self, state: Observed) -> None:
         try:
             state.validate()
             check_nobody_waits_in_vain(state)
+            check_every_call_waits(state, state.open_calls)
         except StoreError as error:
             self.violate(f"rules: {error.message}")
-
-
-def check_nobody_waits_in_vain(state: StoreState) -> None:
-    """What could be done now has been done.
-
-    Raises:
-        StoreError: It has not.
-    """
-    objects, flights, budget = state.objects, state.flights, state.objects.budget
-    unplaced = set(flights.unplaced_keys())
-    for key in flights.waiters._waiting:
-        if objects.find(key) is None and flights.jobs.find(key) is None and key not in unplaced:
-            raise StoreError("what is waited for is made by nobody")
-    for job in flights.jobs:
-        if job.worker is None and not flights.waiters.is_awaited(job.key):
-            raise StoreError("a job waits for a worker, and nobody for the job")
-    waiting = [(entry.new.kind, entry.new.nbytes) for entry in _unplaced_jobs(state)]
-    waiting += [
-        (create.items[0].kind, create.items[0].nbytes)
-        for _, create in state._pending
-        if len(create.items) == 1
-    ]
-    for kind, nbytes in waiting:
-        region = objects.regions[kind]
-        fits = region.allocator.largest_free_nbytes >= round_up(nbytes)
-        if fits or region.choose_victims(nbytes) is not None:
-            raise StoreError("what has its bytes and an extent still waits for one")
-    first = budget._next(set())
-    # Without asking for more memory, which may be there by now, and which is not asked for yet.
-    if first is not None and all(
-        nbytes <= budget.unpromised_nbytes(kind) for kind, nbytes in first.amounts.items()
-    ):
-        raise StoreError("who is next has room, and still waits for it")
-
-
-def _unplaced_jobs(state: StoreState) -> list[Job]:
-    jobs = state.flights.jobs
-    return [e for e in state.flights._unplaced if isinstance(e, Job) and jobs.get(e.id) is e]
 
 
 class Observed(StoreState):
@@ -232,7 +200,11 @@ class Observed(StoreState):
         self._lines: dict[Hashable, list[tuple[ClientId, int]]] = defaultdict(list)
         self._places: dict[tuple[ClientId, int], Hashable] = {}
         self.oracle.state = self
-        self._top = 1
+        self.open_calls: set[Ticket] = set()
+        self._slow = Slow()
+        self._evicted: list[tuple[Handle, int]] = []
+        self._evict, self.objects._evict = self.objects._evict, self._evicts  # type: ignore[method-assign]
+        self._make_room, self.objects._make_room = self.objects._make_room, self._makes_room  # type: ignore[method-assign]
 
     def is_being_made(self, handle: Handle) -> bool:
         """Whether what is written there can be found by its key."""
@@ -242,12 +214,20 @@ class Observed(StoreState):
         return found.state is ObjectState.CREATED
 
     def handle(self, client: ClientId, request: Any, *, now_s: float) -> Replies:
+        self.oracle.prompt.hears(client, request)
+        self._check_slow()
+        known = self._clients.get(client)
+        if request.seq != NO_REPLY and known is not None and known.connected:
+            self.open_calls.add((client, request.seq))
         self._arrive(client, request)
         budget = self.objects.budget
         awaited = [kind for kind, number in budget._num_awaited.items() if number]
         before = [budget.unpromised_nbytes(kind) for kind in awaited]
         queued = budget.num_queued
-        replies = self._look(super().handle(client, request, now_s=now_s))
+        found = super().handle(client, request, now_s=now_s)
+        if isinstance(request, requests.Evict):
+            self._evicted.clear()
+        replies = self._look(found)
         takes = isinstance(request, requests.Create | requests.Acquire | requests.Get)
         if takes and awaited and budget.num_queued >= queued:
             after = [budget.unpromised_nbytes(kind) for kind in awaited]
@@ -256,6 +236,7 @@ class Observed(StoreState):
         return replies
 
     def look_again(self, *, now_s: float) -> Replies:
+        self._check_slow()
         return self._look(super().look_again(now_s=now_s))
 
     def disconnect(self, client: ClientId, *, now_s: float) -> Replies:
@@ -283,11 +264,15 @@ class Observed(StoreState):
         self._lines[line].append((client, request.seq))
 
     def _leave(self, client: ClientId) -> None:
+        self._check_slow()
+        self.open_calls -= {call for call in self.open_calls if call[0] == client}
         for ticket in [ticket for ticket in self._places if ticket[0] == client]:
             self._lines[self._places.pop(ticket)].remove(ticket)
 
     def _look(self, replies: Replies) -> Replies:
         for client, reply in replies:
+            self.open_calls.discard((client, reply.seq))
+            self.oracle.prompt.answers(client, reply.seq)
             line = self._places.pop((client, reply.seq), None)
             if line is None:
                 continue
@@ -298,8 +283,41 @@ class Observed(StoreState):
                 )
             waiting.remove((client, reply.seq))
         self._compare()
+        self._check_slow()
         self.oracle.seen(self)
         return replies
+
+    def _check_slow(self) -> None:
+        """What becomes possible by time, or by memory that is there again, is done soon."""
+        oracle, now_s = self.oracle, self.oracle.machine.now_s
+        is_troubled = oracle.prompt.is_troubled((DAEMON, EVERYBODY), now_s)
+        for what, waits_s in self._slow.overdue(self, now_s, is_troubled=is_troubled):
+            oracle.violate(f"prompt: {what} since {waits_s:.2f} s")
+
+    # What is evicted
+
+    def _evicts(self, region: Any, items: Any) -> None:
+        self._evicted += [(item.handle, item.block_nbytes) for item in items]
+        self._evict(region, items)
+
+    def _makes_room(self, kind: ObjectKind, nbytes: int) -> int | None:
+        free_nbytes = self.objects.regions[kind].allocator.largest_free_nbytes
+        offset = self._make_room(kind, nbytes)
+        if offset is not None and free_nbytes >= nbytes:
+            self.oracle.violate(f"waste: {nbytes} bytes of {kind} were free, and more is evicted")
+        return offset
+
+    def _check_waste(self, now: dict[int, tuple[int, int]]) -> None:
+        """What was evicted has made way for something, or an operator wanted it."""
+        evicted, self._evicted = self._evicted, []
+        created = [block for generation, block in now.items() if generation not in self._blocks]
+        for handle, nbytes in evicted:
+            is_used = any(
+                start < handle.offset + nbytes and handle.offset < start + length
+                for start, length in created
+            )
+            if not is_used and handle.generation not in now:  # else it was taken back
+                self.oracle.violate(f"waste: {handle} is evicted in vain")
 
     # What is where
 
@@ -309,6 +327,8 @@ class Observed(StoreState):
             generation: (item.handle.offset, item.block_nbytes)
             for generation, item in self.objects._by_generation.items()
         }
+        if self._evicted:
+            self._check_waste(now)
         if now == self._blocks:
             return
         for generation, (start, nbytes) in self._blocks.items():

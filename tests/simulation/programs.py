@@ -73,6 +73,7 @@ class Program(Blocking):
             "drop": self._drop,
             "permit": self._permit,
             "late": self._late,
+            "late-permit": self._late_permit,
             "long": self._long,
             "scatter": self._scatter,
             "leave": self._leave,
@@ -271,6 +272,19 @@ class Program(Blocking):
                     f"given up: {request} has {each.reserved_nbytes} bytes reserved of {nbytes} * "
                     f"{num_reserved}"
                 )
+
+    def _late_permit(self, request: str, rng: random.Random) -> None:
+        """Of calls for a permit that are given up, none has left one."""
+        for _ in range(4):
+            try:
+                self._store.acquire_permit(
+                    request, "late", limit=1, timeout_s=rng.choice((1e-4, 3e-4, 1e-3))
+                )
+            except DeadlineExceeded:
+                continue
+            except NotPermitted:
+                self._world.machine.violate(f"given up: {request} has a permit already")
+            self._store.release_permit(request, "late")
 
     def _long(self, request: str, rng: random.Random) -> None:
         """A message that may be given up in its middle: what is said next is answered, or fails."""

@@ -17,6 +17,7 @@ from tests.simulation.drawing import plan_of
 from tests.simulation.engine import grids_of_stamps
 from tests.simulation.oracle import Observed
 from tests.simulation.plan import Plan
+from tests.simulation.promptness import Promptness, followed
 from tests.simulation.server import build
 
 MODULES = (
@@ -55,7 +56,7 @@ def stage() -> Iterator[None]:
     gc.freeze()
     gc.disable()  # it would run at another place each time
     try:
-        with simulated(MODULES):
+        with simulated(MODULES), followed():
             yield
     finally:
         if was_enabled:
@@ -69,7 +70,7 @@ def stage() -> Iterator[None]:
 def run_plan(plan: Plan, *, keeps: bool = False) -> Result:
     """One run; the same plan always gives the same."""
     world = build(plan, keeps=keeps)
-    Observed.oracle = world.oracle
+    Observed.oracle, Promptness.current = world.oracle, world.oracle.prompt
     try:
         world.run()
         machine = world.machine

@@ -13,6 +13,8 @@ def changed(plan: Plan) -> Plan:
     match plan.seed % 50:
         case 37:
             return _with_holes(plan)
+        case 7:
+            return _with_late_permits(plan)
         case 13:
             return _with_torn_messages(plan)
         case 23:
@@ -43,6 +45,20 @@ def _with_tier(plan: Plan) -> Plan:
         ),
         tasks=tuple(
             replace(task, client=frontend, what="media") if rng.random() < 0.6 else task
+            for task in plan.tasks
+        ),
+    )
+
+
+def _with_late_permits(plan: Plan) -> Plan:
+    """Programs give up calls for the permit of which there is one."""
+    rng = random.Random(f"late permits {plan.seed}")
+    return replace(
+        plan,
+        tasks=tuple(
+            replace(task, client=rng.choice(plan.libraries), what="late-permit")
+            if rng.random() < 0.5
+            else task
             for task in plan.tasks
         ),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from tests.simulation.ablations import ABLATIONS, Ablation
+from tests.simulation.ablations import ABLATIONS, LAYERS, Ablation, switched_off
 from tests.simulation.running import run_seed, stage
 
 SOON = 300
@@ -30,6 +32,22 @@ def test_a_safeguard_is_missed(chosen: Ablation, request: pytest.FixtureRequest)
     assert seed is not None, f"nobody misses it: {chosen.what}"
     with stage():
         assert not run_seed(seed).violation
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_of_two_layers_alone_keeps_the_promise_that_both_together_keep(name: str) -> None:
+    """What one layer would have refused comes to the other, and is refused there."""
+    whole, layers = next(each for each in ABLATIONS if each.name == name), LAYERS[name]
+    with stage():
+        with whole.applied():
+            assert run_seed(whole.seed).violation
+        for left_on in layers:
+            others = [each for each in layers if each is not left_on]
+            with contextlib.ExitStack() as stack:
+                for each in others:
+                    stack.enter_context(switched_off(each))
+                assert not run_seed(whole.seed).violation, left_on
 
 
 def test_the_safeguards_are_many_and_have_a_name_each() -> None:

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afferent.engine.reference.core.main import EngineCore
 from afferent.store.daemon import main as daemon_main
 from afferent.store.daemon.client_table import table_nbytes
@@ -19,6 +22,7 @@ from afferent.testing.simulation.machine import Machine, Process
 from afferent.types import ObjectKind
 from tests.simulation.oracle import Observed, Oracle
 from tests.simulation.plan import NOTHING, TROUBLE_S, Fault, Plan, Task
+from tests.simulation.promptness import DAEMON, EVERYBODY
 
 ADDRESS, CORE = "store", "core"
 SHARES = {
@@ -57,6 +61,7 @@ class World:
         self._arena, self._table = Memory(), Memory()
         self._arena.resize(plan.capacity_nbytes)
         self._table.resize(table_nbytes(plan.table_rows))
+        self._arena.on_sent = self._check_written_down
         listener_fd = socket_calls.listen(self.supervisor, ADDRESS)
         self._listener = self.supervisor.fds[listener_fd]
         self.oracle = Oracle(machine, self._arena, plan.validates_every)
@@ -112,6 +117,11 @@ class World:
         run: Any = daemon_main._run
         loop.call_soon(lambda: loop.create_task(run(Child(), settings)))
 
+    def _check_written_down(self, process: Process) -> None:
+        """The next daemon waits for those who are in the table, and for no others."""
+        if process.pid not in pids_of(self._table.data):
+            self.machine.violate(f"written down: {process.name} gets the arena, and is not yet")
+
     # Tasks
 
     def looking_s(self) -> float:
@@ -140,12 +150,14 @@ class World:
         for feature in self.features():
             self.pairs[feature, fault.what] += 1
         machine.note(fault.target, f"fault: {fault.what} for {fault.length_s} s")
+        prompt = self.oracle.prompt
         match fault.what:
             case "crash":
                 machine.kill(process)
             case "call":
                 process.crash_after = 1 + machine.rng.randrange(12)
             case "pause":
+                prompt.trouble(process.name, fault.length_s)
                 if not process.is_paused and process.pause_after is None:
                     process.pause_after = machine.rng.randrange(6)
                     if not process.pause_after:
@@ -154,6 +166,7 @@ class World:
             case "cut" | "mute":
                 self._harm_link(fault)
             case "alloc":
+                prompt.trouble(EVERYBODY, fault.length_s)
                 machine.failure_rates = dict(self.plan.failure_rates)
                 machine.after(fault.length_s, machine.failure_rates.clear)
             case "jump":
@@ -172,9 +185,14 @@ class World:
         end = ends[self.machine.rng.randrange(len(ends))]
         if fault.what == "mute":
             end.is_mute = True
+            for name in (end.name, end.peer.name):
+                self.oracle.prompt.trouble(name, fault.length_s)
             self.machine.note(fault.target, f"is not heard by {end.peer.name}")
             self.machine.after(fault.length_s, end.cut)
         else:
+            ends_at = {end.name, end.peer.name}
+            if DAEMON in ends_at:
+                self.oracle.prompt.disconnected(*(ends_at - {DAEMON}))
             end.cut()
 
     def features(self) -> list[str]:
@@ -241,6 +259,13 @@ class World:
             self.machine.violate(f"leak: at the end there is {held}")
         else:
             self.oracle.validate(state)
+
+
+def pids_of(table: NDArray[np.uint8]) -> list[int]:
+    """The processes that are written down in a client table."""
+    row_nbytes = table_nbytes(1) - table_nbytes(0)
+    rows = table[: len(table) - table_nbytes(0)].view(np.uint64).reshape(-1, row_nbytes // 8)
+    return [int(row[1]) for row in rows if row[0]]
 
 
 def features_of(state: Observed) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from afferent.store.client.local_store import LocalStore
 from afferent.store.client.operations import Loaded
 from afferent.store.client.store import Store
 from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import Find
 from afferent.store.protocol.results import ObjectInfo
 from afferent.types import ContentKey, MiB, Modality, ObjectKind
 from tests.server import wait_until
@@ -141,6 +143,7 @@ def test_what_is_missing_is_made(store: Store, cache: ItemCache) -> None:
     assert [int(both[key]["x"][0]) for key in wanted] == [key[0] for key in wanted]
     assert all(both[key]["x"].ctypes.data == first[key]["x"].ctypes.data for key in first)
     assert store.stat().used_nbytes < 3 * 1000  # trimmed
+    del first, both
     for request in ("a", "b"):
         cache.release(request)
     assert store.stat().held_nbytes == 0
@@ -256,9 +259,12 @@ with DaemonStore(sys.argv[1], name="encoder", writable=True) as store:
 """
 
 
+HALVES = {ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}
+
+
 def test_an_encoder_process_and_a_language_model_process_share_embeddings() -> None:
     with (
-        StoreServer(4 * MiB) as server,
+        StoreServer(4 * MiB, shares=HALVES) as server,
         DaemonStore(server.address, name="language model", writable=True) as store,
     ):
         cache = ItemCache(store, weights=WEIGHTS)
@@ -420,7 +426,7 @@ def test_an_awaited_maker_that_is_cancelled_leaves_the_item_to_others(
         assert found[key_of(1)]["x"].tolist() == [0, 1, 2, 3]
         with pytest.raises(asyncio.CancelledError):
             await first
-        del found
+        del found, second  # a task keeps its result
         await cache.release("b")
         await store.close()
 
@@ -447,3 +453,61 @@ def test_a_local_cache() -> None:
         assert [features_of(number) for number in (1, 2, 1, 2)] == [8, 16, 8, 16]
         assert calls == 2
         assert isinstance(store.list_objects()[0], ObjectInfo)
+
+
+# Arrays that outlive their request
+
+
+def fill_features(cache: ItemCache, value: float) -> None:
+    """Write objects, pinned by one request, into all free space for features."""
+    with contextlib.suppress(StoreFull):
+        for number in range(2, 256):
+            cache.set_data("fill", {key_of(number): {"values": np.full(30_000, value)}})
+
+
+@pytest.mark.parametrize("way", ["release", "store release", "forget", "handle"])
+def test_array_kept_after_release_shows_its_item_until_it_is_gone(
+    store: Store, cache: ItemCache, way: str
+) -> None:
+    key = key_of(1)
+    store.delete([key_of(number) for number in range(256)])
+    cache.set_data("maker", {key: {"values": np.full(100_000, 7.0)}})
+    cache.release("maker")
+    tree = cache.get_data("reader", [key])[key]
+    kept, other = tree["values"][5:10], cache.get_data("reader", [key])[key]["values"]
+    del tree
+    if way == "release":
+        cache.release("reader")
+    elif way == "store release":
+        store.release("reader")
+    elif way == "forget":
+        store.forget("reader")
+    else:
+        (outcome,) = store.acquire("reader", [Find(key)])
+        assert outcome.handle is not None
+        store.release("reader", [outcome.handle])
+        store.release("reader")
+    store.delete([key])
+    fill_features(cache, 36.0)
+    assert kept.mean() == other.mean() == 7.0
+    del other
+    assert kept.mean() == 7.0
+    held = store.stat().kinds[ObjectKind.FEATURES].used_nbytes
+    del kept
+    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].used_nbytes <= held - 800_000)
+    cache.release("fill")
+
+
+def test_arrays_that_are_gone_before_the_release_cost_no_message(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DaemonStore(daemon.address, name="me", writable=True) as store, daemon.lent(store):
+        cache = ItemCache(store)
+        told: list[Any] = []
+        tell = store._tell
+        monkeypatch.setattr(store, "_tell", lambda request: (told.append(request), tell(request)))
+        cache.set_data("request", {key_of(1): {"values": np.ones(10)}})
+        tree = cache.get_data("request", [key_of(1)])
+        del tree
+        cache.release("request")
+        assert told == []

@@ -34,13 +34,14 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
 from afferent.store.client.verbs import Call
+from afferent.store.daemon import server as store_server
 from afferent.store.daemon.client_table import ClientTable, Entry, create_client_table
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol import requests
 from afferent.store.protocol.hello import VERSION, Hello
 from afferent.store.protocol.items import Claim, CreateItem, ReserveItem, SealItem
 from afferent.store.protocol.replies import reply_decoder
-from afferent.types import ContentKey, ObjectKind, decode, encode
+from afferent.types import ContentKey, Handle, ObjectKind, decode, encode
 from tests.server import wait_until
 from tests.store.stores import SharedDaemon
 
@@ -354,6 +355,34 @@ def test_an_arena_larger_than_memory_is_refused() -> None:
         StoreServer(1 << 50)
 
 
+def test_daemon_that_can_not_be_forked_is_started_a_moment_later(
+    monkeypatch: pytest.MonkeyPatch, server: StoreServer
+) -> None:
+    failures = [OSError(11, "Resource temporarily unavailable")]
+    real = store_server.spawn
+
+    def spawn(*args: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*args, **more)
+
+    monkeypatch.setattr(store_server, "spawn", spawn)
+    before = server.pid
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not failures)
+
+    def serves() -> bool:
+        try:
+            with DaemonStore(server.address, name="me") as store:
+                return store.capacity_nbytes == CAPACITY
+        except StoreUnavailable:
+            return False
+
+    wait_until(serves)
+    assert server.pid != before
+    assert not server.has_ended
+
+
 @pytest.mark.parametrize("make", [StoreServer, LocalStore])
 @pytest.mark.parametrize("nbytes", [0, -1, 0.5, "64MiB"])
 def test_what_is_no_size_is_refused(make: Callable[[Any], object], nbytes: object) -> None:
@@ -509,7 +538,12 @@ def test_a_daemon_that_dies_is_replaced(server: StoreServer, watcher: DaemonStor
             with pytest.raises(StoreRestarted):
                 attempt()
         (new,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
-        assert (new.offset, new.segment) == (handle.offset, 2)
+        store.seal("r", [SealItem(new, 100)])
+        # The handle of the earlier epoch names the same bytes and the same generation.
+        assert new == Handle(2, handle.offset, handle.nbytes, handle.generation)
+        for attempt in (lambda: store.get("r", [handle]), lambda: store.block(handle)):
+            with pytest.raises(StoreRestarted):
+                attempt()
 
 
 def test_calls_under_way_fail_when_the_daemon_dies(server: StoreServer) -> None:

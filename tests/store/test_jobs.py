@@ -7,7 +7,7 @@ import pytest
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Join, Queue
 from afferent.store.protocol.results import Order, Outcome
-from afferent.types import Handle
+from afferent.types import ContentKey, Handle
 from tests.store.pure_store import (
     BAD,
     FEATURES,
@@ -251,6 +251,47 @@ def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
     assert store.state.statistics().num_objects == 2
     store.finish(SECOND, order)
     assert store.state.statistics().num_objects == 1
+
+
+@pytest.mark.parametrize("reserved", [0, 1024])
+def test_space_for_a_job_is_not_made_by_evicting_its_input(reserved: int) -> None:
+    """The input is the only evictable object, of the kind of the target, and no request pins it."""
+    store = Store(4096, shares={FEATURES: 1.0})
+    (source,) = store.claim(FRONTEND, "source", KEY_2)
+    store.seal(FRONTEND, "source", source.handle)
+    (rest,) = store.create(OTHER, "rest", 4096 - 1024 - reserved, kind=FEATURES)
+    store.release(FRONTEND, "source")
+    if reserved:
+        store.reserve(FRONTEND, "r", reserved, kind=FEATURES)
+    item = Queue(KEY, FEATURES, 1000, [source.handle], b"how")
+    asked = store.send(FRONTEND, requests.Acquire, "r", [item])
+    (outcome,) = store.outcomes(FRONTEND, asked)
+    if not reserved:
+        assert code(outcome) == "store_full"
+        assert store.state.objects.find(ContentKey(KEY_2)) is not None
+        store.call(OTHER, requests.Abort, "rest", [rest])  # then there is space beside the input
+        (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
+    assert outcome.state == "scheduled"
+    order = store.take(WORKER)
+    assert order.inputs == [source.handle]
+    input_end = source.handle.offset + 1024
+    assert not source.handle.offset < order.target.offset + 1024 <= input_end
+    store.finish(WORKER, order)
+
+
+def test_a_job_whose_input_finds_no_space_leaves_the_reservation_as_it_was() -> None:
+    """The reservation is for the target alone: the input is not pinned from it."""
+    store = Store(4096, shares={FEATURES: 1.0})
+    (source,) = store.claim(FRONTEND, "source", KEY_2)
+    store.seal(FRONTEND, "source", source.handle)
+    store.create(OTHER, "rest", 2048, kind=FEATURES)
+    store.reserve(FRONTEND, "r", 1024, kind=FEATURES)
+    store.release(FRONTEND, "source")
+    assert store.answer(OTHER, store.reserve(OTHER, "next", 2048, kind=FEATURES)) is None
+    item = Queue(KEY, FEATURES, 1000, [source.handle], b"how")
+    (outcome,) = store.outcomes(FRONTEND, store.send(FRONTEND, requests.Acquire, "r", [item]))
+    assert code(outcome) == "store_full"  # whoever queues comes before the pin of the input
+    assert store.state.objects.budget.reservation_of((FRONTEND, "r"), FEATURES) == 1024
 
 
 def test_workers_wait_for_jobs_in_turn() -> None:

@@ -156,12 +156,11 @@ def test_a_handle_of_another_life_is_stale() -> None:
     assert found is not None
     there = found.handle
     assert there.offset == old.offset
-    for wrong in (
-        Handle(8, there.offset, 64, there.generation),
-        Handle(7, there.offset + 64, 64, there.generation),
-    ):
-        with pytest.raises((StaleHandle, StoreRestarted)):
-            table.resolve(wrong)
+    for epoch in (6, 8):  # the epoch before this one, and one that has not begun
+        with pytest.raises(StoreRestarted):
+            table.resolve(Handle(epoch, there.offset, 64, there.generation))
+    with pytest.raises(StaleHandle):
+        table.resolve(Handle(7, there.offset + 64, 64, there.generation))
     assert table.resolve_sealed([there]) == [found]
     with pytest.raises(StaleHandle):
         table.resolve_sealed([there, old])
@@ -425,3 +424,27 @@ def test_objects_are_released_in_the_order_they_were_taken() -> None:
         table.seal(ONE, item, used_nbytes=64)
     table.drop_lease(ONE)
     assert list(table.regions[RAW].evictable.values()) == created
+
+
+def test_create_all_that_finds_no_extent_evicts_nothing() -> None:
+    """The first of two objects finds space; the second does not, so the first is taken back."""
+    table = table_of(320)
+    items = {name: sealed(table, name) for name in "abcde"}
+    for name in "bd":
+        table.pin(TWO, items[name])
+    assert table.create_all(ONE, [new("f"), new("g", 128)]) is None  # 192 bytes, never 128 in a row
+    assert names(table, "abcdefg") == "abcde"
+    assert table.num_evicted[RAW] == 0
+    table.validate()
+    make(table, "f")
+    assert names(table, "acef") == "cef"  # the least recently used is still the first to go
+
+
+def test_create_all_that_is_refused_a_kind_evicts_nothing_of_another() -> None:
+    table = table_of(256, {RAW: 0.5, FEATURES: 0.5})
+    before = [sealed(table, name) for name in "ab"]
+    table.create(TWO, new("held", 128, FEATURES))
+    with pytest.raises(StoreFull):
+        table.create_all(ONE, [new("c"), new("d", 64, FEATURES)])
+    assert [table.resolve(item.handle) for item in before] == before
+    table.validate()

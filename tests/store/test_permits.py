@@ -13,7 +13,8 @@ from afferent.errors import NoPermitLeft, NotPermitted
 from afferent.quota.permits import MAX_QUEUED, PermitRequest, PermitStatistics, Semaphores, Work
 from afferent.quota.shares import Share
 from afferent.store.protocol import requests
-from afferent.types import Lease
+from afferent.store.protocol.items import CreateItem
+from afferent.types import Lease, ObjectKind
 from tests.examples import examples
 from tests.store.pure_store import FRONTEND, KEY, KEY_2, OTHER, SECOND, WORKER, Store
 
@@ -57,6 +58,26 @@ def test_who_is_next_at_once_and_wants_what_is_free_does_not_wait() -> None:
     assert enter(semaphores, entry(0), large, small) == [True, False, False]
     assert settle(semaphores) == [2]
     assert semaphores.statistics() == {GATE: PermitStatistics(2, 1)}
+
+
+def test_an_engine_gives_back_the_permits_of_a_request_that_is_there() -> None:
+    """By its name alone: the engine is another client. What waits for a permit goes on waiting."""
+    store = Store()
+    store.call(FRONTEND, requests.Create, "r", [CreateItem(ObjectKind.RAW, 100)])
+    store.call(FRONTEND, requests.AcquirePermit, "r", GATE, 1, True)
+    store.call(FRONTEND, requests.AcquirePermit, "r", TENANT, 1, True)
+    waits = store.send(FRONTEND, requests.AcquirePermit, "s", GATE, 1, True)
+    assert store.call(OTHER, requests.Accept, "s", (GATE,)) is False, "it holds nothing yet"
+    assert store.call(OTHER, requests.Accept, "r", ()) is True
+    assert store.state.semaphores.statistics()[GATE] == PermitStatistics(1, 1)
+    assert store.call(OTHER, requests.Accept, "r", (GATE, "forwarded")) is True
+    assert store.result(FRONTEND, waits) is None
+    held = store.state.semaphores.statistics()
+    assert (held[GATE], held["tenant"]) == (PermitStatistics(1, 0), PermitStatistics(1, 0))
+    store.call(OTHER, requests.Accept, "r", (GATE,))  # the second time nothing happens
+    assert store.state.semaphores.statistics()[GATE] == PermitStatistics(1, 0)
+    store.call(FRONTEND, requests.Release, "r", None)
+    assert store.call(OTHER, requests.Accept, "r", (GATE,)) is False, "it has ended"
 
 
 def test_to_give_up_a_call_that_was_refused_gives_nothing_back() -> None:

@@ -338,6 +338,7 @@ def test_a_reservation_waits_its_turn(store: Any) -> None:
     [
         Handle(1, 0, 64, 1),
         Handle(1, 0, 64, 2**62),
+        Handle(0, 0, 64, 1),
         Handle(7, 0, 64, 1),
         Handle(1, 2**50, 2**50, 1),
         Handle(1, CAPACITY - 1, 2, 1),
@@ -495,7 +496,7 @@ def in_a_child(attempt):
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
 
-item = CreateItem(ObjectKind.RAW, 100)
+item = CreateItem(ObjectKind.FEATURES, 100)
 if {kind!r} == "local":
     store = LocalStore(1 << 20)
     (handle,) = store.create("r", [item])

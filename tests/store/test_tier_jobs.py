@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+import pytest
 
 from afferent.quota.shares import Share
 from afferent.store.protocol import requests
@@ -204,6 +207,42 @@ def test_a_fetch_that_takes_too_long_is_overdue_sooner_than_a_making() -> None:
     assert jobs.overdue(now_s=5.0, timeout_s=4.0, fetch_timeout_s=60.0) == [WORKER]
 
 
+def test_renew_of_a_fetch_begins_its_time_anew() -> None:
+    store = Store()
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r")
+    order = given(store, TIER, take)
+    jobs, limits = store.state.flights.jobs, {"timeout_s": 60.0, "fetch_timeout_s": 4.0}
+    assert jobs.next_overdue_s(**limits) == store.now_s + 4.0
+    store.now_s += 3.0
+    store.send(TIER, requests.Renew, order.job)
+    assert jobs.next_overdue_s(**limits) == store.now_s + 4.0
+    assert jobs.overdue(now_s=store.now_s + 3.9, **limits) == []
+    assert jobs.overdue(now_s=store.now_s + 4.1, **limits) == [TIER]
+
+
+def test_renew_of_what_is_made_or_of_another_changes_nothing() -> None:
+    """A worker that decodes what clients send does not choose how long it may take."""
+    store = Store()
+    take = fetcher(store)
+    store.acquire(FRONTEND, "r")
+    fetched = given(store, TIER, take)
+    store.acquire(FRONTEND, "r", KEY_2)
+    made = store.take(WORKER)
+    begun_s = store.now_s
+    store.now_s += 3.0
+    for client, job in ((WORKER, made.job), (WORKER, fetched.job), (OTHER, fetched.job), (TIER, 9)):
+        assert store.send(client, requests.Renew, job)
+    jobs = store.state.flights.jobs
+    assert jobs.next_overdue_s(timeout_s=5.0, fetch_timeout_s=60.0) == begun_s + 5.0
+    assert jobs.next_overdue_s(timeout_s=60.0, fetch_timeout_s=5.0) == begun_s + 5.0
+
+
+def test_next_overdue_without_a_job_is_never() -> None:
+    jobs = Store().state.flights.jobs
+    assert jobs.next_overdue_s(timeout_s=60.0, fetch_timeout_s=5.0) == float("inf")
+
+
 # Keeping
 
 
@@ -289,6 +328,36 @@ def test_while_nobody_keeps_nothing_is_remembered() -> None:
     store.disconnect(TIER)
     make(store, "r", KEY_2)
     assert len(store.state.flights.keeping) == 0
+
+
+@pytest.mark.parametrize("ends", [Store.disconnect, Store.die])
+def test_keep_queue_of_a_process_that_is_gone_is_dropped(
+    ends: Callable[[Store, int], object],
+) -> None:
+    """Its successor would copy what may be in the tier already, and what nobody has used since."""
+    store = Store()
+    first = store.send(TIER, requests.Take, "keep")
+    for number, key in enumerate((KEY, KEY_2, b"m" * 32)):
+        make(store, f"r{number}", key)
+    given(store, TIER, first)
+    assert len(store.state.flights.keeping) == 2
+    ends(store, TIER)
+    assert len(store.state.flights.keeping) == 0
+    second = store.send(OTHER, requests.Take, "keep")
+    assert order_of(store, OTHER, second) is None
+    make(store, "later", b"z" * 32)
+    assert kept(given(store, OTHER, second)).key == b"z" * 32
+
+
+def test_keep_queue_is_kept_while_another_process_keeps() -> None:
+    store = Store()
+    first, other = (store.send(client, requests.Take, "keep") for client in (TIER, OTHER))
+    for number, key in enumerate((KEY, KEY_2, b"m" * 32)):
+        make(store, f"r{number}", key)
+    given(store, TIER, first)
+    given(store, OTHER, other)
+    store.die(TIER)
+    assert len(store.state.flights.keeping) == 1
 
 
 def test_what_is_gone_by_then_is_dropped_and_counted() -> None:

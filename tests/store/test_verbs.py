@@ -30,6 +30,9 @@ class Recorder(Verbs):
     def block(self, handle: Handle) -> memoryview:
         raise NotImplementedError
 
+    def _pin_dropper(self) -> Any:
+        raise NotImplementedError
+
     @property
     def capacity_nbytes(self) -> int:
         raise NotImplementedError
@@ -70,6 +73,7 @@ def test_each_verb_has_a_method() -> None:
     store.unreserve("r", [])
     store.acquire_permit("r", "preprocess", limit=1)
     store.release_permit("r", "preprocess")
+    store.accept("r")
     store.delete([])
     store.evict(ObjectKind.RAW)
     store.list_objects()
@@ -77,6 +81,7 @@ def test_each_verb_has_a_method() -> None:
     store.list_tenants()
     store.take()
     store.finish(Order(1, HANDLE, [], b""))
+    store.renew(Order(1, HANDLE, [], b""))
     store.stat()
     store.push_metrics(1, [])
     store.read_metrics()

@@ -137,7 +137,7 @@ def given() -> Iterator[Mistakes]:
         (lambda it: it.store.put("r", {7: np.ones(3)}), "the keys of a dictionary are strings"),
         (
             lambda it: it.store.put("r", {"pixels": np.zeros(MiB)}),
-            "8388672 bytes of features are more than their share of the arena, 503296 bytes",
+            "8388672 bytes of features are more than their share of the arena, 1048576 bytes",
         ),
         (
             lambda _: codec.write_into(TREE, memoryview(bytearray(4))),
@@ -181,7 +181,7 @@ def given() -> Iterator[Mistakes]:
         ),
         (
             lambda it: it.store.reserve("r", [ReserveItem(FEATURES, 1 << 40)]),
-            "1099511627776 bytes of features are more than their share of the arena, 503296 bytes",
+            "1099511627776 bytes of features are more than their share of the arena, 1048576 bytes",
         ),
         (lambda it: it.store.seal("writer", [it.begun]), "items[0] must be a SealItem, not Handle"),
         (

@@ -37,6 +37,24 @@ from afferent.types import MiB, ObjectKind, span_since
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/afferent"
 
+
+def test_with_zeros_adds_what_was_not_counted() -> None:
+    registry = Registry()
+    asked = registry.counter("asked_total", "Asked", api=("a", "b"))
+    other = registry.counter("other_total", "Other", api=("c",))
+    asked.labels("a").inc(2)
+    counted = registry.readings()[:1]
+    page = exposition.render(exposition.with_zeros(counted, registry.zeros())).decode()
+    lines = [line for line in page.splitlines() if not line.startswith("#")]
+    assert lines == [
+        'asked_total{api="a"} 2.0',
+        'asked_total{api="b"} 0.0',
+        'other_total{api="c"} 0.0',
+    ]
+    assert [len(reading.series) for reading in counted] == [1], "what was given is as it was"
+    assert other.reading().series == []
+
+
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

@@ -49,6 +49,48 @@ def test_words_may_come_later() -> None:
     assert numbers(registry) == expected
 
 
+def zero_series(registry: Registry) -> list[tuple[str, ...]]:
+    assert all(not any(each.values) for zero in registry.zeros() for each in zero.series)
+    return [(zero.metric.name, *each.labels) for zero in registry.zeros() for each in zero.series]
+
+
+def test_zeros_has_every_word_of_a_counter() -> None:
+    words = {"b", "a"}
+    registry = Registry()
+    registry.counter("asked_total", "Asked", api=words, outcome=("ok", "failed"))
+    registry.gauge("now", "Now", kind=("a",))
+    assert zero_series(registry) == [
+        ("asked_total", api, outcome) for api in "ab" for outcome in ("ok", "failed")
+    ]
+    words.add("c")
+    assert ("asked_total", "c", "ok") in zero_series(registry)
+
+
+def test_zeros_of_very_many_words_has_the_first_of_the_last_label() -> None:
+    many, few = tuple(map(str, range(300))), ("x", "y")
+    registry = Registry()
+    registry.counter("asked_total", "Asked", api=many, outcome=few)
+    assert zero_series(registry) == [("asked_total", api, "x") for api in many]
+
+
+def test_zeros_of_words_that_are_on_no_list_is_empty() -> None:
+    class Any:
+        def __contains__(self, _: object) -> bool:
+            return True
+
+    registry = Registry()
+    registry.counter("asked_total", "Asked", api=Any())
+    assert zero_series(registry) == []
+
+
+def test_begin_at_zero_keeps_what_was_counted() -> None:
+    registry = Registry()
+    asked = registry.counter("asked_total", "Asked", api=("a", "b"))
+    asked.labels("a").inc()
+    registry.begin_at_zero()
+    assert numbers(registry) == {("asked_total", "a"): [1.0], ("asked_total", "b"): [0.0]}
+
+
 def test_a_histogram_counts_up_to_its_bounds() -> None:
     registry = Registry()
     waits = registry.histogram("wait_seconds", "Waits", (0.001, 1.0))

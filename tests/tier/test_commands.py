@@ -69,6 +69,17 @@ def test_verify_finds_what_is_wrong_and_deletes_it(
     assert not file.exists()
 
 
+def test_verify_of_a_value_longer_than_any_is_not_read(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is read as a whole, and without a secret anybody may have written it."""
+    monkeypatch.setenv("AFFERENT_TIER_MAX_NBYTES", "999")
+    assert cli.main(["tier", "verify"]) == 1
+    shown = capsys.readouterr().out
+    assert "longer than --tier-max-nbytes, not read: 3" in shown
+    assert "deleted: 0" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "left", "num_strangers"),
     [

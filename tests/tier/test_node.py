@@ -27,7 +27,7 @@ from afferent.tier.launch import ASKED, FETCHED, TierSettings
 from afferent.tier.main import serve
 from afferent.tier.protocol import Value
 from afferent.tier.sealed import Sealer
-from afferent.tier.vault import Vault
+from afferent.tier.vault import REJECTED, Vault
 from afferent.types import ContentKey, MiB, ObjectKind
 from tests import waiting
 from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
@@ -55,6 +55,14 @@ def tree_of(key: ContentKey) -> dict[str, Any]:
     """What any node makes of a key."""
     number = int.from_bytes(key, "little")
     return {"values": np.arange(NUM_NUMBERS, dtype=np.float32) * number}
+
+
+def body_of(key: ContentKey) -> memoryview:
+    """The same, as a block."""
+    tree = tree_of(key)
+    block = memoryview(bytearray(codec.plan(tree).nbytes))
+    codec.write_into(tree, block)
+    return block
 
 
 @dataclass(eq=False)
@@ -296,15 +304,58 @@ def test_no_fault_fails_a_request_or_leaks(play: Play, what: str, fault: Fault) 
     play(scenario)
 
 
+@pytest.mark.parametrize("then", ["claim", "fetch"])
+def test_a_tier_that_hangs_midway_costs_one_time_out(play: Play, then: str) -> None:
+    """All that is done for an object is done within one: the look-up has taken most of it."""
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        (key,) = await make_and_keep(one, tier) if then == "fetch" else (new_key(),)
+        tier.faults |= {"look-up": takes_most_of_it, then: hangs}
+        start_s = time.monotonic()
+        await two.want(key, cost_us=5_000_000)
+        assert time.monotonic() - start_s < 1.4
+        assert then in tier.calls
+        tier.faults.clear()
+
+    def takes_most_of_it(deadline_s: float) -> None:
+        time.sleep(max(0.0, deadline_s - time.monotonic() - 0.3))
+
+    play(scenario, timeout_s=1.0)
+
+
+def test_what_waits_for_an_exchange_waits_one_time_out(play: Play) -> None:
+    """While others hang, and then no longer: its own exchange is not begun late."""
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        tier.faults["look-up"] = hangs
+
+        async def want() -> float:
+            start_s = time.monotonic()
+            await two.want(new_key())
+            return time.monotonic() - start_s
+
+        tasks = []
+        for _ in range(6):
+            num_calls = len(tier.calls)
+            tasks.append(asyncio.create_task(want()))
+            if len(tasks) <= 4:
+                await until(lambda: len(tier.calls) > num_calls)  # noqa: B023
+        assert max(await asyncio.gather(*tasks)) < 1.6
+        tier.faults.clear()
+
+    play(scenario, timeout_s=1.0)
+
+
 def test_a_tier_that_is_down_costs_nothing(play: Play) -> None:
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         tier.faults |= dict.fromkeys(("look-up", "fetch", "write-behind", "claim", "health"), hangs)
         for _ in range(4):
             await two.want(new_key())
         two.make_s = 0.0
-        start_s = time.monotonic()
-        await two.want(*[new_key() for _ in range(20)])
-        assert time.monotonic() - start_s < TIMEOUT_S
+        tier.calls.clear()
+        made = await two.want(*[new_key() for _ in range(20)])
+        assert [one.state for one in made] == ["made"] * 20
+        assert set(tier.calls) <= {"health"}, "no request waits for it, or has it asked"
         tier.faults.clear()
 
     play(scenario)
@@ -333,6 +384,42 @@ def test_no_lie_is_believed(play: Play, what: str) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("what", ["head", "body", "block"])
+def test_good_values_after_poisoned_ones_are_fetched(play: Play, what: str) -> None:
+    """What was wrong is deleted, and says nothing of what else the tier has, or how fast it is."""
+    sealer, kind = Sealer(b"a secret of the fleet"), ObjectKind.FEATURES
+    item = {"cost_us": 60_000}
+
+    def poison(node: Node, tier: Lying, key: ContentKey) -> None:
+        name, body = node.vault.name_of(key), body_of(key)
+        if what == "block":
+            body[:8] = bytes(8)
+        head = b"head" if what == "head" else sealer.seal(key, kind, body)
+        if what == "body":
+            body[-1] ^= 1
+        tier.values[name] = Value(name, head, body)
+
+    def take_a_while(_: float) -> None:
+        time.sleep(0.005)
+
+    async def scenario(one: Node, two: Node, tier: Lying) -> None:
+        tier.faults["look-up"] = take_a_while
+        two.make_s = item["cost_us"] / 1e6
+        for _ in range(6):
+            keys = [new_key() for _ in range(8)]
+            for key in keys:
+                poison(two, tier, key)
+            await two.want(*keys, **item)
+            assert set(keys) <= set(two.made)
+        before = len(two.made)
+        for _ in range(10):
+            (key,) = await make_and_keep(one, tier)
+            await two.want(key, **item)
+        assert len(two.made) - before <= 1
+
+    play(scenario)
+
+
 def test_what_no_reader_would_take_is_not_sealed_as_features(play: Play) -> None:
     """Rightly sealed by a node that has gone mad."""
 
@@ -341,8 +428,11 @@ def test_what_no_reader_would_take_is_not_sealed_as_features(play: Play) -> None
         (name, body) = two.vault.name_of(key), memoryview(bytearray(b"no block" * 1000))
         head = Sealer(b"a secret of the fleet").seal(key, ObjectKind.FEATURES, body)
         tier.put_many([Value(name, head, body)], ttl_s=60, deadline_s=1e9)
+        before, value = REJECTED.labels("body").values[0], tier.values[name]
         await two.want(key)
         assert two.made == [key]
+        assert REJECTED.labels("body").values[0] == before + 1
+        await until(lambda: name in tier.values and tier.values[name] is not value)
 
     play(scenario)
 

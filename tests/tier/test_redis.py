@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -16,6 +20,9 @@ from afferent.testing import CHECKS_OF_TIERS, check_tier
 from afferent.tier.protocol import PART_NBYTES, Value, Wanted
 from afferent.tier.redis_tier import RedisTier
 from afferent.tier.registry import open_tier, without_secrets
+from afferent.tier.sealed import Sealer
+from afferent.tier.vault import REJECTED, Body, Vault, Wish
+from afferent.types import ContentKey, ObjectKind
 from tests.server import wait_until
 from tests.tier.servers import BadLink, RedisServer, server_program
 
@@ -72,6 +79,25 @@ def assert_unavailable(call: Callable[[], object]) -> None:
     with pytest.raises(TierUnavailable):
         call()
     assert time.monotonic() - start_s < TIMEOUT_S + SLACK_S
+
+
+def test_a_name_that_no_resolver_answers_for_costs_one_time_out(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, is_over = RedisTier(f"redis://localhost:{server.port}/0"), threading.Event()
+    resolve = socket.getaddrinfo
+
+    def hang(*args: Any, **options: Any) -> Any:
+        is_over.wait()
+        return resolve(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    for call in calls(tier):
+        assert_unavailable(call)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert tier.exists_many([b"m" * 32], deadline_s=soon(20.0)) == [None], "others hang still"
+    is_over.set()
+    tier.close()
 
 
 def drip() -> Callable[[bytes], bytes]:
@@ -135,6 +161,113 @@ def test_no_answer_of_before_is_taken_for_another(tier: RedisTier, link: BadLink
         tier.exists_many([NAME], deadline_s=soon(0.05))
     link.fault = None
     for _ in range(20):
+        assert tier.exists_many([b"m" * 32], deadline_s=soon(20.0)) == [None]
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "far longer", "another type"])
+def test_fetch_of_a_part_of_another_length_is_rejected_and_deleted(
+    server: RedisServer, change: str
+) -> None:
+    """An absent part is another matter: the server may evict what it likes."""
+    vault = Vault(RedisTier(server.url), Sealer())
+    key = ContentKey(change.encode().ljust(32))
+    vault.put([Body(key, ObjectKind.FEATURES, BODY)], ttl_s=60.0, deadline_s=soon(20.0))
+    (head,) = vault.look_up([key], deadline_s=soon(20.0))
+    assert head is not None
+    part = b"afferent:{%s}:2" % vault.name_of(key).hex().encode()
+    with server.client() as client:
+        match change:
+            case "longer":
+                client.append(part, b"x")
+            case "shorter":
+                client.set(part, bytes(BODY[2 * PART_NBYTES : 3 * PART_NBYTES - 1]))
+            case "far longer":
+                client.setrange(part, 64 * PART_NBYTES, b"x")
+            case "another type":
+                client.delete(part)
+                client.rpush(part, b"x")
+    before = REJECTED.labels("body").values[0]
+    wish = Wish(head, memoryview(bytearray(head.nbytes)))
+    assert vault.fetch([wish], deadline_s=soon(20.0)) == [False]
+    assert REJECTED.labels("body").values[0] == before + 1
+    assert not [each for each in server.all_keys() if vault.name_of(key).hex().encode() in each]
+    vault.close()
+
+
+@pytest.mark.parametrize(
+    "entry", [b"abc", struct.pack("<QB", 1 << 44, 1), bytes(300 << 10), b"", [b"x"]]
+)
+def test_look_up_of_a_foreign_entry_is_rejected_and_deleted(
+    server: RedisServer, entry: bytes | list[bytes]
+) -> None:
+    vault, key = Vault(RedisTier(server.url), Sealer()), ContentKey(b"f" * 32)
+    head = b"afferent:{%s}:head" % vault.name_of(key).hex().encode()
+    with server.client() as client:
+        client.rpush(head, *entry) if isinstance(entry, list) else client.set(head, entry)
+        before = REJECTED.labels("head").values[0]
+        assert vault.look_up([key], deadline_s=soon(20.0)) == [None]
+        is_rejected = entry != b""  # a string of no bytes can't be told from none
+        assert REJECTED.labels("head").values[0] == before + is_rejected
+        assert bool(client.exists(head)) != is_rejected
+        client.delete(head)
+    vault.close()
+
+
+def test_delete_of_an_entry_with_a_bogus_length_asks_for_few_parts(server: RedisServer) -> None:
+    tier = RedisTier(server.url)
+    head = b"afferent:{%s}:head" % (b"d" * 32).hex().encode()
+    with server.client() as client:
+        client.set(head, struct.pack("<QB", 1 << 44, 1))
+        before = client.info("stats")["total_net_input_bytes"]  # type: ignore[index]
+        assert tier.delete_many([b"d" * 32], deadline_s=soon(20.0)) == 1
+        grown = client.info("stats")["total_net_input_bytes"] - before  # type: ignore[index]
+    assert grown < 64 << 10
+    tier.close()
+
+
+def test_a_connection_with_unread_answers_is_not_used_again(tier: RedisTier, link: BadLink) -> None:
+    """A reader fails, while the next answer is on its way: nothing of it has come by then."""
+    names, bodies = [b"1" * 32, b"2" * 32, b"3" * 32], [b"one", b"two", b"far"]
+    values = [Value(name, b"", memoryview(b)) for name, b in zip(names, bodies, strict=True)]
+    tier.put_many(values, ttl_s=60, deadline_s=soon(20.0))
+    have_come: dict[threading.Thread, bytes] = {}
+
+    def lag(piece: bytes) -> bytes:
+        """Of the first connection that has answers, the second one comes with the third."""
+        if have_come and threading.current_thread() not in have_come:
+            return piece
+        before = have_come.get(threading.current_thread(), b"")
+        come = have_come[threading.current_thread()] = before + piece
+        sent = come[:9] if len(come) <= 18 else come
+        return sent[len(before[:9]) :]
+
+    def fail(_: int) -> bool:
+        raise ZeroDivisionError
+
+    link.fault = lag
+    wanted = [Wanted(name, memoryview(bytearray(3)), fail) for name in names[:2]]
+    with pytest.raises(ZeroDivisionError):
+        tier.get_many_into(wanted, deadline_s=soon(20.0))
+    wait_until(lambda: list(have_come.values()) == [b"$3\r\none\r\n$3\r\ntwo\r\n"])
+    target = memoryview(bytearray(3))
+    assert tier.get_many_into([Wanted(names[2], target)], deadline_s=soon(20.0)) == [True]
+    assert bytes(target) == b"far"
+
+
+def test_an_idle_connection_that_has_an_answer_is_not_used(tier: RedisTier, link: BadLink) -> None:
+    """The answer comes twice, and the second is read with the first, or comes after it."""
+    found = tier.exists_many([NAME], deadline_s=soon(20.0))
+    has_come = threading.Event()
+
+    def twice(piece: bytes) -> bytes:
+        has_come.set()
+        return piece + piece
+
+    link.fault = twice
+    assert tier.exists_many([NAME], deadline_s=soon(20.0)) == found
+    assert has_come.is_set()
+    link.fault = None
+    for _ in range(3):
         assert tier.exists_many([b"m" * 32], deadline_s=soon(20.0)) == [None]
 
 

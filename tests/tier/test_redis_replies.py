@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -57,13 +58,45 @@ def test_replies_of_every_kind(server: Server) -> None:
 
 def test_a_value_goes_to_its_place(server: Server) -> None:
     target = memoryview(bytearray(12))
-    server.says(b"$10\r\n0123456789\r\n$-1\r\n$2\r\nab\r\n-ERR x\r\n+PONG\r\n")
+    server.says(b"$10\r\n0123456789\r\n$-1\r\n$2\r\nab\r\n-WRONGTYPE x\r\n")
     assert server.reader.read_into(target[1:11])
     assert bytes(target) == b"\0" + b"0123456789" + b"\0"
-    assert not server.reader.read_into(target[:2]), "absent"
+    assert server.reader.read_into(target[:2]) is None, "absent"
     assert server.reader.read_into(target[:2])
-    assert not server.reader.read_into(target[:2]), "refused"
+    assert server.reader.read_into(target[:2]) is False, "there, and no value"
+
+
+def test_read_into_refused_by_the_server_raises_and_goes_on(server: Server) -> None:
+    """A server that is loading, or that does not permit the command, says nothing of the value."""
+    server.says(b"-NOPERM x\r\n$0\r\n\r\n+PONG\r\n")
+    with pytest.raises(ResponseError, match="NOPERM"):
+        server.reader.read_into(memoryview(bytearray(2)))
+    assert server.reader.read_into(memoryview(bytearray(2))) is None, "an empty range is absent"
     assert server.reader.read() == b"PONG"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"*2\r\n$9\r\n123456789\r\n$9\r\n",
+        b"$11\r\n",
+        b"*2\r\n*40000\r\n" + b":1\r\n" * 40000 + b"*40000\r\n",
+    ],
+    ids=["strings together", "one string", "items together"],
+)
+def test_read_longer_than_what_was_requested_is_refused(server: Server, said: bytes) -> None:
+    """By the number alone: what it announces has not been sent, and is not waited for."""
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(server.says, said)
+        with pytest.raises(InvalidResponse):
+            server.reader.read(max_nbytes=10)
+        sent.result()
+
+
+def test_read_into_longer_than_the_target_is_refused(server: Server) -> None:
+    server.says(b"$7\r\n")
+    with pytest.raises(InvalidResponse):
+        server.reader.read_into(memoryview(bytearray(5)))
 
 
 @pytest.mark.parametrize("nbytes", [3, 5])

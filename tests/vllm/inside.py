@@ -17,6 +17,7 @@ from vllm.multimodal.inputs import (
     MultiModalFieldElem,
     MultiModalFlatField,
     MultiModalKwargsItem,
+    MultiModalKwargsItems,
     MultiModalSharedField,
 )
 
@@ -30,6 +31,7 @@ from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import ContentKey, MiB, ObjectKind
 
 
@@ -72,6 +74,10 @@ def fields() -> None:
         assert found[name] == element, name
         assert found[name].field == element.field, name
     assert isinstance(found["nested"].data[1], tuple)
+    several = MultiModalKwargsItems({"image": [given, None], "audio": [given]})
+    assert items.to_tree(several).keys() == {"image", "audio"}
+    assert items.to_tree(several)["image"][1] is None
+    assert list(items.to_tree(several)["image"][0]) == list(given)
 
 
 def many() -> None:
@@ -102,7 +108,7 @@ def killed() -> None:
     right, or nothing is; then all goes on.
     """
     os.environ[place.SECRET] = "00" * 16
-    with StoreServer(64 * MiB) as server:
+    with StoreServer(64 * MiB, shares=DEFAULT_SHARES) as server:
         arena = Arena(place.Place(server.address), name="worker")
         _kill_between(server, arena)
         arena.close()

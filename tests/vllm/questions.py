@@ -75,6 +75,32 @@ def questions(number: int, seed: int, model: str) -> list[Question]:
     return made
 
 
+def with_data(question: Question, rng: np.random.Generator) -> Question:
+    """The question with data that looks like media where none are read: what vLLM does with it is
+    its own affair.
+    """
+    body = dict(question.body)
+    urls = [f"https://example.org/{int(number)}.png" for number in rng.integers(1000, size=3)]
+    look_alike = {"image_url": urls[0], "video_url": urls[1], "audio_url": urls[2]}
+    body["metadata"] = look_alike
+    if "tools" in body:
+        tool = {**TOOL, "parameters": {**TOOL["parameters"], "examples": [look_alike]}}
+        schema = {"name": TOOL["name"], "input_schema": tool["parameters"]}
+        is_chat = question.path == _PATHS["chat"]
+        body["tools"] = [{"type": "function", "function": tool} if is_chat else schema]
+    if question.path == _PATHS["messages"] and rng.integers(2):
+        use = {"type": "tool_use", "id": "call_1", "name": "look", "input": look_alike}
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "seen"}
+        body["messages"] = [
+            *body["messages"],
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ]
+    if question.path == _PATHS["chat"]:
+        body["chat_template_kwargs"] = {"image_url": {"url": urls[0]}, "images": urls}
+    return Question(question.path, body, question.is_stream, question.aborts)
+
+
 _PATHS = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",

@@ -8,17 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 from tests.server import Server
 from tests.vllm.asking import ask_all
-from tests.vllm.questions import Question, Said, questions
+from tests.vllm.questions import Question, Said, questions, with_data
 from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised, wait_until_nothing_held
 
 pytestmark = pytest.mark.vllm
 
 SEED = 20261122
-NUM_QUESTIONS = 300
+NUM_QUESTIONS = 400
 _CLOSE = 1e-3
 """Two tokens whose log-probabilities are nearer than that may change places."""
 
@@ -38,13 +39,17 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
         yield running, store_path
 
 
-def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path]) -> None:
+@pytest.mark.parametrize("has_data", [False, True], ids=["media", "media and data like media"])
+def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path], has_data: bool) -> None:
     print(f"seed {SEED}")
-    asked = questions(NUM_QUESTIONS, SEED, "shapes")
+    asked = questions(NUM_QUESTIONS, SEED + has_data, "shapes")
+    if has_data:
+        rng = np.random.default_rng(SEED)
+        asked = [with_data(each, rng) for each in asked]
     server, store_path = ours
     expected = asyncio.run(ask_all(stock.url, [_whole(each) for each in asked]))
     found = asyncio.run(ask_all(server.url, asked))
-    differ, num_failed = [], 0
+    differ, num_failed, num_batched = [], 0, 0
     for question, theirs, our in zip(asked, expected, found, strict=True):
         assert theirs.said is not None
         if question.aborts is not None and our.said is None:
@@ -52,21 +57,26 @@ def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path]) -> None:
         if theirs.said.status >= 500:  # vLLM 0.31 fails now and then on Responses
             num_failed += 1
             continue
-        if our.said != theirs.said and not _is_close(stock, question, our.said, theirs.said):
-            differ.append((question.path, question.is_stream, our, theirs.said))
+        if our.said == theirs.said or _is_close(stock, question, our.said, theirs.said):
+            continue
+        if _agree_alone(stock, server, question):
+            num_batched += 1
+            continue
+        differ.append((question.path, question.is_stream, our, theirs.said))
     counts = [sum(each.path == path for each in asked) for path in {q.path for q in asked}]
     print(
         f"{len(asked)} questions, {counts} of each dialect; {len(differ)} differ, "
-        f"stock failed on {num_failed}"
+        f"stock failed on {num_failed}; {num_batched} differ beside others, and agree alone"
     )
     for path, is_stream, our, theirs in differ[:5]:
         print(path, is_stream, our, asdict(theirs), sep="\n  ")
     assert not differ
     assert num_failed <= NUM_QUESTIONS // 100
+    assert num_batched <= NUM_QUESTIONS // 100
     wait_until_nothing_held(store_path)
     metrics = server.metrics()
     assert metrics['afferent_upstream_items_total{modality="image",way="features"}'] > 300
-    assert 'afferent_upstream_items_total{modality="image",way="bytes"}' not in metrics
+    assert metrics['afferent_upstream_items_total{modality="image",way="bytes"}'] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -129,6 +139,19 @@ def test_nobody_reaches_vllm_by_a_url(ours: tuple[Server, Path]) -> None:
 
 def _whole(question: Question) -> Question:
     return Question(question.path, question.body, question.is_stream)
+
+
+def _agree_alone(stock: Stock, server: Server, question: Question) -> bool:
+    """Whether both say the same three times when they have nothing else to do: beside others, sums
+    of floats have another order, and tokens that are nearly as likely change places.
+    """
+    alone = [_whole(question)]
+    answers = [
+        asyncio.run(ask_all(url, alone))[0].said
+        for url in (stock.url, server.url)
+        for _ in range(3)
+    ]
+    return answers[0] is not None and all(each == answers[0] for each in answers)
 
 
 def _is_close(stock: Stock, question: Question, ours: Said | None, theirs: Said) -> bool:

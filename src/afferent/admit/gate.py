@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from afferent.errors import DeadlineExceeded, NoPermitLeft, StoreFull
+from afferent.quota.permits import FORWARDED, GATE, PREPROCESS
 from afferent.store.protocol.items import CreateItem, ReserveItem
 from afferent.telemetry.registry import WAIT_SECONDS, HistogramCell, histogram
 from afferent.types import Handle, MiB, ObjectKind
@@ -27,8 +28,6 @@ from afferent.types import Handle, MiB, ObjectKind
 if TYPE_CHECKING:
     from afferent.store.client.async_store import AsyncDaemonStore
 
-SEMAPHORE = "preprocess"
-"""Of the count gate."""
 UPLOADS = "uploads"
 """Of MiB that large bodies are going to be, and are not in all."""
 UPLOADS_OF = "uploads_of"
@@ -66,6 +65,8 @@ class Budget(Protocol):
     ) -> None: ...
 
     def release_permit(self, request: str, semaphore: str) -> None: ...
+
+    def accepted(self, request: str, semaphores: Sequence[str]) -> None: ...
 
     def forget(self, request: str) -> None: ...
 
@@ -155,8 +156,36 @@ class Gate:
         if self.is_counting:
             with self._for_turn.standing():
                 await self._store.acquire_permit(
-                    request, SEMAPHORE, limit=self._max_concurrency, timeout_s=self._timeout_s
+                    request, PREPROCESS, limit=self._max_concurrency, timeout_s=self._timeout_s
                 )
+
+    async def enter_forwarded(self, request: str, nbytes: int, *, limit_nbytes: int) -> None:
+        """`enter`, for media that the engine processes itself: besides, wait until what it makes of
+        those that have entered, and of these, is no more than a limit.
+
+        Args:
+            nbytes: Of the tensors that the engine makes; a request with more than the limit is
+                alone.
+            limit_nbytes: Of all requests together, over all processes.
+
+        Raises:
+            NoPermitLeft, DeadlineExceeded: As from `enter`.
+        """
+        with self._for_bytes.standing():
+            await self._store.acquire_permit(
+                request,
+                FORWARDED,
+                limit=max(limit_nbytes // MiB, 1),
+                number=max(math.ceil(nbytes / MiB), 1),
+                timeout_s=self._timeout_s,
+            )
+        await self.enter(request)
+
+    def leave(self, request: str) -> None:
+        """The engine has accepted the request: it gives back its turn, and keeps what it has
+        pinned. Nothing happens the second time.
+        """
+        self._store.accepted(request, GATE)
 
     async def begin_upload(self, request: str, nbytes: int, *, tenant: str = "") -> bool:
         """Wait until a body that is to be so long may take room before it is there; whether it has

@@ -133,19 +133,28 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our part of the environment.
-
-    A Kubernetes service called ``afferent`` puts variables of the same names there, which are not
-    meant for us: ``AFFERENT_SERVICE_HOST`` gives them away.
-    """
+    """Our part of the environment, without the variables of a Kubernetes service."""
     ours = {k.removeprefix(ENV_PREFIX): v for k, v in environ.items() if k.startswith(ENV_PREFIX)}
-    if "SERVICE_HOST" in ours:
+    if _is_of_service(ours.get("PORT", "")) or "SERVICE_HOST" in ours:
         ours = {
             key: value
             for key, value in ours.items()
-            if not key.startswith(("SERVICE_", "PORT_")) and not value.startswith("tcp://")
+            if not key.startswith(("SERVICE_", "PORT_")) and not _is_of_service(value)
         }
     return {key.lower(): value for key, value in ours.items()}
+
+
+def _is_of_service(value: str) -> bool:
+    return value.startswith(("tcp://", "udp://", "sctp://"))
+
+
+def service_variable(environ: Mapping[str, str]) -> str:
+    """A variable that Kubernetes has set for a service called ``afferent``, and that would else
+    be a setting; empty if there is none. It is not meant for us, and ignored.
+    """
+    name = f"{ENV_PREFIX}PORT"
+    value = environ.get(name, "")
+    return f"{name}={value}" if _is_of_service(value) else ""
 
 
 def _convert(one: Setting, value: Any, origin: str) -> Any:
@@ -180,6 +189,8 @@ def _as_given(one: Setting, value: object, origin: str) -> str:
 
 def _wanted(one: Setting, error: Exception) -> str:
     """What a value of it has to be."""
+    if isinstance(error, ConfigError):  # of a size
+        return error.message
     words = _in_words(error)
     return words if words in IN_WORDS.values() else f"must be {one.demand}"
 

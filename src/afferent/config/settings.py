@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from afferent.config.declaring import Group, Settings, setting
+from afferent.config.sizes import format_nbytes
 from afferent.errors import ConfigError
 from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
 LEAST_FROZEN_TIMEOUT_S = 3.0
+_LEAST_WORKER_NBYTES = 64 * MiB
+_TIMEOUT_S, _UPSTREAM_TIMEOUT_S = 300.0, 86_400.0
 """Shorter, and a moment of overload would be taken for death."""
 
 _API_KEY = r"^[!-~]{16,256}\Z"
@@ -21,6 +23,7 @@ _OPTIONAL_API_KEY = rf"{_API_KEY}|^\Z"
 _TENANT_NAME = r"^[a-z0-9][a-z0-9-]{0,31}\Z"
 _HOST_PORT = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z"
 _ORIGIN = r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)\Z"
+_HOST_NAME = r"^[A-Za-z0-9._-]+\Z"
 _FOLDER = r"^/"
 _ADDRESS = r"^[A-Za-z0-9.:_%-]+\Z"
 _NAME = r"^\S*\Z"
@@ -32,6 +35,7 @@ IN_WORDS = {
     _TENANT_NAME: "1 to 32 characters of a-z, 0-9 and -, no dash first",
     _HOST_PORT: "each must be HOST:PORT, such as media.internal:8080",
     _ORIGIN: "each must be an origin such as https://example.org, without a path, or *",
+    _HOST_NAME: "each must be a name such as llm.example.org, without a port or a scheme",
     _FOLDER: "each must be an absolute path of a folder",
     _ADDRESS: "must be an address or a name, such as 0.0.0.0, without a port or a scheme",
     _NAME: "must have no blanks",
@@ -43,6 +47,8 @@ ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
 """Printable, without blanks, and too long to be guessed."""
 _HostPort = Annotated[str, Meta(pattern=_HOST_PORT)]
 _Origin = Annotated[str, Meta(pattern=_ORIGIN)]
+_HostName = Annotated[str, Meta(pattern=_HOST_NAME)]
+_Name = Annotated[str, Meta(pattern=_NAME)]
 _Folder = Annotated[str, Meta(pattern=_FOLDER)]
 
 
@@ -131,7 +137,9 @@ class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What its body may be besides, and how long it may wait for room."""
 
     max_body_nbytes: int = setting(64 * MiB, "longest request body", Group.LIMITS, gt=0)
-    max_json_nbytes: int = setting(MiB, "longest body, media left out", Group.LIMITS, gt=0)
+    max_json_nbytes: int = setting(
+        MiB, "longest body, media left out; of one that is passed on, all of it", Group.LIMITS, gt=0
+    )
 
     body_idle_timeout_s: float = setting(
         10.0, "without a byte from the client", Group.TIMEOUTS, gt=0
@@ -177,11 +185,10 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     revision: str = setting(
         "", "branch, tag or commit of a model that is on the hub", Group.COMMON, unit="NAME"
     )
-    served_model_name: str = setting(
-        "",
-        "its name in the API; default: the model's own",
+    served_model_name: tuple[_Name, ...] = setting(
+        (),
+        "its names in the API, such as a,b; default: its own",
         Group.COMMON,
-        pattern=_NAME,
         unit="NAME",
     )
     engine: str = setting(
@@ -211,10 +218,18 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         is_table=True,
     )
     frontends: int = setting(
-        1, "processes that answer HTTP, all on the one port", Group.COMMON, ge=1, le=64
+        0,
+        "processes that answer HTTP; 0: one for each 8 cores",
+        Group.COMMON,
+        ge=0,
+        le=64,
     )
     preprocess_workers: int = setting(
-        0, "processes that decode and process; 0: one a core", Group.COMMON, ge=0, le=1024
+        0,
+        "processes that decode; 0: one a core, or what fits",
+        Group.COMMON,
+        ge=0,
+        le=1024,
     )
     arena_nbytes: int = setting(
         0,
@@ -245,6 +260,13 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Group.LIMITS,
         unit="ORIGIN,...",
     )
+    allowed_hosts: tuple[_HostName, ...] = setting(
+        (),
+        "names, besides localhost, by which clients reach a server on a loopback address without "
+        "keys, such as that of a proxy on this machine",
+        Group.LIMITS,
+        unit="NAME,...",
+    )
 
     preallocate_arena: bool = setting(
         False,
@@ -272,10 +294,11 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         unit="FILE",
     )
     preprocess_memory_nbytes: int = setting(
-        GiB,
-        "what one preprocess worker may allocate, the arena apart",
+        0,
+        "what one preprocess worker may allocate, the arena apart; 0: 1 GiB, or less where memory "
+        "is short",
         Group.MEMORY,
-        ge=64 * MiB,
+        ge=0,
     )
 
     processor: Literal["fast", "reference"] = setting(
@@ -317,7 +340,11 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         is_secret=True,
     )
     tier_timeout_s: float = setting(
-        1.0, "for one answer of the tier; then the item is made here", Group.TIER, gt=0, le=60
+        1.0,
+        "for all that is requested of the tier for an item; then it is made here",
+        Group.TIER,
+        gt=0,
+        le=60,
     )
     tier_wait_s: float = setting(
         5.0, "longest wait for what another node is making", Group.TIER, ge=0, le=60
@@ -325,7 +352,9 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     tier_ttl_s: float = setting(
         86_400.0, "for so long what was made is kept there", Group.TIER, ge=1
     )
-    tier_max_nbytes: int = setting(256 * MiB, "largest object that is kept there", Group.TIER, gt=0)
+    tier_max_nbytes: int = setting(
+        256 * MiB, "largest object that is kept there", Group.TIER, gt=0, le=4 * GiB
+    )
     tier_write_nbytes_per_s: int = setting(
         0, "most that is written there in a second; 0: no limit", Group.TIER, ge=0, unit="BYTES"
     )
@@ -353,7 +382,13 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         is_secret=True,
     )
 
-    request_timeout_s: float = setting(300.0, "for one request in all", Group.TIMEOUTS, gt=0)
+    request_timeout_s: float = setting(
+        0.0,
+        "for one request in all; 0: 300 s with the built-in engine, a day in front of an upstream, "
+        "which has no such limit",
+        Group.TIMEOUTS,
+        ge=0,
+    )
     preprocess_timeout_s: float = setting(
         60.0, "for one item; a worker that takes longer is killed", Group.TIMEOUTS, gt=0
     )
@@ -364,12 +399,17 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         ge=LEAST_FROZEN_TIMEOUT_S,
     )
     drain_timeout_s: float = setting(
-        30.0, "for running requests after SIGTERM", Group.TIMEOUTS, gt=0
+        30.0, "for running requests after SIGTERM or SIGHUP", Group.TIMEOUTS, gt=0
     )
 
     def check(self) -> None:
         if 0 < self.arena_nbytes < MiB:
             raise ConfigError(f"--arena-nbytes {self.arena_nbytes}: must be at least 1MiB, or 0")
+        if 0 < self.preprocess_memory_nbytes < _LEAST_WORKER_NBYTES:
+            raise ConfigError(
+                f"--preprocess-memory-nbytes {self.preprocess_memory_nbytes}: must be at least "
+                f"{format_nbytes(_LEAST_WORKER_NBYTES)}, or 0"
+            )
         if self.raw_share + self.embeddings_share + self.records_share >= 1:
             raise ConfigError(
                 f"--raw-share {self.raw_share:g}, --embeddings-share {self.embeddings_share:g} and "
@@ -382,6 +422,14 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         for what, values in (("tenant's name", names), ("API key", keys)):
             if len(set(values)) < len(values):  # which key it is, is not for a log
                 raise ConfigError(f"a {what} stands twice in the settings")
+
+    def timeout_s(self, *, is_upstream: bool) -> float:
+        """Return how long a request may take in all.
+
+        Args:
+            is_upstream: Whether an upstream answers, and not an engine with Afferent's own APIs.
+        """
+        return self.request_timeout_s or (_UPSTREAM_TIMEOUT_S if is_upstream else _TIMEOUT_S)
 
     @property
     def page_key(self) -> str:
@@ -404,10 +452,6 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         limits = self.request_limits
         within = {tenant.name: tenant.within(limits) for tenant in self.tenants}
         return {name: own for name, own in within.items() if own is not limits}
-
-    @property
-    def num_preprocess_workers(self) -> int:
-        return self.preprocess_workers or len(os.sched_getaffinity(0))
 
     @property
     def shares(self) -> dict[ObjectKind, float]:

@@ -7,15 +7,39 @@ import re
 from afferent.errors import ConfigError
 from afferent.types import GiB, KiB, MiB
 
-_UNITS = {"": 1, "kib": KiB, "mib": MiB, "gib": GiB, "k": KiB, "m": MiB, "g": GiB}
+_TiB = 1024 * GiB
+_UNITS = {
+    "": 1,
+    "kib": KiB,
+    "mib": MiB,
+    "gib": GiB,
+    "tib": _TiB,
+    "k": KiB,
+    "m": MiB,
+    "g": GiB,
+    "t": _TiB,
+}
+_DECIMAL = {"kb": ("KiB", 10**3), "mb": ("MiB", 10**6), "gb": ("GiB", 10**9), "tb": ("TiB", 10**12)}
 
 
 def parse_nbytes(text: str) -> int:
-    """``"512MiB"``, ``"2 GiB"`` or ``"1048576"`` as bytes."""
+    """Read ``"512MiB"``, ``"2 GiB"`` or ``"1048576"`` as bytes.
+
+    Raises:
+        ConfigError: It is no size, or its unit is a power of ten, which many write for one of two.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is not None and (decimal := _DECIMAL.get(match[2].lower())):
+        name, factor = decimal
+        raise ConfigError(
+            f"{match[2]} is no unit here: write {match[1]}{name}, or "
+            f"{int(float(match[1]) * factor)} bytes; KiB, MiB, GiB and TiB are powers of two"
+        )
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise ConfigError(f"{text!r} is not a size: write bytes, KiB, MiB or GiB, such as 512MiB")
+        raise ConfigError(
+            f"{text!r} is not a size: write bytes, KiB, MiB, GiB or TiB, such as 512MiB"
+        )
     return int(float(match[1]) * unit)
 
 

@@ -3,7 +3,8 @@
 For authors of engines that a server is told to use, ``afferent serve --engine MODULE:FACTORY``: an
 `EngineKind` describes the engine, its `Settings` stand beside the server's, and each of its
 processes is a `ChildProcess`. `RemoteKind` and `EngineHost` put any `afferent.Engine` into a
-process of its own. What it counts it declares by `counter` and its like.
+process of its own. What it counts it declares by `counter` and its like. `to_tree` describes the
+items of vLLM's processors as trees that a store takes.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ __all__ = [
     "Settings",
     "counter",
     "declare_stages",
+    "from_tree",
     "gauge",
     "histogram",
     "listening",
     "push_counts",
     "run_until_terminated",
     "setting",
+    "to_tree",
 ]
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     )
     from afferent.engine.remote.host import EngineHost
     from afferent.engine.remote.kind import RemoteKind, RemoteLink, listening
+    from afferent.engine.vllm.items import from_tree, to_tree
     from afferent.preprocess.registry import AnyFamily
     from afferent.runtime.process import ChildProcess, run_until_terminated
     from afferent.telemetry.pushing import push_counts
@@ -63,6 +67,7 @@ else:
             ),
             "afferent.engine.remote.host": "EngineHost",
             "afferent.engine.remote.kind": "RemoteKind RemoteLink listening",
+            "afferent.engine.vllm.items": "from_tree to_tree",
             "afferent.preprocess.registry": "AnyFamily",
             "afferent.runtime.process": "ChildProcess run_until_terminated",
             "afferent.telemetry.pushing": "push_counts",

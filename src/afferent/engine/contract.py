@@ -39,7 +39,7 @@ class EngineSite:
 
     Attributes:
         model_folder: The weights' and the tokenizer's.
-        model_name: As clients call it.
+        model_name: As clients call it, and as answers do.
         family: What features are made for the model; ``None`` if there are none, which an upstream
             may do without.
         store_address: Each of the engine's processes that looks at features connects there.
@@ -47,6 +47,7 @@ class EngineSite:
         left_nbytes: Memory that is left to the server beside the arena, all processes, and what
             the engine has reserved; an engine may divide it as it likes.
         has_tier: Whether there is something beyond this machine to look for embeddings in.
+        aliases: Other names that clients may call the model by.
     """
 
     model_folder: Path
@@ -56,6 +57,7 @@ class EngineSite:
     shares: Mapping[ObjectKind, float]
     left_nbytes: int
     has_tier: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def needed_family(self) -> AnyFamily:
@@ -107,12 +109,15 @@ class EnginePlan(Generic[LinkT]):
         link: All that a frontend has to know to reach it: addresses, and secrets of this start.
         notes: Lines for the operator.
         files: What is removed when the server ends.
+        start_timeout_s: How long ``afferent restart engine`` waits until its processes are ready;
+            those that are not are then killed, and started again.
     """
 
     processes: tuple[EngineProcess, ...]
     link: LinkT
     notes: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    start_timeout_s: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,30 @@ from afferent.errors import FormatError
 from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
 
 SCHEME: Final = "afferent:"
-_TAG = b"afferent/reference/v1"
+VERSION = 1
+SCHEMA = "1-8186bf84bb1538f5a7fb9d6bb7f4e043"
+"""The version, and the digest of its references (`tests.wire_schema`)."""
+_TAG = f"afferent/reference/v{VERSION}".encode()
 _MAC_NBYTES = 16
 _MAX_CHARS = 16_384
+_OF: Final = "@"
 
 Run = tuple[NonNegative, Annotated[int, Meta(ge=1, le=2**31)]]
 """A token, and how often it stands there."""
+
+
+class Of(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The request that a reference belongs to. After the request, it leads nowhere.
+
+    Attributes:
+        request: Its id.
+        index: Of the reference among those of the request.
+        number: Of its references.
+    """
+
+    request: str = ""
+    index: NonNegative = 0
+    number: NonNegative = 1
 
 
 class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_unknown_fields=True):
@@ -40,6 +58,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         prompt: What takes the marker's place.
         small: Features that are needed beside the encoder, for positions: ``image_grid_thw``.
         expires_s: `time.time` from which on it leads nowhere.
+        of: The request that it belongs to.
     """
 
     modality: Modality
@@ -50,6 +69,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     prompt: tuple[Run, ...]
     small: dict[str, list[int | float] | int | float]
     expires_s: float
+    of: Of = Of()
 
     @property
     def num_embeds(self) -> int:
@@ -80,6 +100,8 @@ class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown
         start: Where in it they begin.
         nbytes: How many they are.
         expires_s: `time.time` from which on it leads nowhere.
+        is_frames: The bytes are the text behind ``data:video/jpeg;base64,``.
+        of: The request that it belongs to.
     """
 
     modality: Modality
@@ -87,6 +109,8 @@ class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown
     start: NonNegative
     nbytes: NonNegative
     expires_s: float
+    is_frames: bool = False
+    of: Of = Of()
 
 
 Reference = FeaturesReference | RawReference
@@ -106,6 +130,20 @@ def key_of(name: str) -> bytes:
     if len(key) != 32:
         raise FormatError("not a name of an item of ours")
     return key
+
+
+def name_of(key: bytes, request: str) -> str:
+    """What a request calls an item that the engine processes itself; see `split_name`."""
+    return f"{key.hex()}{_OF}{request}"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """What caches of the engine may call an item that it processes, and the request it came by.
+
+    The request is empty in a name that `name_of` did not make.
+    """
+    known, _, request = name.partition(_OF)
+    return known, request
 
 
 def sign(reference: Reference, secret: bytes) -> str:

@@ -93,6 +93,10 @@ class Upstream(Protocol):
     def is_ready(self) -> bool:
         """Whether it takes requests now."""
 
+    @property
+    def takes_any_file(self) -> bool:
+        """Whether it decodes images of formats whose headers are not known here."""
+
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """Whether it would make the same features of a file as are made here; if not, it is given
         the file.

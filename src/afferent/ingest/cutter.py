@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,7 @@ import msgspec
 
 from afferent.errors import InvalidMedia, InvalidRequest, TooManyItems
 from afferent.ingest.base64_text import Base64Text
+from afferent.ingest.json_path import JsonPath
 from afferent.ingest.json_text import JsonText
 
 _WINDOW_NBYTES = 64 << 10
@@ -76,6 +77,16 @@ class CutMedia:
     def media_type(self) -> str:
         """What a ``data:`` URL says that it is, such as ``"image/png"``, or ``""``: a hint."""
         return self.head.partition(":")[2].partition(";")[0]
+
+    @property
+    def is_frames(self) -> bool:
+        """Whether it is a video as images in base64 with commas between them, which stays text."""
+        return is_frames(self.head)
+
+
+def is_frames(head: str) -> bool:
+    """Whether a ``data:`` URL that begins so is a video as images, as vLLM's clients write it."""
+    return head[:16].lower().rstrip(";,") == "data:video/jpeg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +165,22 @@ class BodyCutter:
         max_json_nbytes: int,
         max_media: int,
         max_depth: int = 64,
+        is_parsed: bool = True,
+        paths: Container[tuple[str | None, ...]] | None = None,
         marker: str | None = None,
     ) -> None:
-        """``marker`` replaces the random prefix of the markers, for tests."""
+        """
+        Args:
+            is_parsed: Whether the JSON is parsed here; else its shape has no limit.
+            paths: Where media may stand, as `JsonPath.steps`; a string anywhere else stays in the
+                JSON as it was written. ``None``: anywhere.
+            marker: Replaces the random prefix of the markers, for tests.
+        """
         self._sink, self._max_media = sink, max_media
         self._keys = _key_search(keys)
+        self._paths, self._path = paths, None if paths is None else JsonPath()
         self._marker = marker or f"afferent-media:{secrets.token_hex(16)}"
-        self._json = JsonText(max_nbytes=max_json_nbytes, max_depth=max_depth)
+        self._json = JsonText(max_nbytes=max_json_nbytes, is_parsed=is_parsed, max_depth=max_depth)
         self._media: list[CutMedia] = []
         self._step: Callable[[BodyCutter], bool] = BodyCutter._seek_key
         self._buffer = b""
@@ -168,8 +188,14 @@ class BodyCutter:
         self._kept = 0  # and what of that has gone where it belongs
         self._rule = _DATA_URL
         self._base64 = Base64Text()
+        self._is_text = False
         self._head = ""
         self._nbytes = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether an item is open, or was the last, whose base64 is handed on as it is."""
+        return self._is_text
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """The body's next bytes.
@@ -244,6 +270,9 @@ class BodyCutter:
         text = _unescape(self._buffer[self._pos : end])
         if media := self._rule.head.match(text[: self._rule.num_chars]):
             self._keep()
+            if not self._may_be_media:
+                self._step = BodyCutter._seek_key
+                return True
             self._begin(media[0].decode())
             self._write(text[media.end() :].translate(None, b"\r\n"))
             self._pos = self._kept = end
@@ -283,25 +312,42 @@ class BodyCutter:
     # Where things go
 
     def _keep(self) -> None:
-        self._json.append(self._buffer[self._kept : self._pos])
+        piece = self._buffer[self._kept : self._pos]
+        self._json.append(piece)
+        if self._path is not None:
+            self._path.feed(piece)
         self._kept = self._pos
+
+    @property
+    def _may_be_media(self) -> bool:
+        """Whether media may stand where the text has come to."""
+        return self._paths is None or self._path is None or self._path.steps in self._paths
 
     def _begin(self, head: str) -> None:
         if len(self._media) >= self._max_media:
-            raise TooManyItems(f"the request has more than {self._max_media} items")
+            raise TooManyItems(
+                f"the request has more than {self._max_media} items (--max-images, --max-videos, "
+                "--max-audio-clips)"
+            )
         self._head, self._nbytes, self._base64 = head, 0, Base64Text()
+        self._is_text = is_frames(head)
         self._sink.begin()
 
     def _decode(self, window: memoryview) -> bool:
         """Hand on a window that is base64 from end to end, as most of an item's are: it is decoded
         where it lies, and nothing is looked for in it.
         """
+        if self._is_text:
+            return False
         pieces = self._base64.decode_whole(window)
         for data in pieces or ():
             self._hand_on(data)
         return pieces is not None
 
     def _write(self, text: bytes | memoryview) -> None:
+        if self._is_text:
+            self._hand_on(bytes(text))
+            return
         try:
             data = self._base64.decode(text)
         except InvalidMedia as error:

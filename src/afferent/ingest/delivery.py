@@ -30,7 +30,10 @@ class Budget:
         """Raises: MediaTooLarge: So many are not left; then nothing is taken."""
         with self._lock:
             if self._taken_nbytes + nbytes > self._max_nbytes:
-                raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes in all")
+                raise MediaTooLarge(
+                    f"the media have more than {self._max_nbytes} bytes in all; what is fetched "
+                    "counts like a body (--max-body-nbytes)"
+                )
             self._taken_nbytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
@@ -82,7 +85,10 @@ class Delivery:
 
     def _check(self, nbytes: int) -> None:
         if nbytes > self._max_nbytes:
-            raise MediaTooLarge(f"the media have more than {self._max_nbytes} bytes")
+            raise MediaTooLarge(
+                f"an item has more than {self._max_nbytes} bytes (--max-image-nbytes, "
+                "--max-video-nbytes, --max-audio-nbytes)"
+            )
 
     def __enter__(self) -> Delivery:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
@@ -12,13 +13,21 @@ from typing import Any
 import aiodns
 import httpcore
 
-from afferent.errors import FetchFailed, ForbiddenUrl
+from afferent.errors import AfferentError, FetchFailed, ForbiddenUrl, Unavailable
 from afferent.ingest.fetch_policy import address_of, authority, is_public
+from afferent.runtime.exhaustion import blamed
+from afferent.runtime.logs import Seldom
+
+log = logging.getLogger(__name__)
 
 _TRY_S, _NUM_TRIES = 1.0, 3
 _NOT_FOUND_S, _MAX_NOT_FOUND = 5.0, 4096
 _NOT_FOUND = "the media host's name was not found, or leads to no public address"
 """One text for both: which names there are inside is nobody's business."""
+_OURS = frozenset(
+    (aiodns.error.ARES_ECONNREFUSED, aiodns.error.ARES_ENOMEM, aiodns.error.ARES_EFILE)
+)
+"""Errors that this machine or its name servers are to blame for; without descriptors, the first."""
 _MAX_DIALLED = 4
 _MAX_HEADER_NBYTES = 128 << 10
 _HEADER_STEP_NBYTES = 4 << 10
@@ -41,9 +50,14 @@ class Resolver:
         self._nameservers, self._clock = list(nameservers), clock
         self._channel: aiodns.DNSResolver | None = None
         self._not_found: dict[str, float] = {}  # until when
+        self._seldom = Seldom(log)
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        """Raises: FetchFailed: There is no such name."""
+        """
+        Raises:
+            FetchFailed: There is no such name.
+            Unavailable: No name server can be asked: there are no descriptors, say.
+        """
         if self._not_found.get(host, 0.0) > self._clock():
             raise FetchFailed(_NOT_FOUND)
         if self._channel is None:  # it belongs to the event loop
@@ -53,6 +67,9 @@ class Resolver:
         try:
             found = await self._channel.getaddrinfo(host, port=port, type=socket.SOCK_STREAM)
         except (aiodns.error.DNSError, UnicodeError) as error:  # the latter of no name's characters
+            if isinstance(error, aiodns.error.DNSError) and error.args[0] in _OURS:
+                self._seldom.warning("no name server can be asked", reason=error.args[1])
+                raise Unavailable("the server can't look up names now; try again") from error
             self._note(host)
             raise FetchFailed(_NOT_FOUND) from error
         return list(dict.fromkeys(node.addr[0].decode("ascii") for node in found.nodes))
@@ -147,15 +164,17 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
                         "server's --fetch-allow HOST:PORT"
                     )
                 raise FetchFailed(_NOT_FOUND)
+            failed: AfferentError = FetchFailed("the media host could not be reached")
             for address in addresses[:_MAX_DIALLED]:
                 try:
                     stream = await self._inner.connect_tcp(
                         address, port, timeout, local_address, socket_options
                     )
-                except httpcore.ConnectError:
+                except httpcore.ConnectError as error:
+                    failed = blamed(error, failed)
                     continue
                 return BoundedStream(stream)
-        raise FetchFailed("the media host could not be reached")
+        raise failed
 
     async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
         raise ForbiddenUrl("media are not fetched from unix sockets")

@@ -28,6 +28,7 @@ from afferent.ingest.pace import Pace
 from afferent.ingest.places import FairPlaces, PlacesByName, User
 from afferent.ingest.url_memory import fresh_s as freshness
 from afferent.quota.shares import NAMELESS, Share
+from afferent.runtime.exhaustion import blamed
 from afferent.runtime.tasks import in_thread
 from afferent.types import Modality
 
@@ -82,7 +83,7 @@ class Fetcher:
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise FetchFailed("the media host took too long") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            raise FetchFailed("the media host could not be reached") from error
+            raise blamed(error, FetchFailed("the media host could not be reached")) from error
 
     async def _follow(self, url: str, delivery: Delivery, modality: Modality, user: User) -> None:
         """Fetch, and go where redirects lead; waiting for a place does not count as time."""
@@ -212,6 +213,7 @@ class FetchSession:
         error, what it got is of no use.
 
         Raises:
+            Unavailable: The server is out of descriptors or memory; try again.
             NoPermitLeft: Too many are being fetched; try again.
             ForbiddenUrl: The policy refuses the URL, or one that it redirects to.
             FetchFailed: The host did not deliver in time, or answered with an error.
@@ -235,6 +237,7 @@ class FetchSession:
             make_room: Given how long they are in bytes, blocks that are as long.
 
         Raises:
+            Unavailable: The server is out of descriptors or memory; try again.
             ForbiddenUrl: One is not a plain file under a root, or reached through a link.
             FetchFailed: One can't be read.
             MediaTooLarge: As for `fetch_into`.

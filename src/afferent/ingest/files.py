@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from afferent import keys
 from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl
 from afferent.ingest.fetch_policy import check_characters
+from afferent.runtime.exhaustion import blamed
 
 _PIECE_NBYTES = 64 << 20  # a thread that is to end is waited for
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -176,7 +177,7 @@ def _explained() -> Iterator[None]:
         # A link in place of a folder or a file; ENXIO is a socket's, or a pipe's.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise _not_plain() from error
-        raise FetchFailed("the media file can't be read") from error
+        raise blamed(error, FetchFailed("the media file can't be read")) from error
 
 
 def _not_plain() -> ForbiddenUrl:

@@ -68,6 +68,20 @@ def format_of(data: Data) -> ImageFormat:
     raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
 
 
+def is_of_decoded_format(data: Data) -> bool:
+    """Whether the first bytes are those of a format that is decoded here."""
+    try:
+        format_of(data)
+    except UnsupportedMedia:
+        return False
+    return True
+
+
+def is_grey_of_16_bits(data: Data) -> bool:
+    """Whether a file is a PNG of one channel with 16 bits: decoders reduce it in different ways."""
+    return bytes(data[:8]) == b"\x89PNG\r\n\x1a\n" and bytes(data[24:26]) == b"\x10\0"
+
+
 def read_header(data: Data) -> StoredSize:
     """The header of a JPEG, PNG, WebP or GIF file.
 

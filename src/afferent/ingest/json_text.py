@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 
 from afferent.errors import BodyTooLarge, InvalidRequest
@@ -14,6 +17,44 @@ _CHECKED_NBYTES = 4096
 _MAX_VALUES = 1 << 16
 
 
+def check_keys(text: bytes) -> None:
+    """Refuse a document in which an object has a key twice: of two programs that read it, one may
+    take the first value and the other the last.
+
+    Text that is not JSON passes: its parser says what is wrong with it.
+
+    Raises:
+        InvalidRequest: A key stands twice in an object.
+    """
+    try:
+        _pairs_decoder.decode(text.decode())
+    except (ValueError, RecursionError):  # not JSON; a `UnicodeDecodeError` is a `ValueError`
+        return
+
+
+def check_encoding(text: bytes) -> None:
+    """Refuse text that a JSON parser would read in another encoding than UTF-8.
+
+    Raises:
+        InvalidRequest: It is UTF-16 or UTF-32, or begins with a byte order mark.
+    """
+    if b"\0" in text[:4] or text.startswith((b"\xef\xbb\xbf", b"\xfe\xff", b"\xff\xfe")):
+        raise InvalidRequest("the body must be JSON in UTF-8, without a byte order mark")
+
+
+def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
+    seen = set[str]()
+    if len(dict(pairs)) == len(pairs):
+        return
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidRequest(f"the key {key[:100]!r} stands twice in an object")
+        seen.add(key)
+
+
+_pairs_decoder = json.JSONDecoder(object_pairs_hook=_check_pairs)
+
+
 class JsonText:
     """Collects JSON text, of which media have been cut out.
 
@@ -21,8 +62,13 @@ class JsonText:
     object, and a stack as deep as they are nested; so all are limited before anything is parsed.
     """
 
-    def __init__(self, *, max_nbytes: int, max_depth: int) -> None:
+    def __init__(self, *, max_nbytes: int, is_parsed: bool = True, max_depth: int) -> None:
+        """
+        Args:
+            is_parsed: Else only ``max_nbytes`` counts: the text is searched, and passed on.
+        """
         self._max_nbytes, self._max_depth = max_nbytes, max_depth
+        self._is_parsed = is_parsed
         self._text = bytearray()
         self._markers_nbytes = 0
         self._checked = 0  # how much of the text the nesting is known for
@@ -41,7 +87,7 @@ class JsonText:
         self._text += piece
         if len(self._text) - self._markers_nbytes > self._max_nbytes:
             raise BodyTooLarge(f"the body has more than {self._max_nbytes} bytes besides its media")
-        if len(self._text) - self._checked >= _CHECKED_NBYTES:
+        if self._is_parsed and len(self._text) - self._checked >= _CHECKED_NBYTES:
             self._check_shape()
 
     def append_marker(self, marker: bytes) -> None:
@@ -51,7 +97,8 @@ class JsonText:
 
     def finish(self) -> bytes:
         """All of it. Raises as `append` does."""
-        self._check_shape()
+        if self._is_parsed:
+            self._check_shape()
         return bytes(self._text)
 
     def _check_shape(self) -> None:

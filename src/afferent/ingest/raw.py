@@ -6,14 +6,15 @@ it is not, growth never waits: whoever waits for room while holding some may wai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
 from afferent.admit.gate import Gate
-from afferent.errors import MediaTooLarge
+from afferent.errors import ArenaTooSmall, MediaTooLarge
 from afferent.ingest.shared_room import SharedRoom
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import CreateItem, SealItem
@@ -49,6 +50,7 @@ class RawMedia:
         fresh_s: For how long they may be taken for what their URL leads to.
         digest: Of the bytes, where they were digested as they came.
         took_us: How long they were on their way from a media host.
+        is_frames: They are the base64 text of a video's frames, with commas between them.
     """
 
     origin: str
@@ -60,6 +62,16 @@ class RawMedia:
     fresh_s: float = 0.0
     digest: bytes | None = None
     took_us: int = 0
+    is_frames: bool = False
+
+
+@contextmanager
+def _naming_the_setting() -> Iterator[None]:
+    """Raises: ArenaTooSmall: What the store says, and what changes it."""
+    try:
+        yield
+    except ArenaTooSmall as error:
+        raise ArenaTooSmall(f"{error.message} (--raw-share of --arena-nbytes)") from error
 
 
 class RawBuffer:
@@ -97,7 +109,8 @@ class RawBuffer:
             StoreFull: Too many wait already.
             DeadlineExceeded: Not in time.
         """
-        (handle,) = await gate.create(self._request_id, [CreateItem(ObjectKind.RAW, nbytes)])
+        with _naming_the_setting():
+            (handle,) = await gate.create(self._request_id, [CreateItem(ObjectKind.RAW, nbytes)])
         self._move_to(handle, self._store.block(handle))
 
     async def make_room(self, nbytes: int) -> None:
@@ -119,7 +132,8 @@ class RawBuffer:
             # At first it is what was announced; after that, who knows.
             step_nbytes = min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0
             item = CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
-            (handle,) = await self._store.create(self._request_id, [item])
+            with _naming_the_setting():
+                (handle,) = await self._store.create(self._request_id, [item])
             self._move_to(handle, self._store.block(handle))
 
     def write(self, data: bytes) -> None:

@@ -15,6 +15,7 @@ import pybase64
 
 from afferent.config import Limits
 from afferent.errors import ForbiddenUrl, InvalidMedia
+from afferent.ingest.cutter import is_frames
 from afferent.ingest.fetch import FetchSession, WantedFile
 from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
 from afferent.ingest.shared_room import SharedRoom
@@ -152,6 +153,9 @@ def _decode(wanted: WantedMedia) -> RawMedia:
     header, comma, payload = wanted.url[5:].partition(",")
     if not comma or not header.lower().endswith(";base64"):
         raise ForbiddenUrl(f"a data: URL has the form data:{wanted.modality}/...;base64,...")
+    if is_frames(wanted.url):
+        text = payload.translate(_WITHOUT_LINE_BREAKS).encode(errors="replace")
+        return RawMedia("data", len(text), data=text, is_frames=True)
     try:
         data = pybase64.b64decode(payload.translate(_WITHOUT_LINE_BREAKS), validate=True)
     except (binascii.Error, ValueError) as error:

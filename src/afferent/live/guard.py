@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-import socket
 from collections.abc import Container
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from afferent.http_server.origins import is_from_own_page, is_reached_by
 
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -66,11 +65,11 @@ class Guard:
         await app(scope, receive, send_guarded)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        if not self._is_reached_by(headers.get("host", "")):
+        if not is_reached_by(headers.get("host", ""), self._names):
             return 421, "the page is not reached by that name: take the address, or localhost"
         if path in self._open_paths and method in ("GET", "HEAD"):
             return None
-        if not _is_of_this_page(headers):
+        if headers.get("sec-fetch-site") == "none" or not is_from_own_page(headers):
             return 403, "only the page itself may ask"
         if self._digest and not self._has_key(headers):
             return 401, "the page's key is needed"
@@ -79,43 +78,9 @@ class Guard:
             return 415, "the body must be application/json"
         return None
 
-    def _is_reached_by(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        return name in self._names or _is_address(name)
-
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, sent = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(sent), self._digest)
-
-
-def own_names(host: str) -> frozenset[str]:
-    """What this machine is called by those who reach the page.
-
-    Args:
-        host: That it listens on, which may be a name.
-    """
-    machine = socket.gethostname()
-    names = {"localhost", host, machine, machine.partition(".")[0]}
-    return frozenset(name.lower() for name in names)
-
-
-def _is_of_this_page(headers: Headers) -> bool:
-    """A browser says where a request comes from; who is no browser says nothing."""
-    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        return False
-    origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _digest(key: str) -> bytes:

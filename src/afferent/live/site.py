@@ -14,9 +14,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from afferent import __version__
+from afferent.http_server.origins import own_names
 from afferent.live.asking import Asking, ClosingStream
 from afferent.live.feed import Feed
-from afferent.live.guard import Guard, own_names
+from afferent.live.guard import Guard
 from afferent.live.launch import PageSettings
 
 _FILES: Final = {

@@ -8,7 +8,6 @@ from pathlib import Path
 from afferent.config import parse_nbytes
 from afferent.errors import ConfigError
 from afferent.store.protocol.items import MAX_ITEMS
-from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import GiB, ObjectKind
 
 _KINDS = [kind.value for kind in ObjectKind]
@@ -163,13 +162,13 @@ def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="store_true",
         help="have all of it take its memory now, and not as it is filled",
     )
-    for kind, share in DEFAULT_SHARES.items():
+    for kind in _KINDS:
+        default = "what the others leave" if kind == ObjectKind.FEATURES else "0"
         run.add_argument(
             f"--{kind}-share",
             type=_share,
-            default=share,
             metavar="SHARE",
-            help=f"part of it for {kind} (default: {share})",
+            help=f"part of it for {kind} (default: {default})",
         )
 
 

@@ -17,8 +17,9 @@ from afferent.errors import AfferentError, ConfigError
 from afferent.operate.machine import Finding, findings, judged
 from afferent.operate.settings import print_json
 from afferent.operate.tables import make_console
-from afferent.server.checks import exposure, model_folder
+from afferent.server.checks import exposure, model_folder, silent_tier
 from afferent.server.preparing import bind, rehearse
+from afferent.tier.registry import without_secrets
 from afferent.types import MiB
 
 _STYLES = {"ok": "green", "could be better": "yellow", "wrong": "red"}
@@ -54,7 +55,7 @@ def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[F
         yield readable
     is_parallel = dict(loaded.values()).get("tensor_parallel_size", 1) != 1
     yield from findings(
-        num_workers=config.num_preprocess_workers,
+        num_workers=config.preprocess_workers,
         extras=["engine"],
         needs_shm=config.engine == "vllm" or is_parallel,
     )
@@ -62,6 +63,7 @@ def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[F
         judged("port", lambda: _port(loaded), "--port with another, or 0 for a free one"),
         judged("model", lambda: str(model_folder(config))),
         judged("engine", lambda: _engine(loaded)),
+        *_tier(loaded),
         judged("start", lambda: _start(loaded)),
     ]
     said = set[str]()
@@ -108,6 +110,19 @@ def _engine(loaded: Loaded) -> str:
     kind = registry.find(config.engine)
     kind.check(model_folder(config), loaded.of(kind.settings_type))
     return f"{kind.name}: {kind.summary}"
+
+
+def _tier(loaded: Loaded) -> Iterator[Finding]:
+    """Whether it can be reached, where there is one; a server goes on without it."""
+    if not loaded.config.tier:
+        return
+    try:
+        warning = silent_tier(loaded.config)
+    except ConfigError:  # among the findings of a start
+        return
+    found = warning or f"{without_secrets(loaded.config.tier)} answers"
+    mend = "afferent tier stat, and the tier's own log" if warning else ""
+    yield Finding(what="tier", level="could be better" if warning else "ok", found=found, mend=mend)
 
 
 def _start(loaded: Loaded) -> str:

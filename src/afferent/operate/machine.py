@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from afferent.errors import AfferentError, in_a_line
 from afferent.preprocess import sandbox
-from afferent.runtime import memory
+from afferent.runtime import cgroup, memory
 from afferent.runtime.sockets import new_address
 from afferent.types import GiB, MiB
 
@@ -30,7 +30,6 @@ _LEAST_FILES, _GOOD_FILES = 1024, 16384
 _LEAST_SHM_NBYTES = GiB
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _SHM = "/dev/shm"  # noqa: S108 - the kernel's own
 _GPU = Path("/dev/nvidiactl")
 _SPARE_NBYTES = GiB
@@ -56,7 +55,7 @@ def judged(what: str, ask: Callable[[], str], mend: str = "") -> Finding:
 def findings(*, num_workers: int, extras: Sequence[str], needs_shm: bool) -> Iterator[Finding]:
     """
     Args:
-        num_workers: Processes that decode, as the settings say.
+        num_workers: Processes that decode, as the settings say; 0: no more than there are cores.
         extras: Of this package, that have to be installed.
         needs_shm: The engine's processes talk by way of ``/dev/shm``.
     """
@@ -182,7 +181,7 @@ def _resizing() -> Finding:
         return Finding(
             what="resizing",
             level="could be better",
-            found=f"by libraries, at a third of the speed: {in_a_line(error)}",
+            found=f"by libraries, at a third of the speed or less: {in_a_line(error)}",
             mend="a C compiler (gcc) and Python's headers, then install Afferent again",
         )
     return Finding(what="resizing", level="ok", found="the compiled part is there")
@@ -203,18 +202,13 @@ def _files() -> Finding:
 
 
 def _cores(num_workers: int) -> Finding:
-    cores: float = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CPU_MAX.read_text().split()
-        cores = min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no such file, or "max"
-        pass
-    is_enough = num_workers <= max(cores, 1)
+    cores = cgroup.num_cores()
+    is_enough = num_workers <= cores
     return Finding(
         what="cores",
         level="ok" if is_enough else "could be better",
-        found=f"{cores:g}, for {num_workers} preprocess workers beside all else",
-        mend="" if is_enough else f"--preprocess-workers {max(1, int(cores))}",
+        found=f"{cores}, for {num_workers or 'at most as many'} preprocess workers beside all else",
+        mend="" if is_enough else f"--preprocess-workers {cores}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -39,6 +40,7 @@ def _ask(address: str, question: Question) -> Iterator[Progress]:
             raise ConfigError(f"the server does not answer: {error.strerror}") from error
         sock.settimeout(None)  # a large model may load for half an hour
         sock.sendall(msgspec.json.encode(question) + b"\n")
-        with sock.makefile("rb") as lines:
+        # Without an answer, the server has ended.
+        with sock.makefile("rb") as lines, contextlib.suppress(ConnectionResetError):
             for line in lines:
                 yield msgspec.json.decode(line, type=Progress)

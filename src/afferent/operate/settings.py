@@ -10,7 +10,7 @@ import msgspec
 
 from afferent.config import Loaded, Setting, describe
 from afferent.errors import AfferentError
-from afferent.server.checks import Checked, exposure
+from afferent.server.checks import Checked, exposure, silent_tier
 from afferent.server.checks import check as look
 from afferent.server.preparing import rehearse
 from afferent.types import MiB
@@ -37,13 +37,13 @@ def check(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> Non
         UnsupportedModel: Nor can this model.
     """
     checked, settings = rehearse(loaded, _say), loaded.config
-    warning = exposure(settings)
+    warnings = [warning for warning in (exposure(settings), silent_tier(settings)) if warning]
     if as_json:
-        print_json({**_resolved(checked), "warnings": [warning] if warning else []})
+        print_json({**_resolved(checked), "warnings": warnings})
         return
     where = f"{settings.host}:{settings.port}, with an arena of {checked.arena_nbytes // MiB:,} MiB"
     print(f"these settings can be served: {checked.folder.name} on {where}")
-    if warning:
+    for warning in warnings:
         print(f"warning: {warning}")
 
 
@@ -78,8 +78,10 @@ def _resolved(checked: Checked) -> dict[str, object]:
     settings = checked.config
     return {
         "model": str(checked.folder),
-        "served_model_name": checked.model_name,
+        "served_model_name": settings.served_model_name or (checked.model_name,),
         "engine": checked.engine.name,
         "arena_nbytes": checked.arena_nbytes,
-        "preprocess_workers": settings.num_preprocess_workers,
+        "frontends": settings.frontends,
+        "preprocess_workers": settings.preprocess_workers,
+        "preprocess_memory_nbytes": settings.preprocess_memory_nbytes,
     }

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from afferent.errors import StoreUnavailable
 from afferent.operate import daemons, tables
-from afferent.runtime import logs
+from afferent.runtime import logs, shortage
 from afferent.store.daemon.server import StoreServer
 from afferent.types import ObjectKind
 
@@ -18,16 +18,23 @@ _LOOK_AGAIN_S = 1.0
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
-    """Keep a daemon running until SIGINT or SIGTERM.
+    """Keep a daemon running until SIGINT, SIGTERM or SIGHUP.
 
     Raises:
-        ConfigError: There is not that much memory, or the shares are more than the whole.
+        ConfigError: There is not that much memory, the shares are more than the whole, or too few
+            files may be open.
         StoreUnavailable: The daemon does not start; its log says why.
     """
-    shares = {kind: getattr(args, f"{kind}_share") for kind in ObjectKind}
+    shortage.check_files()
+    given = {kind: getattr(args, f"{kind}_share") for kind in ObjectKind}
+    shares = {kind: share for kind, share in given.items() if share is not None}
+    shares.setdefault(ObjectKind.FEATURES, max(1.0 - sum(shares.values()), 0.0))
     logs.configure("store run", level="warning", format="text")
     stop = threading.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signals.append(signal.SIGHUP)
+    for signum in signals:
         signal.signal(signum, lambda *_: stop.set())
     with StoreServer(
         args.arena_nbytes, shares=shares, preallocate=args.preallocate_arena

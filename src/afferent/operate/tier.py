@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, settings: ServeConfig) -> int:
             _stat(vault, settings, args, console)
             return 0
         if args.verb == "verify":
-            return _verify(vault, console)
+            return _verify(vault, console, max_nbytes=settings.tier_max_nbytes)
         _evict(vault, args, console)
         return 0
     finally:
@@ -112,11 +112,15 @@ def _contents(vault: Vault, health: Health, *, tier: str, took_s: float) -> Cont
     )
 
 
-def _verify(vault: Vault, console: Console) -> int:
-    num_good = num_bad = num_strangers = nbytes = 0
+def _verify(vault: Vault, console: Console, *, max_nbytes: int) -> int:
+    """A value is read into memory as a whole, so one that no node keeps is not read."""
+    num_good = num_bad = num_strangers = num_longer = nbytes = 0
     for _, head in vault.heads(deadline_s=_soon()):
         if head is None:
             num_strangers += 1
+            continue
+        if head.nbytes > max_nbytes:
+            num_longer += 1
             continue
         wish = Wish(head, memoryview(bytearray(head.nbytes)))
         (is_good,) = vault.fetch([wish], deadline_s=_soon())
@@ -126,7 +130,9 @@ def _verify(vault: Vault, console: Console) -> int:
     console.print(f"right: {tables.count(num_good, 'object')}, {tables.size(nbytes)}")
     console.print(f"wrong or not whole, deleted: {num_bad:,}")
     console.print(f"not sealed with this fleet's secret, left alone: {num_strangers:,}")
-    return 1 if num_bad else 0
+    if num_longer:
+        console.print(f"longer than --tier-max-nbytes, not read: {num_longer:,}")
+    return 1 if num_bad or num_longer else 0
 
 
 def _evict(vault: Vault, args: argparse.Namespace, console: Console) -> None:

@@ -25,7 +25,8 @@ from afferent.errors import ConfigError, Unavailable, UnsupportedModel
 from afferent.preprocess import sandbox
 from afferent.preprocess.launch import PoolSettings, worker_names
 from afferent.preprocess.model_index import keep_index
-from afferent.preprocess.worker import Worker
+from afferent.preprocess.registry import runs_foreign_code
+from afferent.preprocess.worker import Worker, load_lazy_modules
 from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
 from afferent.runtime.proc_stat import ProcStat
 from afferent.runtime.process import ChildProcess, die_with_parent
@@ -54,6 +55,7 @@ class Zygote:
     def __init__(self, child: ChildProcess, settings: PoolSettings) -> None:
         self._child, self._settings = child, settings
         sandbox.check_machine()
+        load_lazy_modules()
         settings.family.load()
         self._places: dict[int, _Place] = {}  # by the worker's pid
         self._due: list[tuple[float, _Place]] = []  # empty places, and when to fill them
@@ -153,7 +155,10 @@ class Zygote:
         os.nice(_NICENESS)
         _keep_libraries_quiet()
         store = DaemonStore(settings.store_address, name=name, writable=True)
-        sandbox.enter(memory_nbytes=settings.memory_nbytes)
+        sandbox.enter(
+            memory_nbytes=settings.memory_nbytes,
+            runs_foreign_code=runs_foreign_code(settings.family),
+        )
         Worker(
             store,
             settings.family,

@@ -5,6 +5,9 @@ families apart.
 from __future__ import annotations
 
 import functools
+import logging
+import platform
+import re
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +17,7 @@ import msgspec
 
 from afferent import keys
 from afferent.errors import AfferentError, ConfigError, in_a_line
+from afferent.preprocess import resize
 from afferent.preprocess.entry import EngineFacts, Entry
 from afferent.preprocess.families import outside
 from afferent.preprocess.families.adapter import AdapterFamily
@@ -22,6 +26,8 @@ from afferent.preprocess.families.outside import OutsideFamily
 from afferent.preprocess.family import MAX_SAMPLED_FRAMES, read_json
 from afferent.preprocess.resize import ResizeRule
 from afferent.types import Modality
+
+log = logging.getLogger(__name__)
 
 AnyFamily = NativeFamily | AdapterFamily
 """What features are made for a model, and how its engine finishes them (``model_inputs``); plain
@@ -41,11 +47,21 @@ _SETTINGS = (
     *("config.json", "preprocessor_config.json", "processor_config.json"),
     *("video_preprocessor_config.json", "tokenizer_config.json"),
 )
-_LIBRARIES = (
-    *("pillow", "numpy", "torch", "torchvision", "transformers", "simplejpeg"),
-    *("imagecodecs", "kornia-rs"),
-    *("av", "soundfile", "soxr"),
+_IS_LOOKED_AT: Final = re.compile(
+    "do_|.*size|.*edge|.*p(ixels|inpoints)|resample|.*seq_len|.*tiles|vision_(aspect|feature)"
+).match
+PREPROCESSING_VERSION: Final = 1
+"""Version of the code that makes features of media. It rises when a pixel, a sample or a model
+input changes, and only then: `tests/preprocess/test_golden_features.py` compares it with a corpus.
+"""
+
+DECODERS: Final = (
+    *("pillow", "simplejpeg", "imagecodecs", "kornia-rs"),
+    *("av", "soundfile", "soxr", "numpy"),
 )
+"""Libraries that decode and compute for every family."""
+PROCESSORS: Final = ("torch", "torchvision", "transformers")
+"""Libraries that make features only where a model's own processor or another package does."""
 
 
 def describe(
@@ -72,14 +88,42 @@ def describe(
     """
     config = read_json(folder / "config.json")
     entry = _entry(_type_of(folder, config))
-    native = None if entry is None else _described(entry, folder, config)
-    if native is None:
+    if entry is None:
         return None
-    native = native.sampling(max_sampled_frames).resizing(resize_rule)
+    native = _described(entry, folder, config)
+    if native is None:
+        log.warning(
+            "a family declines a model: its settings are among these, and ask for what the family "
+            "does not do; the model's own processor, or the engine, takes over",
+            extra={
+                "model_type": config["model_type"],
+                "family": entry.describe.__module__,
+                **_settings_in(folder),
+            },
+        )
+        return None
+    try:
+        native = native.sampling(max_sampled_frames).resizing(resize_rule)
+    except AfferentError:
+        raise
+    except Exception as error:
+        if not isinstance(native, OutsideFamily):
+            raise
+        raise outside.failed(native.cls, native.version, error) from error
     if reference and native.processor_layout is not None:
         tokens = native.tokens[Modality.IMAGE]
         return AdapterFamily(folder=str(folder), image=tokens, native=native)
     return native
+
+
+def _settings_in(folder: Path) -> dict[str, object]:
+    """The settings of a model's processor that families look at, as they are in its files."""
+    found: dict[str, object] = {}
+    for name in _SETTINGS[:4]:
+        if (folder / name).exists():
+            given, file = read_json(folder / name), name.removesuffix(".json")
+            found |= {f"{file}.{key}": given[key] for key in sorted(given) if _IS_LOOKED_AT(key)}
+    return found
 
 
 def engine_facts(model_type: str) -> EngineFacts:
@@ -127,15 +171,37 @@ def _described(
 
 
 def fingerprint(folder: Path, family: AnyFamily) -> bytes:
-    """Digest of all that shapes features besides the media: family, settings, libraries."""
+    """Digest of all that shapes features besides the media (`docs/adr/0040`).
+
+    Its parts:
+
+    - the family, and the settings in the model's folder
+    - `PREPROCESSING_VERSION`
+    - the versions of the libraries that take part for this family
+    - the kind of machine: sums of floats, and FFmpeg's conversion of colours, differ between them
+    """
     files = [folder / name for name in _SETTINGS]
     contents = [path.read_bytes() if path.exists() else b"" for path in files]
-    versions = [_version(name).encode() for name in _LIBRARIES]
+    libraries = " ".join(f"{name}={version_of(name)}" for name in _libraries(family))
+    code = f"{PREPROCESSING_VERSION} {platform.machine()} {libraries}"
     encoded = msgspec.msgpack.encode(family.without_paths())
-    return keys.frame(b"afferent/processor/v2", encoded, *contents, *versions)
+    return keys.frame(b"afferent/processor/v3", encoded, *contents, code.encode())
 
 
-def _version(library: str) -> str:
+def runs_foreign_code(family: AnyFamily) -> bool:
+    """Whether a model's own processor makes the features, or another package's family."""
+    return isinstance(family, AdapterFamily | OutsideFamily)
+
+
+def _libraries(family: AnyFamily) -> tuple[str, ...]:
+    if runs_foreign_code(family):
+        return DECODERS + PROCESSORS
+    # Torch resizes to the same bytes as the compiled part, in the version that the tests ran with.
+    return (*DECODERS, "torch") if resize.needs_torch(family) else DECODERS
+
+
+def version_of(library: str) -> str:
+    """The version that is installed; nothing, of a library that is not."""
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:

@@ -2,10 +2,9 @@
 
 A model's own processor resizes by torchvision where that is installed, as it is beside vLLM, and by
 Pillow elsewhere. The compiled part gives the bytes of either. Where it could not be built
-(`docs/adr/0034`), torch's filters stand for torchvision's, with the same results, and for Pillow's:
-over 99 % of the values are equal then, and of the rest few differ by more than 1 of 255 and none by
-more than 2 (`tests/preprocess/test_resize.py`). The two drift apart where an image is enlarged a
-lot; such images are small, and Pillow does them.
+(`docs/adr/0034`), Pillow itself resizes by Pillow's rule, and torch by torchvision's. The bytes are
+the same in each case, so features of one key do not depend on how a node was installed
+(`docs/adr/0040`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ _MODES = {
     Image.Resampling.BICUBIC: "bicubic",
     Image.Resampling.LANCZOS: "lanczos",
 }
-_MAX_ENLARGEMENT = 2
 
 S = TypeVar("S", bound=Struct)
 
@@ -112,8 +110,9 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
     def _resized_by_others(self, pixels: Pixels, width: int, height: int) -> Pixels:
         mode = _MODES.get(Image.Resampling(self.filter))
         if mode is not None and self.rule == "torchvision":
-            return _pixels(_interpolate(_batch(pixels), height, width, mode))
-        return _resize_like_pillow(pixels, width, height, self.filter, mode)
+            return _interpolate(pixels, width, height, mode)
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling(self.filter))
+        return np.asarray(image)
 
 
 def by_rule(struct: S, rule: ResizeRule) -> S:
@@ -126,43 +125,26 @@ def by_rule(struct: S, rule: ResizeRule) -> S:
 
 
 def _is_down_first(pixels: Pixels, width: int, height: int) -> bool:
-    """Which direction goes first matters: values are clipped to bytes in between. torch begins with
-    the rows' own, and so does Pillow unless most of the work is in the other.
+    """Which direction goes first matters: values are clipped to bytes in between. Pillow begins
+    with the rows' own, unless most of the work is in the other.
     """
     rows, columns = pixels.shape[:2]
     return bool(height < rows and rows - height > 2 * (columns - width))
 
 
-def _resize_like_pillow(
-    pixels: Pixels, width: int, height: int, filter: int, mode: str | None
-) -> Pixels:
-    rows, columns = pixels.shape[:2]
-    if mode is None or width > _MAX_ENLARGEMENT * columns or height > _MAX_ENLARGEMENT * rows:
-        image = Image.fromarray(pixels).resize((width, height), Image.Resampling(filter))
-        return np.asarray(image)
-    tensor = _batch(pixels)
-    if _is_down_first(pixels, width, height):
-        tensor = _interpolate(tensor, height, columns, mode)
-    return _pixels(_interpolate(tensor, height, width, mode))
-
-
-def _batch(pixels: Pixels) -> Any:
-    """``(1, 3, rows, columns)``, the same memory, where torch can have that."""
-    if min(pixels.strides) < 0:
-        pixels = np.ascontiguousarray(pixels)
-    return as_tensor(pixels).permute(2, 0, 1)[None]
-
-
-def _pixels(batch: Any) -> Pixels:
-    pixels: Pixels = batch[0].permute(1, 2, 0).numpy()
-    return pixels
-
-
-def load() -> None:
-    """Load what `Resampling` will need; a zygote calls this so that its forks have it."""
+def load(struct: Struct) -> None:
+    """Load what the `Resampling`s in ``struct`` will need; a zygote calls this so that its forks
+    have it.
+    """
     if compiled is None:
         log.info("images are resized by libraries: the compiled part was not built, or lacks AVX2")
+    if needs_torch(struct):
         _load_torch()
+
+
+def needs_torch(struct: Struct) -> bool:
+    """Whether torch resizes for one of the `Resampling`s in ``struct`` here."""
+    return compiled is None and by_rule(struct, "pillow") != struct
 
 
 @functools.cache
@@ -173,9 +155,15 @@ def _load_torch() -> Any:
     return functional
 
 
-def _interpolate(tensor: Any, height: int, width: int, mode: str) -> Any:
+def _interpolate(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:
+    """Resize by torch, which torchvision leaves bytes to."""
+    if min(pixels.strides) < 0:
+        pixels = np.ascontiguousarray(pixels)
+    batch = as_tensor(pixels).permute(2, 0, 1)[None]
     try:
         interpolate = _load_torch().interpolate
-        return interpolate(tensor, size=(height, width), mode=mode, antialias=True)
+        made = interpolate(batch, size=(height, width), mode=mode, antialias=True)
     except RuntimeError as error:  # torch's way to say that there is no memory
         raise MemoryError from error
+    resized: Pixels = made[0].permute(1, 2, 0).numpy()
+    return resized

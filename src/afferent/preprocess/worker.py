@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import signal
 import time
@@ -15,6 +16,7 @@ from afferent.config import Limits
 from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
 from afferent.ingest.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.preprocess import sandbox
+from afferent.preprocess.decode import audio
 from afferent.preprocess.decode.audio import decode_audio, probe_audio
 from afferent.preprocess.decode.image import decode_image
 from afferent.preprocess.decode.video import open_video
@@ -35,6 +37,17 @@ from afferent.store.protocol.results import Order
 from afferent.types import Failure, Modality, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
+
+_LAZY = ("av.subtitles.codeccontext", "av.subtitles.stream", "numpy.fft", "numpy.ma")
+
+
+def load_lazy_modules() -> None:
+    """Import what libraries import when they first need it: a confined worker can load no library,
+    and each would do it again.
+    """
+    for name in _LAZY:
+        importlib.import_module(name)
+    audio.load()
 
 
 class Worker:
@@ -142,8 +155,8 @@ class Worker:
             case AudioHeader():
                 with self._span("decode", spans):
                     rate = self._family.sample_rate_hz
-                    audio = decode_audio(raw, rate, self._limits)
-                yield audio
+                    clip = decode_audio(raw, rate, self._limits)
+                yield clip
             case VideoHeader():  # its frames are decoded one after another, while it is processed
                 with open_video(raw, self._limits) as video:
                     yield video

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from msgspec import Struct
 
@@ -19,6 +20,13 @@ from afferent.types import ClientId, Lease, Ticket
 
 MAX_QUEUED = 2048
 """For one semaphore; half of them for one tenant."""
+
+PREPROCESS: Final = "preprocess"
+"""Of the count gate: requests whose media are prepared."""
+FORWARDED: Final = "forwarded"
+"""Of MiB of tensors that an engine makes of media that it processes itself."""
+GATE: Final = (PREPROCESS, FORWARDED)
+"""What a request gives back when the engine has accepted it."""
 
 Work = tuple[int, ClientId]
 """A job, and the worker that has taken it."""
@@ -82,6 +90,10 @@ class Semaphores:
     def __contains__(self, lease: Lease) -> bool:
         """Whether a request has a permit of some semaphore, or waits for one."""
         return lease in self._of_lease
+
+    def is_waiting(self, lease: Lease, name: str) -> bool:
+        """Whether a request waits for a permit of a semaphore."""
+        return name in self._semaphores and lease in self._semaphores[name].queue
 
     def statistics(self) -> dict[str, PermitStatistics]:
         """By family, which is what comes before the slash of a name."""

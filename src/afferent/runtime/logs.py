@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextvars
+import io
 import logging
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Literal, TextIO
 
 import msgspec
+
+log = logging.getLogger(__name__)
+
+PACKAGE = "afferent"
+"""The logger above all of ours."""
 
 LogFormat = Literal["text", "json"]
 
@@ -20,11 +29,107 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def configure(process: str, *, level: str, format: LogFormat) -> None:
-    """Send this process's logs to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send this process's logs to standard error.
+
+    With ``json`` every line there is an object: what libraries print and uncaught exceptions, too.
+    """
+    stderr = sys.stderr.inner if isinstance(sys.stderr, JsonLines) else sys.stderr
+    handler = logging.StreamHandler(stderr)
     handler.setFormatter(_JsonFormatter(process) if format == "json" else _TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    if format == "json":
+        sys.stderr = JsonLines(stderr, process)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda hook: _log_uncaught(
+            hook.exc_type, hook.exc_value or hook.exc_type(), hook.exc_traceback
+        )
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # they redraw one line
+
+
+def json_line(process: str, level: str, event: str, **fields: object) -> str:
+    """Return an event as a line of JSON, without the end of the line."""
+    found = {"time": round(time.time(), 3), "level": level, "process": process, "event": event}
+    return msgspec.json.encode({**found, **fields}, enc_hook=str).decode()
+
+
+def forward(lines: Iterable[str], *, process: str) -> None:
+    """Print another program's output, which is not ours to shape, as events of ``process``."""
+    out = JsonLines(sys.stderr.inner if isinstance(sys.stderr, JsonLines) else sys.stderr, process)
+    for line in lines:
+        out.write(line)
+
+
+class JsonLines(io.TextIOBase):
+    """Standard error where all lines are JSON: any other line becomes an event.
+
+    Attributes:
+        inner: The stream that it writes to.
+    """
+
+    def __init__(self, inner: TextIO, process: str) -> None:
+        self.inner, self._process = inner, process
+        self._pending = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._pending = (self._pending + text).replace("\r", "\n").split("\n")
+        for line in lines:
+            if line.strip():
+                self.inner.write(self._as_json(line) + "\n")
+        return len(text)
+
+    def _as_json(self, line: str) -> str:
+        if line.startswith("{"):
+            try:
+                msgspec.json.decode(line, type=dict)
+            except msgspec.MsgspecError:
+                pass
+            else:
+                return line
+        return json_line(self._process, "info", line, logger="stderr")
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def fileno(self) -> int:
+        return self.inner.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt | SystemExit):
+        return
+    log.critical("an exception ended this process or thread", exc_info=(kind, error, trace))
+
+
+class _LastResort(logging.StreamHandler[TextIO]):
+    """Python's own prints the bare text; this one prints the level and the logger, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers and logging.getLogger(PACKAGE).handlers == [self]:
+            self.stream = sys.stderr  # as it is now, like Python's own
+            super().emit(record)
+
+
+_last_resort = _LastResort()
+
+
+def show_unconfigured() -> None:
+    """Show warnings with level and logger in a program that has not configured `logging`."""
+    logging.getLogger(PACKAGE).addHandler(_last_resort)  # once, however often it is called
 
 
 class Seldom:

@@ -20,13 +20,14 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from afferent.errors import ConfigError
-from afferent.runtime import logs
+from afferent.runtime import logs, shortage
 from afferent.runtime.heartbeat import PERIOD_S, Board, BoardPlace
 from afferent.runtime.turns import next_turn
 
@@ -174,6 +175,7 @@ class ChildProcess:
         fd = int(sys.argv[1])
         with open(fd, "rb") as file:
             launch = msgspec.msgpack.decode(file.read(), type=Launch)
+        sys.excepthook = _log_shortage
         die_with_parent(launch.parent_pid)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         logs.configure(launch.name, level=launch.log_level, format=launch.log_format)
@@ -232,6 +234,16 @@ class ChildProcess:
 
         if self.board is not None:
             threading.Thread(target=beat, name="beat", daemon=True).start()
+
+
+def _log_shortage(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Say in a line that the system has no more to give; the traceback shows no fault then."""
+    if why := shortage.explain(error):
+        log.error("%s", why)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 async def run_until_terminated(

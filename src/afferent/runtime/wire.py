@@ -18,16 +18,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
-
-import msgspec
+from typing import cast
 
 from afferent.errors import ConfigError, ConnectionClosed, DeadlineExceeded, FormatError
 from afferent.runtime.logs import Seldom
 from afferent.runtime.sockets import check_length
-from afferent.types import decode
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +145,7 @@ def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:
         return os.pidfd_open(peer.pid)
 
 
-async def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
+async def receive_frame(sock: socket.socket) -> bytes:
     """The one short message with which a stranger begins; nothing may follow it yet.
 
     Raises:
@@ -168,7 +163,7 @@ async def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]
         frames = list(cutter.feed(data))
     if len(frames) > 1:
         raise FormatError("a peer waits for the answer to its first message")
-    return decode(decoder, frames[0])
+    return frames[0]
 
 
 def pack_frame(payload: bytes) -> bytes:

@@ -11,13 +11,12 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
@@ -29,6 +28,11 @@ from afferent.engine.contract import Caller, EngineKind, UpstreamKind
 from afferent.engine.protocol import Engine, check_engine
 from afferent.engine.upstream import Upstream
 from afferent.errors import ConfigError, InternalError
+from afferent.http_server.connection import guard
+from afferent.http_server.origins import is_loopback, own_names
+from afferent.http_server.server import HttpServer
+from afferent.http_server.shared import ConnectionLimits
+from afferent.ingest.probe import Accepted
 from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import fingerprint
 from afferent.runtime.heartbeat import Board
@@ -40,29 +44,33 @@ from afferent.serve.flow.item_state import Processor
 from afferent.serve.flow.items import ItemSettings, ItemStage
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
-from afferent.serve.http.accepting import PromptServer
 from afferent.serve.http.app import Frontend
-from afferent.serve.http.auth import Access
-from afferent.serve.http.connection import ConnectionLimits, connection_class, guard
-from afferent.serve.http.disconnects import HangUps
+from afferent.serve.http.auth import KEY_HEADERS, Access
+from afferent.serve.http.browsers import BrowserGuard
 from afferent.serve.http.doors import Doors
 from afferent.serve.http.endpoint import AppSettings
 from afferent.serve.http.reports import AskEngine, Reports, reports_place
+from afferent.serve.http.responses import refusal_body
 from afferent.serve.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.serve.upstream.app import UpstreamFrontend
 from afferent.serve.upstream.exchange import Passage
 from afferent.serve.upstream.items import ReferenceStage
 from afferent.serve.upstream.prompts import PromptTokens
-from afferent.serve.upstream.sockets import SocketPassage
+from afferent.serve.upstream.sockets import SOCKET_PATHS, SocketPassage
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.pushing import push_counts
 from afferent.telemetry.spans import Tracing
+from afferent.tier.launch import UP as TIER_UP
 from afferent.types import ObjectKind, decode
 
 log = logging.getLogger(__name__)
 
 _TAKES_NOTHING_S = 30.0
 """How long a client may leave an answer unread, or be away, before its connection ends."""
+_WRITE_S = 300.0
+"""For a client to receive what is ready of an answer, at 32 KiB a second."""
+_REFERENCE_S = 300.0
+"""The upstream reads the media of a request when it begins with it."""
 _HEARS_WITHIN_S, _LOOK_AGAIN_S = 2.0, 0.02
 """So long nobody is let in by a frontend that has not heard of an engine yet."""
 
@@ -75,11 +83,11 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
     match kind:
         case UpstreamKind():
             async with kind.connect(link, caller) as upstream:
-                await _serve(child, settings, partial(_in_front, upstream))
+                await _serve(child, settings, partial(_in_front, upstream), is_upstream=True)
         case EngineKind():
             async with kind.connect(link, caller) as engine:
                 check_engine(engine)
-                await _serve(child, settings, partial(_with_engine, engine))
+                await _serve(child, settings, partial(_with_engine, engine), is_upstream=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +100,7 @@ class _Base:
     access: Access
     board: Board | None
     tracing: Tracing | None
+    timeout_s: float
 
     @property
     def folder(self) -> Path:
@@ -102,16 +111,17 @@ class _Base:
         config = self.settings.config
         return AppSettings(
             model_name=self.settings.model_name,
+            aliases=config.served_model_name[1:],
             limits=config.request_limits,
             limits_by_tenant=config.limits_by_tenant,
-            request_timeout_s=config.request_timeout_s,
+            request_timeout_s=self.timeout_s,
             explain=config.explain,
             refuses_unknown=config.unknown_fields == "refuse",
             cors_origins=config.cors_origin,
             tracing=self.tracing,
         )
 
-    def items(self, processor: Processor) -> ItemStage:
+    def items(self, processor: Processor, *, accepted: Accepted = Accepted.DECODED) -> ItemStage:
         config = self.settings.config
         return ItemStage(
             self.store,
@@ -121,9 +131,10 @@ class _Base:
                 limits=config.request_limits,
                 limits_by_tenant=config.limits_by_tenant,
                 shares=config.shares,
-                timeout_s=config.request_timeout_s,
+                timeout_s=self.timeout_s,
                 num_workers=config.alloc_workers,
                 has_tier=bool(config.tier),
+                accepted=accepted,
             ),
         )
 
@@ -136,12 +147,19 @@ class _Made:
     close: Callable[[], Awaitable[None]]
     stats: AskEngine
     has_engine: Callable[[], bool]
+    websocket_paths: Collection[str] = ()
 
 
 async def _serve(
-    child: ChildProcess, settings: FrontendSettings, make: Callable[[_Base], _Made]
+    child: ChildProcess,
+    settings: FrontendSettings,
+    make: Callable[[_Base], _Made],
+    *,
+    is_upstream: bool,
 ) -> None:
     config = settings.config
+    if config.tier:
+        TIER_UP.labels().set(0)
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     background = [
         asyncio.create_task(push_counts(store)),
@@ -165,6 +183,7 @@ async def _serve(
             access=access,
             board=child.board,
             tracing=tracing,
+            timeout_s=config.timeout_s(is_upstream=is_upstream),
         )
     )
     stack = contextlib.ExitStack()
@@ -172,9 +191,8 @@ async def _serve(
         reports = Reports(child.name, settings.model_name, settings.store_address, made.stats)
         place = stack.enter_context(reports_place(Path(settings.sockets_folder)))
         background.append(asyncio.create_task(reports.serve(place)))
-    hang_ups = HangUps()
     listener = socket.socket(fileno=settings.listener_fd)
-    server = _server(made.app, config, hang_ups, listener)
+    server = _server(made, _guarded(made.app, config, access), config, listener)
     asyncio.get_running_loop().add_signal_handler(LEAVE_SIGNAL, server.leave)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
     await _hear_of_engine(made.has_engine)
@@ -185,7 +203,6 @@ async def _serve(
     try:
         await server.serve()
     finally:
-        hang_ups.close()
         for task in background:
             task.cancel()
         stack.close()
@@ -231,10 +248,11 @@ def _in_front(upstream: Upstream, base: _Base) -> _Made:
         processor = Processor(family, fingerprint(folder, family))
         tokens = PromptTokens(folder, family)
     config = base.settings.config
+    accepted = Accepted.ALL if upstream.takes_any_file else Accepted.KNOWN
     has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
     stage = ReferenceStage(
-        *(base.store, base.items(processor), upstream, tokens),
-        valid_s=settings.request_timeout_s,
+        *(base.store, base.items(processor, accepted=accepted), upstream, tokens),
+        valid_s=min(settings.request_timeout_s, _REFERENCE_S),
         ahead=Ahead(base.store) if has_embeddings else None,
     )
     passage = Passage(
@@ -246,36 +264,40 @@ def _in_front(upstream: Upstream, base: _Base) -> _Made:
         *(base.store, upstream, base.board),
         makes_features=family is not None,
     )
-    return _Made(app, stage.close, upstream.stats, lambda: upstream.is_ready)
+    return _Made(
+        app, stage.close, upstream.stats, lambda: upstream.is_ready, websocket_paths=SOCKET_PATHS
+    )
 
 
-def _server(
-    app: ASGIApp, config: ServeConfig, hang_ups: HangUps, listener: socket.socket
-) -> PromptServer:
+def _guarded(app: ASGIApp, config: ServeConfig, access: Access) -> ASGIApp:
+    """Keep pages of other origins out where no key does."""
+    if access.has_keys:
+        return app
+    names = own_names(config.host) | {name.lower() for name in config.allowed_hosts}
+    return BrowserGuard(
+        app, names=names if is_loopback(config.host) else None, origins=config.cors_origin
+    )
+
+
+def _server(made: _Made, app: ASGIApp, config: ServeConfig, listener: socket.socket) -> HttpServer:
     limits = ConnectionLimits(
         header_timeout_s=config.body_idle_timeout_s,
         discard_timeout_s=config.body_timeout_s,
-        untaken_timeout_s=config.request_timeout_s,
+        write_timeout_s=_WRITE_S,
     )
-    return PromptServer(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            http=connection_class(limits, hang_ups),
-            ws="websockets-sansio" if isinstance(app, UpstreamFrontend) else "none",
-            lifespan="off",
-            proxy_headers=False,
-            timeout_graceful_shutdown=round(config.drain_timeout_s),
-        ),
+    return HttpServer(
+        app,
         listener,
+        limits,
+        refuse=refusal_body,
+        drain_timeout_s=config.drain_timeout_s,
+        websocket_paths=made.websocket_paths,
+        single_fields=KEY_HEADERS,
     )
 
 
 def main() -> None:
     child = ChildProcess.start()
-    # What it warns of is what clients send; and anybody can send it a thousand times.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     try:
         uvloop.run(_run(child, child.settings(FrontendSettings)))
     except ConfigError as error:

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from afferent.config import Loaded, ServeConfig, Settings
+from afferent.config.sizes import format_nbytes
 from afferent.engine import registry
 from afferent.engine.contract import EngineKind, EngineSite, UpstreamKind
-from afferent.errors import ConfigError
+from afferent.errors import ConfigError, TierUnavailable
 from afferent.ingest.files import FileRoots
 from afferent.preprocess import sandbox
 from afferent.preprocess.discover import refuse_unknown
 from afferent.preprocess.families.unknown import UnknownFamily
 from afferent.preprocess.registry import AnyFamily, describe
+from afferent.runtime import shortage
 from afferent.server import hub, sizing
 from afferent.store import arena
 from afferent.telemetry import spans
-from afferent.tier.registry import open_tier
+from afferent.tier.registry import open_tier, without_secrets
+from afferent.types import MiB
 
+_RAW_LIMITS = {
+    "max_body_nbytes": 3 / 4,
+    "max_image_nbytes": 1.0,
+    "max_video_nbytes": 1.0,
+    "max_audio_nbytes": 1.0,
+}
+"""How much of what each of them allows is in the arena at once: of a body, base64 becomes less."""
+
+_TIER_TIMEOUT_S = 3.0
 BUILT_IN_MODELS = Path(__file__).parent.parent / "models"
 
 
@@ -30,6 +46,7 @@ class Checked:
     """What is to be served, and how memory is divided."""
 
     config: ServeConfig
+    """With the processes that are chosen for this machine."""
     folder: Path
     """Of the model."""
     family: AnyFamily | None
@@ -45,13 +62,14 @@ class Checked:
         """What clients call it."""
         config = self.config
         own = config.model if hub.is_name(config.model) else self.folder.name
-        return config.served_model_name or own
+        return config.served_model_name[0] if config.served_model_name else own
 
     def site(self, family: AnyFamily | None, *, store_address: str) -> EngineSite:
         """Of the engine."""
         return EngineSite(
             model_folder=self.folder,
             model_name=self.model_name,
+            aliases=self.config.served_model_name[1:],
             family=family,
             store_address=store_address,
             shares=self.config.shares,
@@ -69,6 +87,7 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
         UnsupportedModel: Nor can this model.
     """
     config = loaded.config
+    shortage.check_files()
     _check_page(config)
     FileRoots(config.file_roots).close()
     spans.check()
@@ -79,8 +98,10 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     needs_weights = engine.needs_weights(settings)
     folder = model_folder(config, needs_weights=needs_weights, may_download=may_download)
     engine_nbytes = engine.reserved_nbytes(folder, settings)
-    arena_nbytes = sizing.arena_nbytes(config, engine_nbytes=engine_nbytes)
-    arena.check_available(arena_nbytes)
+    sizes = sizing.choose(config, sizing.Machine.here(), engine_nbytes=engine_nbytes)
+    _check_raw_media(loaded, sizes.arena_nbytes)
+    shortage.check_tasks(num_workers=sizes.preprocess_workers, num_frontends=sizes.frontends)
+    arena.check_available(sizes.arena_nbytes)
     sandbox.check_machine()
     engine.check(folder, settings)
     family = describe(
@@ -94,15 +115,18 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     if isinstance(engine, EngineKind):
         _check_prompts(folder, family)
     return Checked(
-        config=config,
+        config=msgspec.structs.replace(
+            config,
+            frontends=sizes.frontends,
+            preprocess_workers=sizes.preprocess_workers,
+            preprocess_memory_nbytes=sizes.preprocess_memory_nbytes,
+        ),
         folder=folder,
         family=family,
         engine=engine,
         engine_settings=settings,
-        arena_nbytes=arena_nbytes,
-        left_nbytes=sizing.left_nbytes(
-            config, engine_nbytes=engine_nbytes, arena_nbytes=arena_nbytes
-        ),
+        arena_nbytes=sizes.arena_nbytes,
+        left_nbytes=sizes.left_nbytes,
     )
 
 
@@ -115,6 +139,27 @@ def _check_prompts(folder: Path, family: AnyFamily | None) -> None:
     # Imported here and by name: of all that the supervisor does, nothing else needs a tokenizer.
     prompt: Any = importlib.import_module("afferent.serve.flow.prompt")
     prompt.check_folder(folder, family or UnknownFamily())
+
+
+def _check_raw_media(loaded: Loaded, arena_nbytes: int) -> None:
+    """Refuse limits that promise what the arena has no room for. Defaults promise nothing.
+
+    Raises:
+        ConfigError: Media as large as one of them could never be in the arena.
+    """
+    config = loaded.config
+    share_nbytes = int(arena_nbytes * config.raw_share)
+    for key, part in _RAW_LIMITS.items():
+        nbytes = getattr(config, key)
+        if loaded.sources[key] == "default" or nbytes * part <= share_nbytes:
+            continue
+        raise ConfigError(
+            f"--{key.replace('_', '-')} {format_nbytes(nbytes)}: media of such a size take up to "
+            f"{math.ceil(nbytes * part / MiB):,} MiB of the arena, whose part for media as they "
+            f"came has {share_nbytes / MiB:,.0f} MiB (--raw-share {config.raw_share:g} of "
+            f"{arena_nbytes / MiB:,.0f} MiB); choose {int(share_nbytes / part / MiB)}MiB at most, "
+            f"or --arena-nbytes {math.ceil(nbytes * part / config.raw_share / MiB)}MiB"
+        )
 
 
 def model_folder(
@@ -175,6 +220,24 @@ def exposure(config: ServeConfig) -> str:
     if _is_loopback(config.host) or config.api_key or config.tenants:
         return ""
     return f"{config.host} can be reached by others, and no API key is asked for (--api-key)"
+
+
+def silent_tier(config: ServeConfig) -> str:
+    """Return a warning for a tier that can't be reached from here; empty if there is none.
+
+    It does not keep a server from starting, which goes on without its tier.
+    """
+    if not config.tier:
+        return ""
+    tier = open_tier(config.tier)
+    try:
+        tier.health(deadline_s=time.monotonic() + _TIER_TIMEOUT_S)
+    except TierUnavailable as error:
+        where = without_secrets(config.tier)
+        return f"the tier {where} can't be reached, and a server goes on without it: {error}"
+    finally:
+        tier.close()
+    return ""
 
 
 def _is_loopback(host: str) -> bool:

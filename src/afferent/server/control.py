@@ -74,6 +74,8 @@ class Control:
         self._busy_with = question.restart
         try:
             await self._restart(question.restart, tell)
+        except OSError as error:  # of the server, and not of the connection to who asks
+            raise ConfigError(f"the server can't do it now: {error.strerror}") from error
         finally:
             self._busy_with = ""
 

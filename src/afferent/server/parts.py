@@ -60,6 +60,7 @@ class Part:
     child: Child | None = None
     pidfd: int = -1
     is_ready: bool = False
+    """Its running child is; never without one."""
     has_been_ready: bool = False
     num_failed_starts: int = 0
     last_said: str = ""
@@ -120,9 +121,7 @@ class Plan:
                 next(segments),
                 shares=config.shares,
                 job_timeout_s=config.preprocess_timeout_s,
-                fetch_timeout_s=tier.longest_fetch_s(
-                    timeout_s=config.tier_timeout_s, wait_s=config.tier_wait_s
-                ),
+                fetch_timeout_s=tier.longest_fetch_s(timeout_s=config.tier_timeout_s),
                 # An encoder or a decoder may hold on for as long as an item may take.
                 recovery_timeout_s=max(_MIN_RECOVERY_S, config.preprocess_timeout_s),
             ),
@@ -138,7 +137,7 @@ class Plan:
             store_address=self.inherited.address,
             family=self.family,
             limits=config.limits,
-            num_workers=config.num_preprocess_workers,
+            num_workers=config.preprocess_workers,
             item_timeout_s=config.preprocess_timeout_s,
             memory_nbytes=config.preprocess_memory_nbytes,
         )
@@ -198,7 +197,7 @@ class Plan:
             api_url=self.port.url,
             api_key=config.api_key,
             can_ask=bool(config.api_key) or not config.tenants,
-            timeout_s=config.request_timeout_s,
+            timeout_s=config.timeout_s(is_upstream=False),
         )
         return [Part("page", live.PAGE, lambda: settings, port=self.page_port)]
 

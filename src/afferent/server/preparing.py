@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from afferent.config import Loaded, ServeConfig
+from afferent.config.loading import service_variable
 from afferent.engine.contract import EnginePlan, UpstreamKind
 from afferent.errors import ConfigError, in_a_line
 from afferent.preprocess.discover import family_of
@@ -55,6 +56,7 @@ def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = 
     if may_download and hub.is_name(config.model):
         say("model", f"{config.model}: looking in the cache, and on {hub.endpoint()}")
     checked = check(loaded, may_download=may_download)
+    config = checked.config
     port = bind(config)
     owned.callback(port.close)
     page_port = bind_page(config)
@@ -63,6 +65,8 @@ def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = 
     notes: list[tuple[str, str]] = []
     if warning := exposure(config):
         notes.append(("warning", warning))
+    if variable := service_variable(os.environ):
+        notes.append(("warning", f"{variable} is a Kubernetes service's, and ignored (--port)"))
     family = _family(checked, say)
     if isinstance(checked.engine, UpstreamKind) and family is None:
         notes.append(

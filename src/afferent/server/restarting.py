@@ -15,7 +15,8 @@ from afferent.server.control import Tell, What
 from afferent.server.parts import Part
 
 _LOOK_S = 0.02
-_READY_TIMEOUT_S = 120.0
+FRONTEND_START_TIMEOUT_S = 120.0
+"""For a frontend's successor until it is ready."""
 _KILL_AFTER_S = 5.0
 
 
@@ -28,54 +29,100 @@ class Host(Protocol):
     @property
     def is_stopping(self) -> bool: ...
 
-    def start(self, part: Part) -> None:
-        """A process for it."""
+    def start_successor(self, part: Part) -> Part:
+        """Start a second process like the part's, on its listening socket; the part stays as it is.
 
-    def set_aside(self, part: Part) -> Part:
-        """Its process is another part's from now on, which nobody starts again."""
+        Raises:
+            OSError: There are no descriptors, or no memory, for it; nothing of it is left.
+        """
 
-    def put_back(self, part: Part, aside: Part) -> None:
-        """Its process, if it has one, is killed, and the one that was set aside is its again."""
+    def replace(self, part: Part, successor: Part) -> None:
+        """Put the successor into the part's position; the part's process is not started again."""
+
+    def discard(self, successor: Part) -> None:
+        """Kill the successor's process, if it has one."""
 
 
 class Restarts:
-    """Of one server, whose processes are all there; one at a time."""
+    """Restarts of one server's processes, one at a time.
 
-    def __init__(self, host: Host, board: Board, *, drain_timeout_s: float) -> None:
+    Invariants: a part is replaced only by a successor that is ready and runs; until then the part,
+    its process and its listening socket stay as they are.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        board: Board,
+        *,
+        drain_timeout_s: float,
+        engine_start_timeout_s: float,
+        frontend_start_timeout_s: float = FRONTEND_START_TIMEOUT_S,
+    ) -> None:
         self._host, self._board, self._drain_timeout_s = host, board, drain_timeout_s
+        self._engine_start_timeout_s = engine_start_timeout_s
+        self._frontend_start_timeout_s = frontend_start_timeout_s
 
     async def restart(self, what: What, tell: Tell) -> None:
-        """
+        """Restart all frontends or the engine.
+
         Raises:
-            ConfigError: Something is not there, or does not come back; what was there stays.
+            ConfigError: A process does not start. Of a frontend, the old process stays.
         """
-        if not all(part.is_ready for part in self._host.parts.values()):
-            raise ConfigError("not all processes of the server are ready; see its log")
         if what == "engine":
             await self._engine(tell)
             return
-        for part in [part for part in self._host.parts.values() if part.is_frontend]:
+        parts = list(self._host.parts.values())
+        if missing := [part.name for part in parts if not part.is_ready]:
+            raise ConfigError(
+                f"not ready: {', '.join(missing)}; see the server's log, and try again"
+            )
+        for part in [part for part in parts if part.is_frontend]:
             start_s = time.monotonic()
             await self._frontend(part)
             tell(f"{part.name}: replaced in {time.monotonic() - start_s:.1f} s")
 
     async def _frontend(self, part: Part) -> None:
-        """Its successor accepts from the same socket before it leaves."""
-        aside = self._host.set_aside(part)
+        """Have a successor accept from the same socket before the old process leaves."""
         try:
-            self._host.start(part)
-            await self._until(lambda: part.is_ready or part.child is None, _READY_TIMEOUT_S)
-        finally:
-            if not part.is_ready:
-                self._host.put_back(part, aside)
-        if not part.is_ready:
-            raise ConfigError(f"a new {part.name} does not start; the old one goes on")
-        await self._end([aside], LEAVE_SIGNAL, self._drain_timeout_s + _KILL_AFTER_S)
+            successor = self._host.start_successor(part)
+        except OSError as error:
+            raise ConfigError(
+                f"a new {part.name} can't be started ({error.strerror}); the old one goes on"
+            ) from error
+        try:
+            await self._successor_is_ready(successor)
+        except BaseException:
+            self._host.discard(successor)
+            raise
+        self._host.replace(part, successor)
+        await self._end([part], LEAVE_SIGNAL, self._drain_timeout_s + _KILL_AFTER_S)
+
+    async def _successor_is_ready(self, successor: Part) -> None:
+        """Wait until it is.
+
+        Raises:
+            ConfigError: It ends before, or takes too long.
+        """
+        name, timeout_s = successor.name, self._frontend_start_timeout_s
+        await self._until(lambda: successor.is_ready or successor.child is None, timeout_s)
+        if successor.child is None:
+            why = f": {successor.last_said}" if successor.last_said else ""
+            raise ConfigError(
+                f"a new {name} ended before it was ready{why}; the old one goes on, and the "
+                "server's log says more"
+            )
+        if not successor.is_ready:
+            raise ConfigError(
+                f"a new {name} was not ready within {timeout_s:g} s; the old one goes on"
+            )
 
     async def _engine(self, tell: Tell) -> None:
         parts = [part for part in self._host.parts.values() if part.is_engine]
         if not parts:
             raise ConfigError("this server has started no engine: somebody else runs it")
+        if starting := [part.name for part in parts if not part.has_been_ready]:
+            raise ConfigError(f"still starting: {', '.join(starting)}; try again when it is ready")
         self._board.close_doors(True)
         try:
             tell(f"letting nobody in; {self._board.num_inside} requests are being answered")
@@ -84,10 +131,38 @@ class Restarts:
                 tell(f"{left} requests took longer than --drain-timeout-s, and are given up")
             await self._end(parts, signal.SIGTERM, _KILL_AFTER_S)
             tell(f"{', '.join(part.name for part in parts)}: ended, and started again")
-            # As long as it takes: a large model may load for half an hour.
-            await self._until(lambda: all(part.is_ready and part.child for part in parts), None)
+            await self._engine_is_ready(parts)
         finally:
             self._board.close_doors(False)
+
+    async def _engine_is_ready(self, parts: list[Part]) -> None:
+        """Wait until all of its processes are ready.
+
+        Raises:
+            ConfigError: One of them does not start; the supervisor tries again.
+        """
+        for part in parts:  # an end that was ordered is no failed start
+            part.num_failed_starts = 0
+        timeout_s = self._engine_start_timeout_s
+
+        def failed() -> list[Part]:
+            return [part for part in parts if part.num_failed_starts]
+
+        await self._until(lambda: failed() or all(part.is_ready for part in parts), timeout_s)
+        if names := ", ".join(part.name for part in failed()):
+            raise ConfigError(
+                f"{names}: did not start; the server tries again until it does, and answers 503 "
+                "meanwhile; its log says more"
+            )
+        late = [part for part in parts if not part.is_ready]
+        for part in late:
+            if part.child is not None:
+                part.child.popen.kill()
+        if late:
+            raise ConfigError(
+                f"{', '.join(part.name for part in late)}: not ready within {timeout_s:g} s, and "
+                "killed; the server tries again, and answers 503 meanwhile"
+            )
 
     async def _end(self, parts: Iterable[Part], signum: signal.Signals, timeout_s: float) -> None:
         """All of their processes, that is; others may have been started meanwhile."""

@@ -1,66 +1,140 @@
-"""What the server may need of the memory there is, and how much of it the arena gets."""
+"""How many processes a server has by default, and how memory is divided between them and the arena.
+
+All of it follows from the settings, the cores and the memory that this process may use. The table
+in docs/deploying.md has the results; a test compares it with this module.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError
-from afferent.runtime import memory
+from afferent.runtime import cgroup, memory
 from afferent.types import GiB, MiB
 
 _PART_OF_MEMORY = 0.9
-_BASE_NBYTES = 7 * GiB // 8
-"""What the processes take without any media, the frontends' and the engine's apart: imports of
-torch, mostly.
+_BASE_NBYTES = 384 * MiB
+"""What the processes take without any media, the frontends' and the engine's apart: 120 MiB, and
+as much again for a tier and the live page; torch, where the compiled part is missing, is the rest.
 """
 _FRONTEND_NBYTES = 128 * MiB
-"""What one frontend takes: 40 MiB where nothing goes on, and the bodies of a hundred clients."""
+"""What one frontend takes: 60 MiB where nothing goes on, and the bodies of a hundred clients."""
 
-_LEAST_NBYTES = 256 * MiB
-_MOST_NBYTES = 4 * GiB
+_CORES_OF_FRONTEND = 8
+_MOST_FRONTENDS = 16
+_PART_OF_FRONTENDS = 1 / 16
+"""Of memory, at most."""
+
+_WORKER_NBYTES = GiB
+"""An image of the most pixels that the limits allow can be decoded in it, whatever its format."""
+_LEAST_WORKER_NBYTES = 256 * MiB
+_PART_OF_WORKERS = 2 / 3
+"""Of what is left beside the other processes, at most."""
+
+_MOST_ARENA_NBYTES = 4 * GiB
+_GOOD_ARENA_NBYTES = 256 * MiB
+_LEAST_ARENA_NBYTES = 128 * MiB
 
 
-def arena_nbytes(config: ServeConfig, *, engine_nbytes: int) -> int:
-    """The arena's size: as the settings say, or a part of what is left beside the processes.
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What of a machine a server may use."""
 
-    Half of what is left, at most an eighth of all, and 4 GiB: a model of some size needs the rest.
+    cores: int
+    limit_nbytes: int
+
+    @classmethod
+    def here(cls) -> Self:
+        """By affinity, limits and control groups."""
+        return cls(cgroup.num_cores(), memory.limit_nbytes())
+
+    @property
+    def usable_nbytes(self) -> int:
+        """Past a container's limit, taking memory would not fail: the kernel would kill us."""
+        return int(self.limit_nbytes * _PART_OF_MEMORY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a server has where the settings leave it open, and as they say where they do not."""
+
+    frontends: int
+    preprocess_workers: int
+    preprocess_memory_nbytes: int
+    """Of each worker."""
+    arena_nbytes: int
+    left_nbytes: int
+    """Beside all that."""
+
+
+def choose(config: ServeConfig, machine: Machine, *, engine_nbytes: int) -> Sizes:
+    """Fit a server into a machine.
+
+    - A frontend for each 8 cores.
+    - A preprocess worker for each core, as far as two thirds of the memory beside the other
+      processes have 1 GiB for each. Where that is too little for one, it gets these two thirds,
+      and 256 MiB at least.
+    - The arena gets half of what is left then, at most an eighth of all, and 4 GiB: a model of some
+      size needs the rest.
 
     Args:
         engine_nbytes: What the engine has reserved.
 
     Raises:
-        ConfigError: The arena and the processes, whatever they are asked to decode, may need more
-            than 90 % of the memory there is. Past a container's limit, allocating the arena would
-            not fail: the kernel would kill us.
+        ConfigError: All that the settings demand may need more than 90 % of the memory there is.
     """
-    limit_nbytes, left_nbytes = memory.limit_nbytes(), _left_nbytes(config, engine_nbytes)
-    chosen = min(left_nbytes // 2, limit_nbytes // 8, _MOST_NBYTES) // MiB * MiB
-    nbytes = config.arena_nbytes or max(chosen, _LEAST_NBYTES)
-    if nbytes > left_nbytes:
-        raise ConfigError(
-            f"an arena of {nbytes / GiB:.1f} GiB, {_decoding_nbytes(config) / GiB:.1f} GiB for "
-            f"what {config.num_preprocess_workers} preprocess workers may decode, "
-            f"{engine_nbytes / GiB:.1f} GiB for the engine and "
-            f"{_processes_nbytes(config) / GiB:.1f} GiB for the other processes do not fit in "
-            f"{_PART_OF_MEMORY:.0%} of the {limit_nbytes / GiB:.1f} GiB of memory there is; "
-            "choose a smaller --arena-nbytes, or fewer --preprocess-workers or --frontends"
-        )
-    return nbytes
+    usable_nbytes = machine.usable_nbytes
+    frontends = config.frontends or _num_frontends(machine)
+    fixed_nbytes = engine_nbytes + _BASE_NBYTES + frontends * _FRONTEND_NBYTES
+    free_nbytes = usable_nbytes - fixed_nbytes - config.arena_nbytes
+    decoding_nbytes = int(free_nbytes * _PART_OF_WORKERS)
+    worker_nbytes = config.preprocess_memory_nbytes or _WORKER_NBYTES
+    workers = config.preprocess_workers or _within(decoding_nbytes // worker_nbytes, machine.cores)
+    if not config.preprocess_memory_nbytes:
+        fitting_nbytes = decoding_nbytes // workers // MiB * MiB
+        worker_nbytes = max(min(_WORKER_NBYTES, fitting_nbytes), _LEAST_WORKER_NBYTES)
+    beside_nbytes = fixed_nbytes + workers * worker_nbytes
+    arena_nbytes = config.arena_nbytes or _arena_nbytes(usable_nbytes - beside_nbytes, machine)
+    sizes = Sizes(
+        frontends=frontends,
+        preprocess_workers=workers,
+        preprocess_memory_nbytes=worker_nbytes,
+        arena_nbytes=arena_nbytes,
+        left_nbytes=usable_nbytes - beside_nbytes - arena_nbytes,
+    )
+    if sizes.left_nbytes < 0:
+        raise ConfigError(_refusal(sizes, machine, engine_nbytes))
+    return sizes
 
 
-def left_nbytes(config: ServeConfig, *, engine_nbytes: int, arena_nbytes: int) -> int:
-    """What the server may use beside all that; less than 0 where the arena is more than fits."""
-    return _left_nbytes(config, engine_nbytes) - arena_nbytes
+def _num_frontends(machine: Machine) -> int:
+    fitting = int(machine.usable_nbytes * _PART_OF_FRONTENDS) // _FRONTEND_NBYTES
+    return _within(machine.cores // _CORES_OF_FRONTEND, min(fitting, _MOST_FRONTENDS))
 
 
-def _left_nbytes(config: ServeConfig, engine_nbytes: int) -> int:
-    """Beside everything but the arena."""
-    taken_nbytes = engine_nbytes + _decoding_nbytes(config) + _processes_nbytes(config)
-    return int(memory.limit_nbytes() * _PART_OF_MEMORY) - taken_nbytes
+def _arena_nbytes(left_nbytes: int, machine: Machine) -> int:
+    chosen = min(left_nbytes // 2, machine.limit_nbytes // 8, _MOST_ARENA_NBYTES)
+    least = max(min(_GOOD_ARENA_NBYTES, left_nbytes), _LEAST_ARENA_NBYTES)
+    return max(chosen, least) // MiB * MiB
 
 
-def _decoding_nbytes(config: ServeConfig) -> int:
-    return config.num_preprocess_workers * config.preprocess_memory_nbytes
+def _within(number: int, most: int) -> int:
+    return max(1, min(number, most))
 
 
-def _processes_nbytes(config: ServeConfig) -> int:
-    return _BASE_NBYTES + config.frontends * _FRONTEND_NBYTES
+def _refusal(sizes: Sizes, machine: Machine, engine_nbytes: int) -> str:
+    """What does not fit, and what to do."""
+    decoding_nbytes = sizes.preprocess_workers * sizes.preprocess_memory_nbytes
+    needed_nbytes = (machine.usable_nbytes - sizes.left_nbytes) / _PART_OF_MEMORY
+    others_nbytes = _BASE_NBYTES + sizes.frontends * _FRONTEND_NBYTES
+    return (
+        f"an arena of {sizes.arena_nbytes / GiB:.1f} GiB, {decoding_nbytes / GiB:.1f} GiB for "
+        f"what {sizes.preprocess_workers} preprocess workers may decode, "
+        f"{engine_nbytes / GiB:.1f} GiB for the engine and {others_nbytes / GiB:.1f} GiB for the "
+        f"other processes do not fit in {_PART_OF_MEMORY:.0%} of the "
+        f"{machine.limit_nbytes / GiB:.1f} GiB of memory there is; choose a smaller --arena-nbytes "
+        "or --preprocess-memory-nbytes, or fewer --preprocess-workers or --frontends, or give it "
+        f"{needed_nbytes / GiB:.1f} GiB"
+    )

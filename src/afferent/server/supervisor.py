@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -56,7 +57,8 @@ class Supervisor:
         self._announced = False
         self._failure: str | None = None
         self._restarts: set[asyncio.Task[None]] = set()
-        self._leaving: list[Part] = []
+        self._extra: list[Part] = []
+        """Successors that are not ready yet, and replaced parts that finish their requests."""
         self._port: Port | None = None
         self._url = ""
         self._model_name = ""
@@ -76,12 +78,19 @@ class Supervisor:
 
     async def _serve(self, plan: Plan) -> int:
         watcher = self._watcher = Watcher(
-            self._parts.values(), frozen_timeout_s=self._config.frozen_timeout_s
+            self._parts, frozen_timeout_s=self._config.frozen_timeout_s
         )
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
-        restarts = Restarts(self, watcher.board, drain_timeout_s=self._config.drain_timeout_s)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        restarts = Restarts(
+            self,
+            watcher.board,
+            drain_timeout_s=self._config.drain_timeout_s,
+            engine_start_timeout_s=plan.engine.start_timeout_s,
+        )
         background = [
             asyncio.create_task(watcher.run(self._on_frozen)),
             asyncio.create_task(control.Control(restarts.restart).serve(control.listen())),
@@ -95,7 +104,7 @@ class Supervisor:
                 task.cancel()
             await self._kill_all()
         if self._failure is not None:
-            _tell(f"error: {self._failure}")
+            self._tell(f"error: {self._failure}", self._failure, level="error")
             return 1
         self._say("stopped", "every process has ended")
         return 0
@@ -172,30 +181,41 @@ class Supervisor:
     def is_stopping(self) -> bool:
         return self._stop.is_set()
 
-    def start(self, part: Part) -> None:
-        """See `Host.start`."""
-        self._start(part)
+    def start_successor(self, part: Part) -> Part:
+        """See `Host.start_successor`."""
+        listener = part.listener
+        if listener is not None:
+            # Not socket.dup(): it makes the socket block, for the old process too.
+            listener = socket.socket(fileno=os.dup(listener.fileno()))
+        successor = dataclasses.replace(
+            part,
+            listener=listener,
+            child=None,
+            pidfd=-1,
+            is_ready=False,
+            last_said="",
+        )
+        try:
+            self._start(successor)
+        except BaseException:
+            self._close_listener(successor)
+            raise
+        self._extra.append(successor)
+        return successor
 
-    def set_aside(self, part: Part) -> Part:
-        """See `Host.set_aside`."""
-        aside = dataclasses.replace(part, listener=None)
-        part.child, part.is_ready = None, False
-        self._leaving.append(aside)
-        if aside.child is not None:
-            self._listen(aside, aside.child, aside.pidfd)
-        return aside
+    def replace(self, part: Part, successor: Part) -> None:
+        """See `Host.replace`."""
+        self._extra.remove(successor)
+        self._parts[part.name] = successor
+        self._close_listener(part)
+        if part.child is not None:
+            self._extra.append(part)
 
-    def put_back(self, part: Part, aside: Part) -> None:
-        """See `Host.put_back`."""
-        listener, part.listener = part.listener, None
-        self._kill(part)
-        self._leaving.remove(aside)
-        part.child, part.pidfd, part.listener = aside.child, aside.pidfd, listener
-        if part.child is None:  # it has died meanwhile
-            self._start_again(part, "has ended (while its successor was started)")
-            return
-        part.is_ready = aside.is_ready
-        self._listen(part, part.child, part.pidfd)
+    def discard(self, successor: Part) -> None:
+        """See `Host.discard`."""
+        self._kill(successor)
+        if successor in self._extra:
+            self._extra.remove(successor)
 
     # Events
 
@@ -230,31 +250,37 @@ class Supervisor:
         if not self._announced and all(part.is_ready for part in self._parts.values()):
             self._announced = True
             took_s = time.monotonic() - self._started_s
-            _tell(
-                f'\nServing "{self._model_name}" on {self._url}/v1 '
-                f"({took_s:.1f} s). Ctrl-C stops it.\n"
+            what = f'Serving "{self._model_name}" on {self._url}/v1'
+            self._tell(
+                f"\n{what} ({took_s:.1f} s). Ctrl-C stops it.\n",
+                what,
+                model=self._model_name,
+                url=f"{self._url}/v1",
+                took_s=round(took_s, 1),
             )
 
     def _on_frozen(self, part: Part) -> None:
         if part.child is not None:
             silent_s = self._config.frozen_timeout_s
-            self._say(part.name, f"has not gone on for {silent_s:g} s; it is killed")
+            what = f"has not gone on for {silent_s:g} s; it is killed"
+            self._say(part.name, what, level="warning")
             part.child.popen.kill()  # of its end we hear
 
     def _on_death(self, part: Part, child: Child) -> None:
         with contextlib.suppress(BlockingIOError):
             self._on_status(part, child)  # its last words
+        was_ready = part.is_ready
         code = self._reap(part, child)
         if self._stop.is_set():
             return
-        if part in self._leaving:  # Part compares by identity
-            self._leaving.remove(part)
+        if part in self._extra:  # Part compares by identity
+            self._extra.remove(part)
             return
         if code == REFUSED and not part.has_been_ready:
             self._failure = part.last_said
             self._stop.set()
             return
-        if not part.is_ready and code != LOST_PARTNERS:
+        if not was_ready and code != LOST_PARTNERS:
             part.num_failed_starts += 1
             # What has run before may come to run again; the others are of use meanwhile.
             if part.num_failed_starts >= _MAX_FAILED_STARTS and not part.has_been_ready:
@@ -265,7 +291,7 @@ class Supervisor:
         self._start_again(part, f"has ended ({how})")
 
     def _start_again(self, part: Part, why: str) -> None:
-        self._say(part.name, f"{why}; starting it again")
+        self._say(part.name, f"{why}; starting it again", level="warning")
         task = asyncio.ensure_future(self._restart(part))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
@@ -273,7 +299,8 @@ class Supervisor:
     async def _restart(self, part: Part) -> None:
         failed = part.num_failed_starts
         await asyncio.sleep(_RESTART_FAILED_S * 2 ** min(failed - 1, 3) if failed else _RESTART_S)
-        if self._stop.is_set() or part.child is not None:
+        is_replaced = self._parts.get(part.name, part) is not part
+        if self._stop.is_set() or part.child is not None or is_replaced:
             return
         try:
             self._start(part)
@@ -288,13 +315,18 @@ class Supervisor:
             else:
                 self._start_again(part, f"can't be started ({error.strerror})")
 
+    def _on_hangup(self) -> None:
+        """Stop as for SIGTERM; a terminal that closes may send it more than once."""
+        if not self._stop.is_set():
+            self._on_signal()
+
     def _on_signal(self) -> None:
         self._num_signals += 1
         if self._num_signals == 1:
             self._say("stopping", "finishing running requests; press Ctrl-C again to end at once")
             self._stop.set()
         else:
-            for part in self._parts.values():
+            for part in (*self._parts.values(), *self._extra):
                 self._kill(part)
 
     # End
@@ -304,7 +336,7 @@ class Supervisor:
         # While anybody holds the listening socket, the kernel lets new clients in to wait.
         if self._port is not None:
             self._port.close()
-        everybody = [*self._parts.values(), *self._leaving]
+        everybody = [*self._parts.values(), *self._extra]
         fronts = [part for part in everybody if part.port is not None]
         for part in fronts:
             self._close_listener(part)
@@ -323,7 +355,7 @@ class Supervisor:
             await asyncio.sleep(0.02)
 
     async def _kill_all(self) -> None:
-        for part in (*self._parts.values(), *self._leaving):
+        for part in (*self._parts.values(), *self._extra):
             self._kill(part)
 
     def _kill(self, part: Part) -> None:
@@ -341,23 +373,34 @@ class Supervisor:
             loop.remove_reader(part.pidfd)
             os.close(part.pidfd)
             child.close()
-            part.child = None
-            self._close_listener(part)
-            if self._watcher is not None and part not in self._leaving:
+            part.child, part.is_ready = None, False
+            if not self._has_successor(part):
+                self._close_listener(part)
+            if self._watcher is not None and part not in self._extra:
                 self._watcher.forget(part)
         return code
+
+    def _has_successor(self, part: Part) -> bool:
+        """Whether another process has the part's socket: it has to be accepted from then."""
+        others = (each for each in self._extra if each is not part and each.name == part.name)
+        return any(each.listener is not None for each in others)
 
     def _close_listener(self, part: Part) -> None:
         if part.listener is not None:
             part.listener.close()
             part.listener = None
 
-    def _say(self, who: str, what: str) -> None:
+    def _say(self, who: str, what: str, *, level: str = "info") -> None:
         elapsed_s = time.monotonic() - self._started_s
-        _tell(f"{elapsed_s:6.1f} s  {who:<11} {what}")
+        level = "warning" if who == "warning" else level
+        self._tell(f"{elapsed_s:6.1f} s  {who:<11} {what}", what, level=level, part=who)
 
+    def _tell(self, line: str, event: str, *, level: str = "info", **fields: object) -> None:
+        """Print ``line``, or the event as JSON where logs are JSON, whatever the level of logs.
 
-def _tell(line: str) -> None:
-    """The operator; who may have closed the terminal, which must not keep us from ending."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        A terminal that was closed must not keep the server from ending.
+        """
+        if self._config.log_format == "json":
+            line = logs.json_line("supervisor", level, event, logger=log.name, **fields)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)

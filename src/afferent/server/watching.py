@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
 from afferent.runtime.turns import next_turn
@@ -13,9 +13,10 @@ from afferent.server.parts import SUPERVISOR, Part
 class Watcher:
     """Has the board on which all processes beat, the supervisor among them."""
 
-    def __init__(self, parts: Iterable[Part], *, frozen_timeout_s: float) -> None:
-        self._parts = {part.name: part for part in parts}
-        watchers = {name: part.name for part in self._parts.values() for name in part.watches}
+    def __init__(self, parts: Mapping[str, Part], *, frozen_timeout_s: float) -> None:
+        """``parts`` by name; one may be replaced by another of its name."""
+        self._parts = parts
+        watchers = {name: part.name for part in parts.values() for name in part.watches}
         self.board = Board.create(
             [SUPERVISOR, *self._parts, *watchers],
             watchers=watchers,

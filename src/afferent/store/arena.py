@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from afferent.errors import ConfigError, StaleHandle
-from afferent.runtime import memory
+from afferent.runtime import memory, shortage
 from afferent.store import backing
 
 _PAGE = mmap.PAGESIZE
@@ -89,6 +89,7 @@ def check_available(nbytes: int) -> None:
     Raises:
         ConfigError: The machine, or this container, has not that much memory to give.
     """
+    shortage.check_file_size(nbytes)
     available = memory.available_nbytes()
     if nbytes > available * _MAX_PART_OF_MEMORY:
         raise ConfigError(

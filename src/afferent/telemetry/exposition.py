@@ -29,6 +29,18 @@ def render(readings: Iterable[Reading]) -> bytes:
     return b"".join(_part(msgspec.msgpack.encode(reading)) for reading in last.values())
 
 
+def with_zeros(readings: Iterable[Reading], zeros: Iterable[Reading]) -> list[Reading]:
+    """Add the series of ``zeros`` that were not counted yet."""
+    by_name = {reading.metric.name: reading for reading in readings}
+    for zero in zeros:
+        known = by_name.get(zero.metric.name, zero).series
+        counted = {each.labels for each in known}
+        missing = [each for each in zero.series if each.labels not in counted]
+        series = [*known, *missing] if known is not zero.series else known
+        by_name[zero.metric.name] = Reading(zero.metric, series)
+    return list(by_name.values())
+
+
 @functools.lru_cache(MAX_METRICS)
 def _part(reading: bytes) -> bytes:
     """Of one metric. Most are as they were a page ago, and writing them is what takes long."""

@@ -12,11 +12,13 @@ grows while modules are set up, or an object that knows its words.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Generic, Literal, TypeVar
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Generic, Literal, TypeVar
 
 from afferent.telemetry.readings import OTHER, Declaration, Kind, Reading, Series
 
@@ -24,6 +26,10 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 """Buckets of what may take minutes; the others are of what should take less."""
 WAIT_SECONDS = (0.001, *SECONDS[1:])
 SHORT_SECONDS = (0.0001, 0.0005, 0.001, 0.005, *SECONDS[1:])
+
+
+_MOST_ZEROS: Final[Mapping[Kind, int]] = {"counter": 512, "gauge": 0, "histogram": 10}
+"""Series of a metric that are shown before they are counted; one of a histogram is many lines."""
 
 
 class _Cell:
@@ -91,6 +97,20 @@ class Labels:
         pairs = zip(self._words, words, strict=True)
         return tuple(str(word) if word in known else OTHER for known, word in pairs)
 
+    def all(self, most: int) -> list[tuple[str, ...]]:
+        """All words that are known; those with the first word of the last label, if there are more
+        than ``most``; none if there are still more, or a label's words are on no list.
+        """
+        lists = [sorted(words) if isinstance(words, set) else words for words in self._words]
+        if not all(isinstance(words, Iterable) for words in lists):
+            return []
+        known = [list(dict.fromkeys(words)) for words in lists if isinstance(words, Iterable)]
+        if len(known) > 1 and math.prod(map(len, known)) > most:
+            known[-1] = known[-1][:1]
+        if math.prod(map(len, known)) > most:
+            return []
+        return [tuple(map(str, words)) for words in itertools.product(*known)]
+
 
 class Metric(Generic[Cell]):
     """A metric that this process counts."""
@@ -116,6 +136,12 @@ class Metric(Generic[Cell]):
         """All that was counted."""
         cells = list(self._cells.items())
         return Reading(self.declaration, [Series(words, cell.values) for words, cell in cells])
+
+    def zeros(self) -> Reading:
+        """Nothing, under all words: who sees a series begin at 0 sees its first increase."""
+        metric = self.declaration
+        found = self._labels.all(_MOST_ZEROS[metric.kind])
+        return Reading(metric, [Series(words, [0.0] * metric.num_values) for words in found])
 
     def reset(self) -> None:
         for cell in self._cells.values():
@@ -221,6 +247,16 @@ class Registry:
     def readings(self) -> list[Reading]:
         """All that this process has counted since it began."""
         return [metric.reading() for metric in self._counted]
+
+    def zeros(self) -> list[Reading]:
+        """All series that this process may come to count, with nothing counted."""
+        return [metric.zeros() for metric in self._counted]
+
+    def begin_at_zero(self) -> None:
+        """Count 0 under all words, for a process with few series: each is pushed from now on."""
+        for metric in self._counted:
+            for each in metric.zeros().series:
+                metric.labels(*each.labels)
 
     def reset(self) -> None:
         """Begin as a new process, that has counted nothing."""

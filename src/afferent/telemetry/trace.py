@@ -40,7 +40,7 @@ class Trace:
     start_ns: int = field(default_factory=time.monotonic_ns)
     spans: list[Span] = field(default_factory=list)
     items: list[str] = field(default_factory=list)
-    media: str = "unknown"
+    media: str = "unread"
     """The modality of the request's media: one of `afferent.serve.flow.counting.MEDIA`."""
     where: str = "body"
     """Where the request is: one of `afferent.serve.flow.counting.PLACES`."""

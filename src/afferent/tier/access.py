@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from afferent.errors import AfferentError, TierUnavailable, in_a_line
-from afferent.telemetry.registry import counter, gauge
+from afferent.telemetry.registry import counter
 from afferent.tier.breaker import Breaker
+from afferent.tier.launch import UP
 from afferent.tier.vault import Vault
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-UP = gauge("afferent_tier_up", "Whether the tier answers: 0 while it is left out")
 OPENINGS = counter("afferent_tier_outages_total", "How often the tier was left out")
 
 _NUM_THREADS = 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 MAX_FAILURES = 3
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 10.0
+"""A tier is of use again so soon after the cause of an outage has ended."""
 
 
 class Breaker:

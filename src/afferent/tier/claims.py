@@ -25,7 +25,7 @@ class HeldClaims:
         self._until_s: dict[ContentKey, float] = {}
         self._lock = threading.Lock()
 
-    def claim(self, wanted: Sequence[tuple[ContentKey, float]], timeout_s: float) -> list[bool]:
+    def claim(self, wanted: Sequence[tuple[ContentKey, float]], *, deadline_s: float) -> list[bool]:
         """Whether each is this node's to make: keys, and for how long one would wait for them.
 
         Raises:
@@ -36,9 +36,7 @@ class HeldClaims:
         ttl_s = max(wait_s for _, wait_s in wanted) + _SPARE_S
         keys = [key for key, _ in wanted]
         now_s = time.monotonic()
-        are_ours = self._vault.claim(
-            keys, holder=self._holder, ttl_s=ttl_s, deadline_s=now_s + timeout_s
-        )
+        are_ours = self._vault.claim(keys, holder=self._holder, ttl_s=ttl_s, deadline_s=deadline_s)
         with self._lock:
             self._until_s = {key: at for key, at in self._until_s.items() if at > now_s}
             for key, is_ours in zip(keys, are_ours, strict=True):

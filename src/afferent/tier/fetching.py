@@ -55,6 +55,8 @@ NUM_AT_ONCE = 64
 """Objects that are asked for at a time: of more, the rest is made here at once."""
 _NUM_EXCHANGES = 4
 _TAKE_AGAIN_S = 0.05
+_LEAST_PART = 0.5
+"""Of its time-out: an object that has waited for an exchange for longer is made here."""
 
 _fetching_decoder = msgspec.msgpack.Decoder(Fetching)
 
@@ -75,6 +77,8 @@ class _Asked:
     choice: Choice
     start_ns: int
     wait_until_s: float
+    deadline_s: float = 0.0
+    """Of what is done for it now: waiting for an exchange, and all of that exchange."""
     was_waited_for: bool = False
     used_nbytes: int = 0
     end: asyncio.Future[_End] = field(init=False)
@@ -94,6 +98,10 @@ class _Exchange:
     fetched_nbytes: int = 0
     late_nbytes: int = 0
     """What was to come and did not, in ``fetch_s``."""
+    rejected: set[ContentKey] = field(default_factory=set)
+    """Keys whose values were wrong. They are deleted, so the next values of these keys are not:
+    nothing is learned of them, and nothing of how long a part of a body took.
+    """
 
 
 class Fetcher:
@@ -141,6 +149,7 @@ class Fetcher:
         while end is _End.ANOTHERS:
             asked.was_waited_for = True
             await asyncio.sleep(self._model.poll_s())
+            self._store.renew(order)
             end = await self._ask(asked)
         if asked.was_waited_for:
             WAITS.labels("in_time" if end is _End.FETCHED else "in_vain").inc()
@@ -159,6 +168,7 @@ class Fetcher:
     async def _ask(self, asked: _Asked) -> _End:
         """Asked together with all that has come by the time somebody asks."""
         asked.end = asyncio.get_running_loop().create_future()
+        asked.deadline_s = time.monotonic() + self._model.limits.timeout_s
         self._pending.append(asked)
         self._stirred.set()
         return await asked.end
@@ -167,7 +177,7 @@ class Fetcher:
         while True:
             await self._stirred.wait()
             await asyncio.sleep(0)  # a request's jobs come in one piece, and their tasks run now
-            batch, self._pending = self._pending, []
+            batch, self._pending = self._in_time(), []
             self._stirred.clear()
             if not batch:
                 continue
@@ -180,6 +190,14 @@ class Fetcher:
                 if not asked.end.done():
                     asked.end.set_result(end)
 
+    def _in_time(self) -> list[_Asked]:
+        """Those with enough time left, as an exchange ends by the first of its deadlines."""
+        least_s = time.monotonic() + _LEAST_PART * self._model.limits.timeout_s
+        for asked in self._pending:
+            if asked.deadline_s < least_s:
+                asked.end.set_result(_End.UNAVAILABLE)
+        return [asked for asked in self._pending if not asked.end.done()]
+
     def _learn(self, batch: Sequence[_Asked], exchange: _Exchange) -> None:
         if exchange.look_up_s:
             SECONDS.labels("look_up").observe(exchange.look_up_s)
@@ -189,32 +207,41 @@ class Fetcher:
         elif exchange.fetched_nbytes:
             SECONDS.labels("fetch").observe(exchange.fetch_s)
             FETCHED_BYTES.labels().inc(exchange.fetched_nbytes)
-            self._model.fetched(exchange.fetched_nbytes, exchange.fetch_s)
+            if not exchange.rejected:
+                self._model.fetched(exchange.fetched_nbytes, exchange.fetch_s)
         for asked, end in zip(batch, exchange.ends, strict=True):
-            if end in (_End.FETCHED, _End.ABSENT) and not asked.was_waited_for:
+            is_told = asked.key not in exchange.rejected and not asked.was_waited_for
+            if end in (_End.FETCHED, _End.ABSENT) and is_told:
                 self._model.was_there(asked.what.kind, end is _End.FETCHED)
 
     # In a thread
 
     def _exchange(self, batch: Sequence[_Asked]) -> _Exchange:
         """One round trip for what there is, one more for who makes the rest; and the bytes."""
-        vault, limits = self._access.vault, self._model.limits
-        start_s = time.monotonic()
-        heads = vault.look_up([asked.key for asked in batch], deadline_s=start_s + limits.timeout_s)
-        found_s = time.monotonic()
-        exchange = _Exchange([_End.ABSENT] * len(batch), look_up_s=found_s - start_s)
+        vault, start_s = self._access.vault, time.monotonic()
+        deadline_s = min(asked.deadline_s for asked in batch)
+        exchange = _Exchange([_End.ABSENT] * len(batch))
+        keys = [asked.key for asked in batch]
+        heads = vault.look_up(keys, deadline_s=deadline_s, rejected=exchange.rejected)
+        exchange.look_up_s = time.monotonic() - start_s
         there = [
             (index, head)
             for index, head in enumerate(heads)
             if head is not None and _fits(head, batch[index].what)
         ]
         absent = [index for index, head in enumerate(heads) if head is None]
-        self._claim(batch, absent, exchange)
+        self._claim(batch, absent, exchange, deadline_s)
         if there:
-            self._fetch(batch, there, exchange)
+            self._fetch(batch, there, exchange, deadline_s)
         return exchange
 
-    def _claim(self, batch: Sequence[_Asked], absent: Sequence[int], exchange: _Exchange) -> None:
+    def _claim(
+        self,
+        batch: Sequence[_Asked],
+        absent: Sequence[int],
+        exchange: _Exchange,
+        deadline_s: float,
+    ) -> None:
         """Who makes what nobody has: this node, unless another one has said that it does."""
         now_s = time.monotonic()
         wanted = [
@@ -224,30 +251,43 @@ class Fetcher:
         ]
         asked = {index: (batch[index].key, batch[index].choice.wait_s) for index in wanted}
         with contextlib.suppress(TierUnavailable):  # then it is made here
-            are_ours = self._claims.claim(list(asked.values()), self._model.limits.timeout_s)
+            are_ours = self._claims.claim(list(asked.values()), deadline_s=deadline_s)
             for index, is_ours in zip(asked, are_ours, strict=True):
                 if not is_ours:
                     exchange.ends[index] = _End.ANOTHERS
 
     def _fetch(
-        self, batch: Sequence[_Asked], there: Sequence[tuple[int, Head]], exchange: _Exchange
+        self,
+        batch: Sequence[_Asked],
+        there: Sequence[tuple[int, Head]],
+        exchange: _Exchange,
+        deadline_s: float,
     ) -> None:
         start_s = time.monotonic()
         wishes = [Wish(head, self._store.block(batch[index].order.target)) for index, head in there]
         longest_s = max(batch[index].choice.fetch_s for index, _ in there)
+        deadline_s = min(deadline_s, start_s + longest_s)
         try:
-            are_good = self._access.vault.fetch(wishes, deadline_s=start_s + longest_s)
+            are_good = self._access.vault.fetch(
+                wishes, deadline_s=deadline_s, rejected=exchange.rejected
+            )
         except TierUnavailable:  # or too slow, which the next look-up need not be
             are_good = [False] * len(wishes)
-            exchange.late_nbytes = sum(head.nbytes for _, head in there)
+            if time.monotonic() >= deadline_s:  # else the link is as fast as it was
+                exchange.late_nbytes = sum(head.nbytes for _, head in there)
             for index, _ in there:
                 exchange.ends[index] = _End.UNAVAILABLE
         exchange.fetch_s = time.monotonic() - start_s
         for (index, head), wish, is_good in zip(there, wishes, are_good, strict=True):
-            if is_good and _can_be_read(head, wish.target[: head.nbytes]):
-                exchange.ends[index] = _End.FETCHED
-                batch[index].used_nbytes = head.nbytes
-                exchange.fetched_nbytes += head.nbytes
+            if not is_good:
+                continue
+            if not _can_be_read(head, wish.target[: head.nbytes]):
+                self._access.vault.reject(head.key, "it is no block", deadline_s=deadline_s)
+                exchange.rejected.add(head.key)
+                continue
+            exchange.ends[index] = _End.FETCHED
+            batch[index].used_nbytes = head.nbytes
+            exchange.fetched_nbytes += head.nbytes
 
 
 def _fits(head: Head, what: Fetching) -> bool:

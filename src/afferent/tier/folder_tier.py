@@ -10,15 +10,28 @@ import errno
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotInTime
-from typing import Any, Final, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 import fsspec.core
+from fsspec.implementations.local import LocalFileSystem
 
 from afferent.errors import ConfigError, TierUnavailable, in_a_line
-from afferent.tier.protocol import MAX_HEAD_NBYTES, Found, Health, Value, Wanted, part
+from afferent.tier.bounded_calls import BoundedCalls
+from afferent.tier.local_files import File, LocalFiles
+from afferent.tier.protocol import (
+    MAX_HEAD_NBYTES,
+    NAME_NBYTES,
+    Found,
+    Health,
+    Value,
+    Wanted,
+    part,
+)
+from afferent.types import MiB
 
 T = TypeVar("T")
 
@@ -27,7 +40,24 @@ _START: Final = struct.Struct("<QQI")
 _FIRST_NBYTES: Final = 4096
 """What is read to find a head: more where it is longer."""
 _NUM_THREADS = 8
+_AHEAD_NBYTES: Final = 32 * MiB
+"""So much of several bodies is read ahead; of one that is longer, all."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_VALUE: Final = Found(b"", 0)
+
+
+class Files(Protocol):
+    """See `LocalFiles`."""
+
+    def read(self, name: bytes, end: int) -> File | None: ...
+
+    def write(self, name: bytes, data: bytes) -> bool: ...
+
+    def delete(self, name: bytes) -> bool: ...
+
+    def names(self) -> Iterator[list[bytes]]: ...
+
+    def check(self) -> None: ...
 
 
 class FolderTier:
@@ -41,12 +71,16 @@ class FolderTier:
             ConfigError: `fsspec` can't open it.
         """
         try:
-            self._files: Any
-            self._files, self._root = fsspec.core.url_to_fs(url)
+            system, root = fsspec.core.url_to_fs(url)
         except Exception as error:  # of a file system that is not ours
             raise ConfigError(f"--tier: {in_a_line(error)}") from error
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="folder")
-        self._about = f"{type(self._files).__name__} at {self._root}"
+        self._files: Files
+        if isinstance(system, LocalFileSystem):
+            self._files = LocalFiles(root)
+        else:
+            self._files = _RemoteFiles(system, root)
+        self._calls = BoundedCalls(_NUM_THREADS, name="folder")
+        self._about = f"{type(system).__name__} at {root}"
 
     def exists_many(self, names: Sequence[bytes], *, deadline_s: float) -> list[Found | None]:
         """See `Tier`."""
@@ -54,11 +88,19 @@ class FolderTier:
 
     def get_many_into(self, wanted: Sequence[Wanted], *, deadline_s: float) -> list[bool]:
         """See `Tier`. Here it is copied, by the thread that waits, until the deadline."""
-        bodies = [self._threads.submit(self._read, one.name) for one in wanted]
-        return [
-            _copy(self._result(body, deadline_s), one)
-            for one, body in zip(wanted, bodies, strict=True)
-        ]
+        to_ask, ahead = deque(wanted), deque[tuple[Wanted, Future[bytes | None]]]()
+        nbytes, were_read = 0, []
+        with self._leaving(future for _, future in ahead):
+            while to_ask or ahead:
+                while to_ask and (not ahead or nbytes + len(to_ask[0].target) <= _AHEAD_NBYTES):
+                    one = to_ask.popleft()
+                    nbytes += len(one.target)
+                    ahead.append((one, self._calls.submit(partial(self._read, one))))
+                one, future = ahead[0]
+                were_read.append(_copy(self._result(future, deadline_s), one))
+                ahead.popleft()
+                nbytes -= len(one.target)
+        return were_read
 
     def put_many(self, values: Sequence[Value], *, ttl_s: float, deadline_s: float) -> list[bool]:
         """See `Tier`."""
@@ -68,124 +110,163 @@ class FolderTier:
             (value.name, b"".join((_start(ends, value), value.head, value.body)))
             for value in values
         ]
-        return self._for_each(files, self._write, deadline_s)
+        return self._for_each(files, lambda file: self._files.write(*file), deadline_s)
 
     def delete_many(self, names: Sequence[bytes], *, deadline_s: float) -> int:
         """See `Tier`."""
-        return sum(self._for_each(names, self._delete, deadline_s))
+        return sum(self._for_each(names, self._files.delete, deadline_s))
 
     def names(self, *, deadline_s: float) -> Iterator[bytes]:
         """See `Tier`."""
-        for path in self._result(self._threads.submit(self._list), deadline_s):
-            try:
-                yield bytes.fromhex(str(path).rpartition("/")[2])
-            except ValueError:  # a file of somebody else, or one that is being written
-                continue
+        listing = self._files.names()
+        while (
+            page := self._result(self._calls.submit(partial(next, listing, None)), deadline_s)
+        ) is not None:
+            yield from page
 
     def health(self, *, deadline_s: float) -> Health:
         """See `Tier`."""
-        self._result(self._threads.submit(self._files.exists, self._root), deadline_s)
+        self._result(self._calls.submit(self._files.check), deadline_s)
         return Health(about=self._about)
 
     def close(self) -> None:
         """See `Tier`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._calls.close()
 
     # In threads of our own
 
     def _find(self, name: bytes) -> Found | None:
-        start = self._cat(name, 0, _FIRST_NBYTES)
-        if start is None or len(start) < _START.size:
+        file = self._files.read(name, _FIRST_NBYTES)
+        if file is None:
             return None
-        ends, nbytes, head_nbytes = _START.unpack_from(start)
-        if ends < time.time() or head_nbytes > MAX_HEAD_NBYTES:
+        if len(file.data) < _START.size:
+            return _NO_VALUE
+        ends, nbytes, head_nbytes = _START.unpack_from(file.data)
+        if ends < time.time():
             return None
+        if head_nbytes > MAX_HEAD_NBYTES:
+            return _NO_VALUE
         end = _START.size + head_nbytes
-        if len(start) < end:
-            start = self._cat(name, 0, end)
-        return None if start is None else Found(start[_START.size : end], nbytes)
+        if file.nbytes is not None and file.nbytes != end + nbytes:
+            return _NO_VALUE
+        if len(file.data) < end:
+            file = self._files.read(name, end)
+        if file is None or len(file.data) < end:
+            return None if file is None else _NO_VALUE
+        return Found(file.data[_START.size : end], nbytes)
 
-    def _read(self, name: bytes) -> memoryview | None:
-        whole = self._cat(name, 0, None)
-        if whole is None or len(whole) < _START.size:
-            return None
-        _, nbytes, head_nbytes = _START.unpack_from(whole)
-        body = memoryview(whole)[_START.size + head_nbytes :]
-        return body if len(body) == nbytes else None
+    def _read(self, one: Wanted) -> bytes | None:
+        """A whole file, or one byte more than it may have; empty where there is no file of ours."""
+        longest = _START.size + MAX_HEAD_NBYTES + len(one.target)
+        file = self._files.read(one.name, longest + 1)
+        return None if file is None else file.data
 
-    def _cat(self, name: bytes, start: int, end: int | None) -> bytes | None:
+    # Inner steps
+
+    def _for_each(
+        self, items: Sequence[Any], work: Callable[[Any], T], deadline_s: float
+    ) -> list[T]:
+        futures = [self._calls.submit(partial(work, item)) for item in items]
+        with self._leaving(futures):
+            return [self._result(future, deadline_s) for future in futures]
+
+    @contextlib.contextmanager
+    def _leaving(self, futures: Iterable[Future[T]]) -> Iterator[None]:
+        """Where one fails, the others are waited for no more."""
         try:
-            data: bytes = self._files.cat_file(self._path(name), start=start, end=end)
-        except (FileNotFoundError, ValueError, IndexError):  # or shorter than it says
-            return None
-        return data
+            yield
+        except BaseException:
+            for future in futures:
+                self._calls.leave(future)
+            raise
 
-    def _write(self, file: tuple[bytes, bytes]) -> bool:
-        name, data = file
+    def _result(self, future: Future[T], deadline_s: float) -> T:
+        try:
+            return self._calls.result(future, deadline_s)
+        except TierUnavailable:
+            raise
+        except Exception as error:  # of a file system that is not ours
+            raise TierUnavailable(in_a_line(error)) from error
+
+
+class _RemoteFiles:
+    """What `fsspec` opens. How long a file is it does not say without another round trip."""
+
+    def __init__(self, system: Any, root: str) -> None:
+        self._system, self._root = system, root
+
+    def read(self, name: bytes, end: int) -> File | None:
+        try:
+            data: bytes = self._system.cat_file(self._path(name), start=0, end=end)
+        except (FileNotFoundError, ValueError, IndexError):
+            return None
+        except IsADirectoryError:
+            return File(b"", None)
+        return File(data, None)
+
+    def write(self, name: bytes, data: bytes) -> bool:
         path = self._path(name)
         # A file has its name once it is whole. An object store has no other files.
         own = f"{path}.{secrets.token_hex(8)}"
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
-            self._files.pipe_file(own, data)
-            self._files.mv(own, path)
+            self._system.pipe_file(own, data)
+            self._system.mv(own, path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._files.rm_file(own)
+                self._system.rm_file(own)
             if error.errno not in _FULL:
                 raise
             return False
         return True
 
-    def _delete(self, name: bytes) -> bool:
+    def delete(self, name: bytes) -> bool:
         try:
-            self._files.rm_file(self._path(name))
+            self._system.rm_file(self._path(name))
         except FileNotFoundError:
             return False
         return True
 
-    def _list(self) -> list[str]:
+    def names(self) -> Iterator[list[bytes]]:
         try:
-            found: list[str] = self._files.find(self._root)
+            found: list[str] = self._system.find(self._root)
         except FileNotFoundError:
-            return []
-        return found
+            return
+        for path in found:
+            digits = str(path).rpartition("/")[2]
+            with contextlib.suppress(ValueError):  # of another program, or still being written
+                if len(digits) == 2 * NAME_NBYTES:
+                    yield [bytes.fromhex(digits)]
 
-    # Inner steps
+    def check(self) -> None:
+        self._system.exists(self._root)
 
     def _path(self, name: bytes) -> str:
         digits = name.hex()
         return f"{self._root}/{digits[:2]}/{digits}"
-
-    def _for_each(
-        self, items: Sequence[Any], work: Callable[[Any], T], deadline_s: float
-    ) -> list[T]:
-        futures = [self._threads.submit(work, item) for item in items]
-        return [self._result(future, deadline_s) for future in futures]
-
-    def _result(self, future: Future[T], deadline_s: float) -> T:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            future.cancel()
-            raise TierUnavailable("the deadline is over")
-        try:
-            return future.result(timeout=left_s)
-        except NotInTime:
-            future.cancel()
-            raise TierUnavailable("the folder did not answer in time") from None
-        except Exception as error:  # of a file system that is not ours
-            raise TierUnavailable(in_a_line(error)) from error
 
 
 def _start(ends: int, value: Value) -> bytes:
     return _START.pack(ends, len(value.body), len(value.head))
 
 
-def _copy(body: memoryview | None, one: Wanted) -> bool:
-    if body is None or len(body) != len(one.target):
+def _copy(whole: bytes | None, one: Wanted) -> bool:
+    if whole is None:
+        return False
+    body = _body(whole)
+    if len(body) != len(one.target):
+        one.refuse()
         return False
     for index in range(one.num_parts):
         one.part(index)[:] = part(body, index)
         if not one.accept(index):
             return False
     return True
+
+
+def _body(whole: bytes) -> memoryview:
+    """What a file has behind its head."""
+    if len(whole) < _START.size:
+        return memoryview(b"")
+    _, _, head_nbytes = _START.unpack_from(whole)
+    return memoryview(whole)[_START.size + head_nbytes :]

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from afferent.telemetry.registry import gauge
 from afferent.telemetry.trace import declare_stages
 
 TIER: Final = "afferent.tier.main"
@@ -16,7 +17,10 @@ ASKED: Final = "ask_tier"
 """Stages of a request: what was there came from a tier, or it was asked in vain."""
 declare_stages(FETCHED, ASKED)
 
-_SPARE_S = 2.0
+UP = gauge("afferent_tier_up", "Whether the tier answers: 0 while it is left out")
+"""Of all processes the sum: a frontend sets 0, so that it is there while no tier process is."""
+
+_SPARE_S = 0.25
 
 
 class TierSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -38,8 +42,10 @@ class TierSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     nbytes_by_tenant: dict[str, int] = {}
 
 
-def longest_fetch_s(*, timeout_s: float, wait_s: float) -> float:
-    """Who holds on to a job for longer than this hangs: it waits for its turn, for what another
-    node makes, and fetches that.
+def longest_fetch_s(*, timeout_s: float) -> float:
+    """A tier process that holds a job for longer than this, and does not renew it, has stopped.
+
+    All that it does for a job takes one time-out; while it waits for what another node makes, it
+    renews the job.
     """
-    return wait_s + 3 * timeout_s + _SPARE_S
+    return timeout_s + _SPARE_S

@@ -19,7 +19,7 @@ from afferent.errors import TierUnavailable
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.pushing import push_counts
-from afferent.telemetry.registry import gauge
+from afferent.telemetry.registry import REGISTRY, gauge
 from afferent.tier.access import Access
 from afferent.tier.claims import HeldClaims
 from afferent.tier.costs import CostModel, Limits
@@ -78,6 +78,7 @@ async def serve(store: AsyncDaemonStore, vault: Vault, settings: TierSettings) -
 
 
 async def _run(child: ChildProcess, settings: TierSettings) -> None:
+    REGISTRY.begin_at_zero()
     vault = Vault(open_tier(settings.url), Sealer(settings.secret.encode()))
     store = await AsyncDaemonStore.connect(settings.store_address, name=NAME, writable=True)
     sealed = "sealed with the fleet's secret" if settings.secret else "sealed without a secret"

@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from afferent.types import MiB
+from afferent.types import GiB, KiB, MiB
 
 PART_NBYTES = MiB
 """Values come and are checked in parts of this size; the last one is as long as what is left."""
-MAX_HEAD_NBYTES = 256 << 10
+MAX_HEAD_NBYTES = 256 * KiB
+MAX_BODY_NBYTES = 4 * GiB
+"""The largest body. Whoever can write to a tier can write any number there, so a number that is
+read from it is compared with these limits before it is used.
+"""
+NAME_NBYTES = 32
+"""A name is a digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a tier says of a value: its head, and how long its body is."""
+    """What a tier says of a value: its head, and how long its body is. An entry that can be no
+    value, such as one that is too short or too long, is found with an empty head.
+    """
 
     head: bytes
     nbytes: int
@@ -39,17 +47,24 @@ def _accept_all(_: int) -> bool:
     return True
 
 
+def _refuse_silently() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A value to be read: ``target`` is as long as its body.
 
     ``accept`` is told of each part, in order, as soon as it is in its place: `False` ends the
     reading of this value. Until the call returns the target is written to, by nobody afterwards.
+    ``refuse`` is called when there is a value of this name whose length or type differs: it is
+    wrong, not absent.
     """
 
     name: bytes
     target: memoryview
     accept: Callable[[int], bool] = field(default=_accept_all)
+    refuse: Callable[[], None] = field(default=_refuse_silently)
 
     @property
     def num_parts(self) -> int:

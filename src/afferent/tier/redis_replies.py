@@ -19,9 +19,10 @@ from redis.exceptions import TimeoutError as ServerSlow
 Reply = bytes | int | None | list["Reply"] | ResponseError
 
 _BUFFER_NBYTES: Final = 64 << 10
-_MAX_BULK_NBYTES: Final = 4 << 20
-"""Longer values are none of ours."""
-_MAX_ITEMS: Final = 1 << 20
+MAX_REPLY_NBYTES: Final = 4 << 20
+"""Of all strings in a reply together."""
+_MAX_ITEMS: Final = 1 << 16
+"""Of all lists in a reply together."""
 _MAX_DEPTH: Final = 4
 _END: Final = b"\r\n"
 _NOTHING: Final = b"$-1\r\n"
@@ -35,6 +36,7 @@ class ReplyReader:
         self._sock: socket.socket | None = None
         self._buffer = bytearray(_BUFFER_NBYTES)
         self._start = self._end = 0
+        self._left_nbytes = self._left_items = 0
 
     # What `redis` calls
 
@@ -77,11 +79,16 @@ class ReplyReader:
         self._sock.settimeout(left_s)
         return self._sock
 
-    def read(self, depth: int = 0) -> Reply:
-        """
+    def read(self, *, max_nbytes: int = MAX_REPLY_NBYTES) -> Reply:
+        """The next reply, which takes this much memory at most.
+
         Raises:
-            InvalidResponse: It is no reply, or far longer than any that was asked for.
+            InvalidResponse: It is no reply, or longer than any that was asked for.
         """
+        self._left_nbytes, self._left_items = max_nbytes, _MAX_ITEMS
+        return self._read(0)
+
+    def _read(self, depth: int) -> Reply:
         if self._buffer.startswith(_NOTHING, self._start, self._end):
             self._start += len(_NOTHING)  # what is most often said, when many are looked for
             return None
@@ -97,7 +104,8 @@ class ReplyReader:
                 nbytes = _number(rest)
                 if nbytes == -1:
                     return None
-                data = bytearray(_checked(nbytes, _MAX_BULK_NBYTES))
+                self._left_nbytes -= _checked(nbytes, self._left_nbytes)
+                data = bytearray(nbytes)
                 self._fill(memoryview(data))
                 self._skip_end()
                 return bytes(data)
@@ -107,23 +115,34 @@ class ReplyReader:
                     return None
                 if depth >= _MAX_DEPTH:
                     raise InvalidResponse("a reply is too deep")
-                return [self.read(depth + 1) for _ in range(_checked(number, _MAX_ITEMS))]
+                self._left_items -= _checked(number, self._left_items)
+                return [self._read(depth + 1) for _ in range(number)]
         raise InvalidResponse("a reply is of no known kind")
 
-    def read_into(self, target: memoryview) -> bool:
-        """The next reply, a value: whether it is there, and as long as ``target``."""
+    def read_into(self, target: memoryview) -> bool | None:
+        """The next reply, a string of which ``len(target) + 1`` bytes at most were requested.
+
+        Returns:
+            Whether it has the length of ``target``, and is there now; ``None`` if it is absent.
+
+        Raises:
+            ResponseError: The server refuses it for another reason than that it is no string.
+        """
         kind, rest = self._line()
         if kind == b"-":
-            return False
+            error = ResponseError(rest.decode("utf-8", errors="replace"))
+            if is_wrong_type(error):
+                return False
+            raise error
         if kind != b"$":
             raise InvalidResponse("a value was asked for, and something else came")
         nbytes = _number(rest)
         if nbytes == -1:
-            return False
+            return None
         if nbytes != len(target):
-            self._fill(memoryview(bytearray(_checked(nbytes, _MAX_BULK_NBYTES))))
+            self._fill(memoryview(bytearray(_checked(nbytes, len(target) + 1))))
             self._skip_end()
-            return False
+            return None if nbytes == 0 else False
         self._fill(target)
         self._skip_end()
         return True
@@ -170,6 +189,11 @@ class ReplyReader:
         if nbytes == 0:
             raise ServerGone("the server has closed the connection")
         return nbytes
+
+
+def is_wrong_type(error: ResponseError) -> bool:
+    """Whether what was requested is there, and no string."""
+    return str(error).startswith("WRONGTYPE")
 
 
 def _number(text: bytes) -> int:

@@ -20,8 +20,19 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from afferent.errors import ConfigError, TierUnavailable, in_a_line
-from afferent.tier.protocol import Found, Health, Value, Wanted, num_parts, part
-from afferent.tier.redis_replies import Reply, ReplyReader
+from afferent.tier.bounded_calls import BoundedCalls
+from afferent.tier.protocol import (
+    MAX_BODY_NBYTES,
+    MAX_HEAD_NBYTES,
+    NAME_NBYTES,
+    Found,
+    Health,
+    Value,
+    Wanted,
+    num_parts,
+    part,
+)
+from afferent.tier.redis_replies import Reply, ReplyReader, is_wrong_type
 
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _GETS_AHEAD, _SETS_AHEAD = 8, 4
@@ -31,7 +42,11 @@ _RELEASE = (
 )
 _CONNECT_TIMEOUT_S = 2.0
 _TOO_MANY_IDLE = 8
-_PAGE = 512
+_PAGE, _PAGE_OF_PARTS = 512, 64
+_LONGEST_HEAD = _NBYTES.size + MAX_HEAD_NBYTES
+_MAX_SHOWN = 80
+"""Characters of what a server says of itself."""
+_MAX_DIGITS = 20
 
 
 class RedisTier:
@@ -52,6 +67,7 @@ class RedisTier:
         self._options = options
         self._prefix = prefix.encode()
         self._idle: list[_Link] = []
+        self._calls = BoundedCalls(_TOO_MANY_IDLE, name="connect")
         try:
             self._link(_CONNECT_TIMEOUT_S)
         except TypeError as error:  # an option that a connection does not have
@@ -61,13 +77,16 @@ class RedisTier:
 
     def exists_many(self, names: Sequence[bytes], *, deadline_s: float) -> list[Found | None]:
         """See `Tier`."""
+        found: list[Found | None] = []
         if not names:
-            return []
+            return found
         with self._linked(deadline_s) as link:
-            replies = link.ask("MGET", *map(self._head, names))
-        if not isinstance(replies, list) or len(replies) != len(names):
-            raise TierUnavailable("the tier gives another number of answers than it was asked for")
-        return [_found(reply) for reply in replies]
+            for at in range(0, len(names), _PAGE):
+                page = names[at : at + _PAGE]
+                # Of an entry of any length no more is sent than a head can have, and one byte.
+                link.send([("GETRANGE", self._head(name), 0, _LONGEST_HEAD) for name in page])
+                found += [_found(link.replies.read(max_nbytes=_LONGEST_HEAD + 1)) for _ in page]
+        return found
 
     def get_many_into(self, wanted: Sequence[Wanted], *, deadline_s: float) -> list[bool]:
         """See `Tier`. Parts are asked for ahead, so that the link is never idle."""
@@ -76,19 +95,23 @@ class RedisTier:
         asked: deque[tuple[int, int]] = deque()
         with self._linked(deadline_s) as link:
             while to_ask or asked:
-                ahead: list[bytes] = []
+                ahead: list[tuple[Any, ...]] = []
                 while to_ask and len(asked) < _GETS_AHEAD:
                     index, number = to_ask.popleft()
                     if are_good[index]:
                         asked.append((index, number))
-                        ahead.append(self._part(wanted[index].name, number))
+                        one, nbytes = wanted[index], len(wanted[index].part(number))
+                        ahead.append(("GETRANGE", self._part(one.name, number), 0, nbytes))
                 if ahead:
-                    link.send([("GET", name) for name in ahead])
+                    link.send(ahead)
                 if asked:
                     index, number = asked.popleft()
-                    was_read = link.replies.read_into(wanted[index].part(number))
+                    one = wanted[index]
+                    was_read = link.replies.read_into(one.part(number))
+                    if was_read is False and are_good[index]:
+                        one.refuse()
                     if are_good[index]:
-                        are_good[index] = was_read and wanted[index].accept(number)
+                        are_good[index] = bool(was_read) and one.accept(number)
         return are_good
 
     def put_many(self, values: Sequence[Value], *, ttl_s: float, deadline_s: float) -> list[bool]:
@@ -105,11 +128,17 @@ class RedisTier:
             return 0
         with self._linked(deadline_s) as link:
             for name, one in there:
-                parts = [self._part(name, index) for index in range(num_parts(one.nbytes))]
-                for at in range(0, len(parts), _PAGE):
-                    link.ask("UNLINK", *parts[at : at + _PAGE])
-            link.ask("UNLINK", *(self._head(name) for name, _ in there))
+                self._unlink_parts(link, name, num_parts(min(one.nbytes, MAX_BODY_NBYTES)))
+            for at in range(0, len(there), _PAGE):
+                link.ask("UNLINK", *(self._head(name) for name, _ in there[at : at + _PAGE]))
         return len(there)
+
+    def _unlink_parts(self, link: _Link, name: bytes, number: int) -> None:
+        """The number is what a head says, which may be anybody's: stop where there are no parts."""
+        for at in range(0, number, _PAGE_OF_PARTS):
+            page = range(at, min(at + _PAGE_OF_PARTS, number))
+            if link.ask("UNLINK", *(self._part(name, index) for index in page)) == 0:
+                return
 
     def names(self, *, deadline_s: float) -> Iterator[bytes]:
         """See `Tier`."""
@@ -142,6 +171,7 @@ class RedisTier:
 
     def close(self) -> None:
         """See `Tier`."""
+        self._calls.close()
         while self._idle:
             self._idle.pop().close()
 
@@ -193,8 +223,10 @@ class RedisTier:
         to come might be taken for the answer to something else.
         """
         link = self._take_idle() or self._link(deadline_s - time.monotonic())
+        link.replies.deadline_s = deadline_s
         try:
-            link.connect(deadline_s)
+            if not link.is_connected:
+                self._connect(link, deadline_s)
             yield link
         except (RedisError, OSError) as error:
             link.close()
@@ -206,6 +238,15 @@ class RedisTier:
             self._idle.append(link)
         else:
             link.close()
+
+    def _connect(self, link: _Link, deadline_s: float) -> None:
+        """To find the addresses of a name takes as long as it takes, and so does each of them."""
+        connecting = self._calls.submit(link.connect)
+        try:
+            self._calls.result(connecting, deadline_s)
+        except TierUnavailable:
+            connecting.add_done_callback(lambda _: link.close())
+            raise
 
     def _take_idle(self) -> _Link | None:
         while self._idle:
@@ -246,14 +287,12 @@ class _Link:
             "driver_info": None,
         }
         self._connection = make(**{**options, **ours})
-        self._is_connected = False
+        self.is_connected = False
 
-    def connect(self, deadline_s: float) -> None:
-        """Be connected, and logged in; what is done from now on ends by the deadline."""
-        self.replies.deadline_s = deadline_s
-        if not self._is_connected:
-            self._connection.connect()
-            self._is_connected = True
+    def connect(self) -> None:
+        """Be connected, and logged in."""
+        self._connection.connect()
+        self.is_connected = True
 
     def send(self, commands: Sequence[tuple[Any, ...]]) -> None:
         packed = [
@@ -294,8 +333,16 @@ def _is_done(reply: Reply) -> bool:
 
 
 def _found(reply: Reply) -> Found | None:
-    if not isinstance(reply, bytes) or len(reply) < _NBYTES.size:
+    """
+    Raises:
+        ResponseError: The server refuses it for another reason than that it is no string.
+    """
+    if not reply:
         return None
+    if isinstance(reply, ResponseError) and not is_wrong_type(reply):
+        raise reply
+    if not isinstance(reply, bytes) or not _NBYTES.size <= len(reply) <= _LONGEST_HEAD:
+        return Found(b"", 0)
     (nbytes,) = _NBYTES.unpack_from(reply)
     return Found(reply[_NBYTES.size :], nbytes)
 
@@ -305,7 +352,7 @@ def _name_in(key: Reply) -> bytes | None:
         return None
     digits = key.partition(b"{")[2].partition(b"}")[0]
     try:
-        return bytes.fromhex(digits.decode("ascii"))
+        return bytes.fromhex(digits.decode("ascii")) if len(digits) == 2 * NAME_NBYTES else None
     except ValueError:
         return None
 
@@ -323,8 +370,12 @@ def _health(info: bytes) -> Health:
     if policy == "noeviction":
         advice.append("set maxmemory-policy allkeys-lfu: a server that evicts nothing becomes full")
     return Health(
-        about=f"{who} {version}",
-        used_nbytes=int(used) if used.isdecimal() else None,
-        max_nbytes=int(most) or None if most.isdecimal() else None,
+        about=f"{who} {version[:_MAX_SHOWN]}",
+        used_nbytes=_number(used),
+        max_nbytes=_number(most) or None,
         advice=tuple(advice),
     )
+
+
+def _number(digits: str) -> int | None:
+    return int(digits) if digits.isdecimal() and len(digits) <= _MAX_DIGITS else None

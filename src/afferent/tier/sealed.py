@@ -26,7 +26,7 @@ from hmac import compare_digest
 from blake3 import blake3
 
 from afferent.errors import FormatError
-from afferent.tier.protocol import num_parts, part
+from afferent.tier.protocol import MAX_BODY_NBYTES, num_parts, part
 from afferent.types import KEY_NBYTES, ContentKey, ObjectKind
 
 VERSION = 1
@@ -36,7 +36,6 @@ _MAGIC = b"AFF-TIER"
 _KEYED = 1
 _DIGEST_NBYTES = 32
 _FIXED = struct.Struct("<8sHHIQ32s")
-_MAX_NBYTES = 1 << 40
 _KINDS = {kind: number for number, kind in enumerate(TIERED, 1)}
 _BY_NUMBER = {number: kind for kind, number in _KINDS.items()}
 _SECRET_CONTEXT = "afferent 2026-11 seal of values in a tier"  # noqa: S105 it is no secret
@@ -88,7 +87,7 @@ class Sealer:
             raise FormatError("a head's seal is broken")
         if named != key:
             raise FormatError("a head is of another key")
-        if kind not in _BY_NUMBER or not 0 < nbytes <= _MAX_NBYTES:
+        if kind not in _BY_NUMBER or not 0 < nbytes <= MAX_BODY_NBYTES:
             raise FormatError("a head says what can't be")
         listed = data[_FIXED.size :]
         if len(listed) != _DIGEST_NBYTES * num_parts(nbytes):

@@ -60,8 +60,17 @@ class Vault:
     def can_claim(self) -> bool:
         return isinstance(self.tier, Claims)
 
-    def look_up(self, keys: Sequence[ContentKey], *, deadline_s: float) -> list[Head | None]:
+    def look_up(
+        self,
+        keys: Sequence[ContentKey],
+        *,
+        deadline_s: float,
+        rejected: set[ContentKey] | None = None,
+    ) -> list[Head | None]:
         """What there is of each, in one round trip.
+
+        Args:
+            rejected: Gets the keys whose values were wrong: they say nothing of what the tier has.
 
         Raises:
             TierUnavailable: It has no answer by the deadline.
@@ -76,19 +85,29 @@ class Vault:
                 head = self._open(one, key)
                 if head is None:
                     bad.append(name)
+                    _note(key, rejected)
             heads.append(head)
         self._delete(bad, deadline_s)
         return heads
 
-    def fetch(self, wishes: Sequence[Wish], *, deadline_s: float) -> list[bool]:
+    def fetch(
+        self,
+        wishes: Sequence[Wish],
+        *,
+        deadline_s: float,
+        rejected: set[ContentKey] | None = None,
+    ) -> list[bool]:
         """Read bodies; whether each is in its place, and every byte of it checked.
 
-        What came before the tier failed is there all the same.
+        What came before the tier failed is there all the same. For ``rejected`` see `look_up`.
         """
         readings = [_Reading(wish, self._hashers) for wish in wishes]
         wanted = [
             Wanted(
-                self._sealer.name_of(wish.head.key), wish.target[: wish.head.nbytes], each.accept
+                self._sealer.name_of(wish.head.key),
+                wish.target[: wish.head.nbytes],
+                each.accept,
+                each.refuse,
             )
             for wish, each in zip(wishes, readings, strict=True)
         ]
@@ -103,7 +122,8 @@ class Vault:
         bad = []
         for wish, one, was_read, is_good in zip(wishes, wanted, were_read, are_good, strict=True):
             if is_good is False:
-                self._reject("body", wish.head.key, "a part has another digest")
+                self._reject("body", wish.head.key, "a part has another digest or length")
+                _note(wish.head.key, rejected)
             # Parts that are missing: evicted one by one, or never written. A head without them is
             # of no use to anybody.
             if is_good is False or (failure is None and not was_read):
@@ -112,6 +132,11 @@ class Vault:
         if failure is not None and not any(are_good):
             raise failure
         return [is_good is True for is_good in are_good]
+
+    def reject(self, key: ContentKey, why: str, *, deadline_s: float) -> None:
+        """Count and delete a value that is sealed rightly, and is not what its kind says."""
+        self._reject("body", key, why)
+        self._delete([self._sealer.name_of(key)], deadline_s)
 
     def put(
         self, bodies: Sequence[Body], *, ttl_s: float, deadline_s: float, replaces: bool = False
@@ -197,6 +222,11 @@ class Vault:
         self._seldom.warning("a value of the tier was refused", reason=why, key=key.hex())
 
 
+def _note(key: ContentKey, rejected: set[ContentKey] | None) -> None:
+    if rejected is not None:
+        rejected.add(key)
+
+
 class _Reading:
     """The parts of one body as they come. Long ones are checked while the next come."""
 
@@ -219,6 +249,10 @@ class _Reading:
         else:
             self._checks.append(self._hashers.submit(check))
         return not self._is_bad
+
+    def refuse(self) -> None:
+        """What is there has another length."""
+        self._is_bad = True
 
     def is_good(self) -> bool | None:
         """Once nothing comes any more; ``None`` if not all has come, and what has is right."""

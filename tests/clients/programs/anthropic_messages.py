@@ -3,22 +3,30 @@ from pathlib import Path
 from typing import Literal
 
 from anthropic import Anthropic, NotFoundError
+from anthropic.types import Base64ImageSourceParam, MessageParam
 from pydantic import BaseModel
 
 client = Anthropic(base_url="http://127.0.0.1:8000", api_key="none")
 data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
-source = {"type": "base64", "media_type": "image/jpeg", "data": data}
-text = {"type": "text", "text": "What is in the picture?"}
-question = [{"role": "user", "content": [{"type": "image", "source": source}, text]}]
+source: Base64ImageSourceParam = {"type": "base64", "media_type": "image/jpeg", "data": data}
+question: list[MessageParam] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image", "source": source},
+            {"type": "text", "text": "What is in the picture?"},
+        ],
+    }
+]
 
 # text
-blind = [{"role": "user", "content": "What is in the picture?"}]
+blind: list[MessageParam] = [{"role": "user", "content": "What is in the picture?"}]
 answer = client.messages.create(model="shapes", max_tokens=100, messages=blind)
-print(answer.content[0].text)
+print(*(block.text for block in answer.content if block.type == "text"))
 
 # image
 answer = client.messages.create(model="shapes", max_tokens=100, messages=question)
-print(answer.content[0].text)
+print(*(block.text for block in answer.content if block.type == "text"))
 
 # stream
 with client.messages.stream(model="shapes", max_tokens=100, messages=question) as stream:
@@ -34,7 +42,8 @@ class Thing(BaseModel, extra="forbid"):
 parsed = client.messages.parse(
     model="shapes", max_tokens=1000, messages=question, output_format=Thing
 )
-print(parsed.parsed_output.model_dump_json())
+if thing := parsed.parsed_output:
+    print(thing.model_dump_json())
 
 # usage
 print(answer.usage.input_tokens, answer.usage.output_tokens)
@@ -43,4 +52,4 @@ print(answer.usage.input_tokens, answer.usage.output_tokens)
 try:
     client.messages.create(model="another", max_tokens=100, messages=question)
 except NotFoundError as error:
-    print(error.status_code, error.body["error"]["type"], error.message)
+    print(error.status_code, error.type, error.message)

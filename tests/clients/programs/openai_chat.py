@@ -3,16 +3,23 @@ from pathlib import Path
 from typing import Literal
 
 from openai import NotFoundError, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
-picture = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}
-text = {"type": "text", "text": "What is in the picture?"}
-question = [{"role": "user", "content": [picture, text]}]
+question: list[ChatCompletionMessageParam] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}},
+            {"type": "text", "text": "What is in the picture?"},
+        ],
+    }
+]
 
 # text
-blind = [{"role": "user", "content": "What is in the picture?"}]
+blind: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is in the picture?"}]
 answer = client.chat.completions.create(model="shapes", messages=blind)
 print(answer.choices[0].message.content)
 
@@ -34,10 +41,12 @@ class Thing(BaseModel, extra="forbid"):
 
 
 parsed = client.chat.completions.parse(model="shapes", messages=question, response_format=Thing)
-print(parsed.choices[0].message.parsed.model_dump_json())
+if thing := parsed.choices[0].message.parsed:
+    print(thing.model_dump_json())
 
 # usage
-print(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+if usage := answer.usage:
+    print(usage.prompt_tokens, usage.completion_tokens)
 
 # errors
 try:

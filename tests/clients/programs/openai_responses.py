@@ -3,13 +3,21 @@ from pathlib import Path
 from typing import Literal
 
 from openai import NotFoundError, OpenAI
+from openai.types.responses import ResponseInputItemParam
 from pydantic import BaseModel
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
-picture = {"type": "input_image", "image_url": f"data:image/jpeg;base64,{data}"}
-text = {"type": "input_text", "text": "What is in the picture?"}
-question = [{"role": "user", "content": [picture, text]}]
+url = f"data:image/jpeg;base64,{data}"
+question: list[ResponseInputItemParam] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": url, "detail": "auto"},
+            {"type": "input_text", "text": "What is in the picture?"},
+        ],
+    }
+]
 
 # text
 answer = client.responses.create(model="shapes", input="What is in the picture?")
@@ -33,10 +41,12 @@ class Thing(BaseModel, extra="forbid"):
 
 
 parsed = client.responses.parse(model="shapes", input=question, text_format=Thing)
-print(parsed.output_parsed.model_dump_json())
+if thing := parsed.output_parsed:
+    print(thing.model_dump_json())
 
 # usage
-print(answer.usage.input_tokens, answer.usage.output_tokens)
+if usage := answer.usage:
+    print(usage.input_tokens, usage.output_tokens)
 
 # errors
 try:

@@ -4,7 +4,20 @@ What is patched here is the product's code as it is; where a safeguard moves, it
 apply, and says so.
 """
 
-from tests.simulation.ablations import calls, making, room, staying
-from tests.simulation.ablations.table import ABLATIONS, Ablation
+from tests.simulation.ablations import calls, layers, making, room, staying, waking, waste
+from tests.simulation.ablations.layers import LAYERS
+from tests.simulation.ablations.table import ABLATIONS, Ablation, switched_off
 
-__all__ = ["ABLATIONS", "Ablation", "calls", "making", "room", "staying"]
+__all__ = [
+    "ABLATIONS",
+    "LAYERS",
+    "Ablation",
+    "calls",
+    "layers",
+    "making",
+    "room",
+    "staying",
+    "switched_off",
+    "waking",
+    "waste",
+]

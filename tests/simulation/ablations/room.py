@@ -64,9 +64,9 @@ def _settled_permits(replace: Replace) -> None:
 
 @ablation("what was freed goes to who waits for room")
 def _settled_room(replace: Replace) -> None:
-    replace(Budget, "release", _unstirred(Budget.release))
-    replace(Budget, "drop", _unstirred(Budget.drop))
-    replace(Budget, "give_back", _unstirred(Budget.give_back))
+    replace(Budget, "release", unstirred(Budget.release))
+    replace(Budget, "drop", unstirred(Budget.drop))
+    replace(Budget, "give_back", unstirred(Budget.give_back))
 
 
 @ablation("a seal gives back the bytes that were not used")
@@ -82,7 +82,7 @@ def _trimmed_tails(replace: Replace) -> None:
 # Tools
 
 
-def _unstirred(call: Callable[..., Any]) -> Callable[..., Any]:
+def unstirred(call: Callable[..., Any]) -> Callable[..., Any]:
     def quiet(self: Any, *args: Any) -> Any:
         before = self._may_reserve
         found = call(self, *args)

@@ -10,8 +10,6 @@ from typing import Any
 from afferent.engine.reference.core.pins import Pins
 from afferent.errors import StoreRestarted
 from afferent.store.arena import ArenaMap
-from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon import client_table
 from afferent.store.daemon.client_table import ClientTable, Entry
 from afferent.store.daemon.main import StoreDaemon
@@ -21,6 +19,7 @@ from afferent.store.state.index import ObjectIndex
 from afferent.store.state.machine import StoreState
 from afferent.store.state.object_table import ObjectTable
 from afferent.store.state.single_flight import SingleFlight
+from tests.simulation.ablations.layers import LAYERS
 from tests.simulation.ablations.table import Replace, ablation
 
 
@@ -67,17 +66,8 @@ def _generations(replace: Replace) -> None:
 
 @ablation("a handle of a former epoch is refused")
 def _epochs(replace: Replace) -> None:
-    resolve = ObjectIndex.resolve
-
-    def of_any_epoch(self: Any, handle: Any) -> Any:
-        found = self._by_generation.get(handle.generation)
-        if found is not None and found.handle.offset == handle.offset:
-            return found
-        return resolve(self, handle)
-
-    replace(ObjectIndex, "resolve", of_any_epoch)
-    for store in (DaemonStore, AsyncDaemonStore):
-        replace(store, "block", lambda self, h: self._arena.block(h.offset, h.nbytes))
+    for switch_off in LAYERS["epochs"]:
+        switch_off(replace)
 
 
 @ablation("what a lost connection has pinned stays until its process is dead, or has come back")

@@ -6,7 +6,6 @@ answers are to have are tried apart.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
@@ -16,16 +15,19 @@ from afferent.engine.reference.settings import ReferenceSettings
 from afferent.engine.remote.kind import Listening, RemoteKind, RemoteLink, listening
 from afferent.engine.weights import check_weights, weights_nbytes
 from afferent.preprocess.registry import POSITION_FEATURES, facts_of
+from afferent.runtime import cgroup
 from afferent.telemetry.trace import declare_stages
-from afferent.types import GiB, MiB, ObjectKind
+from afferent.types import MiB, ObjectKind
 
 # Frontends, which count them, import this description and none of the processes.
 declare_stages("form", "accept", "encode", "copy_embeddings", "prefill", "decode_tokens")
 
-_WORKER_NBYTES = GiB // 2
-"""What a worker takes, its part of the model apart: imports of torch, mostly."""
-_FORMS_NBYTES = 256 * MiB
-"""What tries forms of answers, and the forms that a worker follows."""
+_WORKER_NBYTES = 384 * MiB
+"""What a worker takes, with its zygote, and its part of the model apart: 250 MiB where nothing goes
+on, imports of torch mostly.
+"""
+_FORMS_NBYTES = 192 * MiB
+"""What the core takes, what tries forms of answers, and the forms that a worker follows."""
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
 """No progress bars between the server's lines, and nothing looked up on a hub."""
 
@@ -70,7 +72,7 @@ def _workers(
 ) -> list[EngineProcess]:
     """One for each rank; the core sees to it that they start and end together."""
     num_workers = settings.tensor_parallel_size
-    num_threads = min(8, max(1, (os.cpu_count() or 2) - 1)) // num_workers
+    num_threads = min(8, max(1, cgroup.num_cores() - 1)) // num_workers
     return [
         EngineProcess(
             name=f"worker-{rank}" if num_workers > 1 else "worker",

@@ -6,6 +6,10 @@ from afferent.config import Group, Settings, setting
 from afferent.errors import ConfigError
 from afferent.types import MiB
 
+LEAST_KV_TOKENS = 256
+"""A short chat with an image of the smallest models."""
+LEAST_MODEL_LEN = 64
+
 
 class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the model is divided, what is computed at a time, and in how much memory."""
@@ -49,6 +53,16 @@ class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check(self) -> None:
         """See `Settings.check`."""
+        if 0 < self.kv_cache_tokens < LEAST_KV_TOKENS:
+            raise ConfigError(
+                f"--kv-cache-tokens {self.kv_cache_tokens}: must be at least {LEAST_KV_TOKENS}, or "
+                "0: running requests, prompts and images included, would not fit into fewer"
+            )
+        if 0 < self.max_model_len < LEAST_MODEL_LEN:
+            raise ConfigError(
+                f"--max-model-len {self.max_model_len}: must be at least {LEAST_MODEL_LEN}, or 0: "
+                "no prompt would leave room for an answer"
+            )
         if 0 < self.kv_cache_tokens < self.max_model_len:
             raise ConfigError(
                 f"a request of {self.max_model_len:,} tokens, as --max-model-len allows, does not "

@@ -41,6 +41,7 @@ class RemoteEngine:
         self._channel: wire.AsyncChannel | None = None
         self._closed = asyncio.Event()
         self._is_understood = False
+        self._refusal = ""  # why an engine of another version does not serve this frontend
         self._queues: dict[str, asyncio.Queue[_Event]] = {}
         self._asked: list[asyncio.Future[EngineStats | None]] = []
         self.info: EngineInfo | None = None
@@ -60,11 +61,12 @@ class RemoteEngine:
             try:
                 await self._channel.attach(sock)
                 with contextlib.suppress(ConnectionClosed):  # it has died since
-                    self._channel.send(encode(m.FrontendHello(self._name)))
+                    self._channel.send(encode(m.FrontendHello(m.VERSION, self._name)))
                 await self._closed.wait()
             finally:
                 self._channel.abort()
-            log.warning("the engine is gone")
+            if not self._refusal:
+                log.warning("the engine is gone")
             pause_s = _RECONNECT_S if self._is_understood else min(2 * pause_s, _MAX_RECONNECT_S)
             await asyncio.sleep(pause_s)
 
@@ -75,7 +77,7 @@ class RemoteEngine:
         """See `Engine.submit`."""
         channel = self._channel
         if channel is None or not channel.is_open or self.info is None:
-            raise EngineUnavailable("the engine is not ready; try again")
+            raise EngineUnavailable(self._refusal or "the engine is not ready; try again")
         queue: asyncio.Queue[_Event] = asyncio.Queue()
         self._queues[request.request_id] = queue
         finished = False
@@ -115,11 +117,21 @@ class RemoteEngine:
         self._is_understood = True
         match message:
             case m.Health(info=info):
-                self.info = info
+                self.info, self._refusal = info, ""
+            case m.Refused():
+                self._on_refused(m.refused_by(message))
             case m.Stats(stats=stats):
                 self._answer(stats)
             case _:
                 self._on_event(message)
+
+    def _on_refused(self, refusal: str) -> None:
+        """Connect again with growing pauses: an engine of this version may take its place."""
+        if refusal != self._refusal:
+            log.warning(refusal)
+        self._refusal, self._is_understood = refusal, False
+        if self._channel is not None:
+            self._channel.abort()
 
     def _on_event(self, message: m.RequestEvent) -> None:
         queue = self._queues.get(message.request_id)

@@ -22,9 +22,11 @@ from afferent.engine.protocol import (
 from afferent.engine.remote import messages as m
 from afferent.errors import AfferentError, ConnectionClosed, FormatError, InternalError
 from afferent.runtime import wire
+from afferent.runtime.logs import Seldom
 from afferent.types import Failure, decode, encode
 
 log = logging.getLogger(__name__)
+_seldom = Seldom(log)
 
 _FAILED = Failure(InternalError.code, "the engine failed on this request")
 
@@ -66,7 +68,14 @@ class _Frontend:
             self.channel.send(encode(message))
 
     def _on_frame(self, frame: bytes) -> None:
-        match decode(m.from_frontend_decoder, frame):
+        if self not in self._others and (refusal := m.refusal_of(frame)):
+            _seldom.warning(refusal)
+            self.send(m.Refused(m.VERSION))
+            return
+        message = decode(m.from_frontend_decoder, frame)
+        if self not in self._others and not isinstance(message, m.FrontendHello):
+            raise FormatError("a connection begins with a hello")
+        match message:
             case m.FrontendHello():
                 self._others.add(self)
                 self.send(m.Health(self._engine.info))

@@ -9,7 +9,17 @@ from msgspec import Struct
 
 from afferent.engine.protocol import EngineInfo, EngineRequest, EngineStats
 from afferent.errors import FormatError
-from afferent.types import Failure, RequestId, Span, TokenLogprobs, decode
+from afferent.runtime.versions import mismatch, version_behind
+from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
+
+VERSION = 1
+"""Version of all messages between frontends and an engine.
+
+The version stays where it is in `FrontendHello` and in `Refused`, so that processes of any two
+versions can name both.
+"""
+SCHEMA = "1-757e9bc7ec8c4b1ce29b5502a48d10cb"
+"""The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
 class _Message(Struct, array_like=True, forbid_unknown_fields=True):
@@ -20,8 +30,9 @@ class _Message(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class FrontendHello(_Message, tag="frontend"):
-    """The first message of a connection."""
+    """The first message of a connection; answered by `Health`, or by `Refused`."""
 
+    version: NonNegative
     name: str
 
 
@@ -44,6 +55,12 @@ class Health(_Message, tag="health"):
     """Sent at once, and whenever it changes."""
 
     info: EngineInfo | None
+
+
+class Refused(_Message, tag="refused"):
+    """The answer to a frontend of another version, which leaves then."""
+
+    version: NonNegative
 
 
 class RequestAccepted(_Message, tag="accepted"):
@@ -77,10 +94,27 @@ class Stats(_Message, tag="stats"):
 
 FromFrontend = FrontendHello | Submit | Abort | AskStats
 RequestEvent = RequestAccepted | RequestTokens | RequestFinished | RequestFailed
-ToFrontend = Health | Stats | RequestEvent
+ToFrontend = Health | Stats | Refused | RequestEvent
 
+_FRONTEND = msgspec.msgpack.encode("frontend")
 from_frontend_decoder = msgspec.msgpack.Decoder(FromFrontend)
 _to_frontend_decoder = msgspec.msgpack.Decoder(ToFrontend)
+
+
+def refusal_of(frame: bytes) -> str:
+    """Return why the sender of this first message is refused; empty where it is not.
+
+    A frontend of another version is, whether this version's schema can read its message or not.
+    """
+    theirs = version_behind(frame, "frontend")
+    if theirs == VERSION or not frame[1:].startswith(_FRONTEND):
+        return ""
+    return mismatch(us="the engine", ours=VERSION, them="a frontend", theirs=theirs)
+
+
+def refused_by(refused: Refused) -> str:
+    """Return why this frontend was refused."""
+    return mismatch(us="this frontend", ours=VERSION, them="the engine", theirs=refused.version)
 
 
 def from_engine(frame: bytes) -> ToFrontend:

@@ -30,6 +30,7 @@ _MOST_UNANSWERED = 3
 """Looks in a row. Who is busy may leave out one; who is frozen keeps what it is given."""
 _METRICS_TIMEOUT_S = 0.8
 _CONNECT_TIMEOUT_S = 5.0
+_WELL_TIMEOUT_S = 2.0
 _KEEP_ALIVE_S = 3.0
 """Less than vLLM's own (5), which would close a connection while a request is on its way."""
 _READ_NBYTES = 1 << 18
@@ -44,6 +45,10 @@ _CONNECTIONS = frozenset(
 """Headers about one connection, or about a body that may have changed."""
 _OF_ANSWERS = (_CONNECTIONS - {b"content-length"}) | {b"date", b"server"}
 """Likewise, and those that every HTTP server writes by itself."""
+_LOCATIONS = frozenset({b"location", b"content-location"})
+"""Headers with a URL, which may name a server that a client can't reach."""
+_FAILED = 500
+"""What vLLM's API server answers when its engine core has ended, among other things."""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _OF_SOCKETS = b"sec-websocket-"
 """Headers that begin so are about one connection, too."""
@@ -118,6 +123,11 @@ class VllmClient:
     def is_ready(self) -> bool:
         return any(server.is_ready for server in self._servers)
 
+    @property
+    def takes_any_file(self) -> bool:
+        """See `Upstream.takes_any_file`."""
+        return self._taken.any_file
+
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""
         return self._taken.takes(modality, file)
@@ -138,10 +148,14 @@ class VllmClient:
                     allow_redirects=False,
                 )
             async with answer:
+                if answer.status == _FAILED and not await _is_well(server):
+                    raise EngineUnavailable("vLLM's engine has ended; try again")
                 yield UpstreamAnswer(
                     status=answer.status,
                     headers=[
-                        (name, value)
+                        (name, _relative(value, server.base))
+                        if name.lower() in _LOCATIONS
+                        else (name, value)
                         for name, value in answer.raw_headers
                         if name.lower() not in _OF_ANSWERS
                     ],
@@ -282,6 +296,31 @@ def _reaching(server: _Server) -> Iterator[None]:
     except (aiohttp.ClientError, OSError) as error:
         server.is_ready = server.is_ready and not isinstance(error, aiohttp.ClientConnectorError)
         raise EngineUnavailable("vLLM does not answer; try again") from error
+
+
+async def _is_well(server: _Server) -> bool:
+    """Whether a server's engine goes on; one that does not say so in time may only be busy."""
+    timeout = aiohttp.ClientTimeout(total=_WELL_TIMEOUT_S)
+    try:
+        async with server.session.get(server.base + "/health", timeout=timeout) as answer:
+            is_well = answer.status == 200
+    except TimeoutError:
+        return True
+    except (aiohttp.ClientError, OSError):
+        is_well = False
+    server.is_ready = server.is_ready and is_well
+    return is_well
+
+
+def _relative(location: bytes, base: str) -> bytes:
+    """Return a URL without the server that it names, if that is the upstream itself."""
+    origin = base.encode()
+    rest = location[len(origin) :]
+    if location[: len(origin)].lower() != origin.lower() or rest[:1] not in (b"/", b"?", b"#", b""):
+        return location
+    if not rest.startswith(b"/"):
+        rest = b"/" + rest
+    return b"/." + rest if rest.startswith(b"//") else rest  # two slashes would begin a host
 
 
 async def _page(server: _Server) -> bytes | None:

@@ -45,7 +45,8 @@ class VllmWatch:
         return bool(self._watch.overdue)
 
     def _goes_on(self, *, has_answered: bool) -> bool:
-        of_session = list(_of_session(self._pid))
+        stats = map(ProcStat.read, pids_of_session(self._pid))
+        of_session = [stat for stat in stats if stat is not None]
         own = ProcStat.read(self._pid)
         before, self._cpu_ticks = self._cpu_ticks, own.cpu_ticks if own is not None else 0
         if any(stat.is_stopped for stat in of_session):
@@ -53,9 +54,10 @@ class VllmWatch:
         return has_answered or self._cpu_ticks > before
 
 
-def _of_session(session: int) -> Iterator[ProcStat]:
+def pids_of_session(session: int) -> Iterator[int]:
+    """Yield the processes of a session that have not ended."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             stat = ProcStat.read(int(entry.name))
             if stat is not None and stat.session == session:
-                yield stat
+                yield int(entry.name)

@@ -1,8 +1,9 @@
 """vLLM's own items as trees that `afferent.codec` stores, and back; without pickle.
 
-For engines and tools that move what vLLM's processors make (`MultiModalKwargsItem`) through a store
+For engines and tools that move what vLLM's processors make (`MultiModalKwargsItem`, and
+`MultiModalKwargsItems`) through a store
 of their own. A field's kind travels with its data: how vLLM combines it with others', with its
-slices. vLLM must be installed; nothing else of Afferent's way with it is needed.
+slices. `from_tree` needs vLLM; `to_tree` does not, and goes by the names of its classes.
 
     tree = items.to_tree(item)
     block = bytearray(codec.plan(tree).nbytes)
@@ -17,34 +18,59 @@ from typing import TYPE_CHECKING, Any, Final
 
 from afferent.errors import FormatError
 from afferent.store.block import codec
+from afferent.wording import shown
 
 if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalKwargsItem
+
+Items = Mapping[str, Any] | Sequence[Any] | None
+"""An item of vLLM, or several: vLLM has no types where it is not installed."""
 
 _TUPLE: Final = "afferent/tuple"
 """Stands before the members of a tuple, which the format has no word for."""
 _DATA, _KIND, _OPTIONS = "data", "kind", "options"
 
 
-def to_tree(item: MultiModalKwargsItem) -> dict[str, codec.Tree]:
-    """One item, by the names of its fields; its tensors are not copied.
+def to_tree(items: Items) -> codec.Tree:
+    """Describe one of vLLM's items, or several, as a tree; its tensors are not copied.
+
+    Args:
+        items: A `MultiModalKwargsItem`, a `MultiModalKwargsItems`, a list of items, or a mapping of
+            any of these by name; ``None`` stands for an item that vLLM has cached.
 
     Raises:
-        FormatError: A field of a kind, or with data, that is not known here.
+        FormatError: Something else; or a field of a kind, or with data, that is not known here.
     """
+    if items is None:
+        return None
+    if isinstance(items, list | tuple):
+        return [to_tree(each) for each in items]
+    if not isinstance(items, Mapping):
+        raise FormatError(
+            "items are a MultiModalKwargsItem, a MultiModalKwargsItems, or a list or a mapping of "
+            f"such, and not {shown(items)}"
+        )
     return {
-        name: {
-            _DATA: _packed(element.data),
-            **_described(element.field),
-        }
-        for name, element in item.items()
+        name: _element(found) if _is_element(found) else to_tree(found)
+        for name, found in items.items()
     }
 
 
+def _is_element(found: Any) -> bool:
+    """Whether it is a `MultiModalFieldElem`: vLLM need not be imported to know."""
+    return hasattr(found, "data") and hasattr(found, "field")
+
+
+def _element(element: Any) -> codec.Tree:
+    return {_DATA: _packed(element.data), **_described(element.field)}
+
+
 def from_tree(tree: Mapping[str, Any]) -> MultiModalKwargsItem:
-    """
+    """Return the item that a tree describes.
+
     Args:
-        tree: As `to_tree` gives it, with tensors of torch.
+        tree: Of one item, as `to_tree` gives it, with tensors of torch. Of several, it is one of
+            the trees in their lists.
 
     Raises:
         FormatError: Something else.
@@ -62,20 +88,19 @@ def from_tree(tree: Mapping[str, Any]) -> MultiModalKwargsItem:
 
 
 def _described(field: Any) -> dict[str, codec.Tree]:
-    from vllm.multimodal import inputs
-
-    options: dict[str, codec.Tree] = {"keep_on_cpu": bool(field.keep_on_cpu)}
-    match field:
-        case inputs.MultiModalBatchedField():
+    """A field's kind, by its class's name: vLLM takes seconds to import."""
+    options: dict[str, codec.Tree] = {"keep_on_cpu": bool(getattr(field, "keep_on_cpu", False))}
+    match type(field).__name__:
+        case "MultiModalBatchedField":
             kind = "batched"
-        case inputs.MultiModalFlatField():
+        case "MultiModalFlatField":
             kind = "flat"
             options["dim"] = int(field.dim)
             options["slices"] = [_slices(each) for each in field.slices]
-        case inputs.MultiModalSharedField():
+        case "MultiModalSharedField":
             kind, options["batch_size"] = "shared", int(field.batch_size)
-        case _:
-            raise FormatError(f"a field of {type(field).__name__} can't be stored")
+        case other:
+            raise FormatError(f"a field of {other} can't be stored")
     return {_KIND: kind, _OPTIONS: options}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import secrets
-import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from msgspec import Struct
 
 from afferent.engine.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
 from afferent.engine.upstream import Upstream
-from afferent.engine.vllm import place
+from afferent.engine.vllm import arguments, place
 from afferent.engine.vllm.launch import SERVER, VllmProcess
 from afferent.engine.vllm.media import TakenMedia
 from afferent.engine.vllm.settings import VllmSettings
@@ -32,12 +33,10 @@ declare_stages("first_byte")
 _PROCESS: Final = "afferent.engine.vllm.process"
 _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
 """Each request is in our log. Whoever wants vLLM's lines too says ``--no-...`` in the arguments."""
-_OURS = ("--uds", "--host", "--port", "--model", "--api-key", "--served-model-name")
+_OURS = ("uds", "host", "port", "model", "api_key", "served_model_name")
 _UNSAFE = (
-    "--enable-mm-embeds",
-    "--enable-prompt-embeds",
-    "--enable-scale-out",
-    "--trust-request-chat-template",
+    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out"),
+    "trust_request_chat_template",
 )
 """Ways around the limits that this server keeps, for whoever sends a request."""
 FEATURES_FOR: Final = frozenset(
@@ -47,9 +46,9 @@ FEATURES_FOR: Final = frozenset(
     }
 )
 """Types of models whose answers from our features are compared with a stock vLLM's."""
-_FRAMES: Final = "--media-io-kwargs"
+_FRAMES: Final = "media_io_kwargs"
 """By which it may be told to take other frames of a video than are taken here."""
-_OPTIONS: Final = "--mm-processor-kwargs"
+_OPTIONS: Final = "mm_processor_kwargs"
 """By which its processor may be told anything."""
 _NO_VLLM: Final = (
     "vLLM is not installed for {}; name its interpreter by --engine-python, or a vLLM that runs by "
@@ -62,6 +61,7 @@ print(version("vllm"))
 sys.exit(not list(entry_points(group="vllm.general_plugins", name="afferent")))
 """
 _LOOK_TIMEOUT_S = 60.0
+_TO_END_S = 60.0
 
 
 class VllmLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
 
     def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:
         """See `UpstreamKind.takes_features`."""
-        if any(word.startswith(_OPTIONS) for word in _arguments(settings)):
+        if _OPTIONS in _told(settings):
             return False
         return read_json(model_folder / "config.json").get("model_type") in FEATURES_FOR
 
@@ -94,15 +94,11 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""
-        arguments = _arguments(settings)
-        for word in arguments:
-            flag = word.partition("=")[0]
-            if flag in _OURS:
-                raise ConfigError(f"--engine-args: {flag} is set by this server")
-            if flag in _UNSAFE:
-                raise ConfigError(f"--engine-args: {flag} would lead around this server's limits")
-        if not settings.engine_url:
-            _look(_python(settings))
+        if settings.engine_url:
+            return
+        _refuse(_named(settings))
+        _look(_python(settings))
+        _refuse(arguments.changed(_python(settings), settings.engine_args))
 
     def reserved_nbytes(self, model_folder: Path, settings: VllmSettings) -> int:
         """See `Backend.reserved_nbytes`."""
@@ -111,7 +107,8 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
     def plan(self, site: EngineSite, settings: VllmSettings) -> EnginePlan[VllmLink]:
         """See `Backend.plan`."""
         secret, taken = secrets.token_bytes(32), TakenMedia.of(site.family, site.model_folder)
-        if settings.engine_video_bytes or _FRAMES in settings.engine_args:
+        taken = msgspec.structs.replace(taken, any_file=settings.media_formats == "all")
+        if settings.engine_video_bytes or _FRAMES in _told(settings):
             taken = msgspec.structs.replace(taken, videos=False)
         if settings.engine_url:
             secret_path = _share_secret(site.store_address, secret)
@@ -133,7 +130,13 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 command=(
                     *(_python(settings), "-m", "vllm.entrypoints.cli.main", "serve"),
                     *(str(site.model_folder), "--served-model-name", site.model_name),
-                    *(*_OF_SUPERVISED, *_arguments(settings), "--uds", socket_path),
+                    *site.aliases,
+                    *(
+                        *_OF_SUPERVISED,
+                        *arguments.split(settings.engine_args),
+                        "--uds",
+                        socket_path,
+                    ),
                 ),
                 socket_path=socket_path,
                 start_timeout_s=settings.engine_start_timeout_s,
@@ -146,7 +149,12 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
             watches=(SERVER,),
         )
         link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret, taken=taken)
-        return EnginePlan(processes=(process,), link=link)
+        return EnginePlan(
+            processes=(process,),
+            link=link,
+            # It ends by itself when it does not start in time; a little later, it hangs.
+            start_timeout_s=settings.engine_start_timeout_s + _TO_END_S,
+        )
 
     @asynccontextmanager
     async def connect(self, link: VllmLink, caller: Caller) -> AsyncIterator[Upstream]:
@@ -164,11 +172,36 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
                 await asyncio.wait([watching])
 
 
-def _arguments(settings: VllmSettings) -> list[str]:
-    try:
-        return shlex.split(settings.engine_args)
-    except ValueError as error:
-        raise ConfigError(f"--engine-args can't be read: {error}") from error
+def _named(settings: VllmSettings) -> set[str]:
+    """What the arguments name in full, without asking vLLM."""
+    words = arguments.split(settings.engine_args)
+    flags = (re.split(r"[=.]", word, maxsplit=1)[0] for word in words)
+    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+
+
+def _told(settings: VllmSettings) -> Set[str]:
+    """What the arguments set, also by an abbreviation, or in a file. Where vLLM can't be asked,
+    `VllmUpstream.check` says why.
+    """
+    with contextlib.suppress(ConfigError):
+        return arguments.changed(_python(settings), settings.engine_args) | _named(settings)
+    return _named(settings)
+
+
+def _refuse(names: Set[str]) -> None:
+    """
+    Raises:
+        ConfigError: These arguments are not the operator's to give.
+    """
+    for name in (*_OURS, *_UNSAFE):
+        if name in names:
+            flag = "--" + name.replace("_", "-")
+            why = (
+                "is set by this server"
+                if name in _OURS
+                else "would lead around this server's limits"
+            )
+            raise ConfigError(f"--engine-args: {flag} {why}")
 
 
 def _python(settings: VllmSettings) -> str:

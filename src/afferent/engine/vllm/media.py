@@ -8,8 +8,10 @@ from typing import Final, Self
 
 from msgspec import Struct
 
-from afferent.engine.vllm.mp4 import Buffer, decodes_alike
+from afferent.engine.vllm.mp4 import decodes_alike
 from afferent.errors import ConfigError
+from afferent.ingest.boxes import Buffer
+from afferent.ingest.header import is_grey_of_16_bits
 from afferent.preprocess.families.qwen_vl import QwenVlFamily
 from afferent.preprocess.family import MAX_SAMPLED_FRAMES, processor_settings
 from afferent.preprocess.registry import AnyFamily, describe
@@ -29,10 +31,12 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         audio_rate_hz: What audio has to have already: at another rate vLLM resamples by a rule of
             its own. 0: audio is never taken.
         videos: Whether vLLM takes those frames of a video that are taken here.
+        any_file: Whether it is given images of formats whose headers are not known here.
     """
 
     audio_rate_hz: int = 0
     videos: bool = False
+    any_file: bool = False
 
     @classmethod
     def of(cls, family: AnyFamily | None, folder: Path) -> Self:
@@ -49,7 +53,7 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """See `afferent.engine.upstream.Upstream`."""
         match modality:
             case Modality.IMAGE:
-                return True
+                return file is None or not is_grey_of_16_bits(file)  # Pillow cuts off at 255
             case Modality.AUDIO if file is not None:
                 return 0 < self.audio_rate_hz == _lossless_rate_hz(bytes(file[:64]))
             case Modality.AUDIO:

@@ -9,13 +9,10 @@ there are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-Buffer = bytes | memoryview
-_Box = tuple[bytes, int, int]
-"""Its kind, and where its content begins and ends."""
+from afferent.ingest.boxes import Box, Buffer, boxes
 
 _MAX_BOXES: Final = 4096
 _ENTRY_NBYTES: Final = 78  # of a video's sample entry, before the boxes in it
@@ -37,21 +34,21 @@ def decodes_alike(file: Buffer) -> bool:
 
 
 def _decodes_alike(file: Buffer) -> bool:
-    first, *_ = [*islice(_boxes(file, 0, len(file)), 1), (b"", 0, 0)]
+    first, *_ = [*islice(boxes(file, 0, len(file)), 1), (b"", 0, 0)]
     movie = _inside(file, (b"", 0, len(file)), b"moov") if first[0] == b"ftyp" else None
     if movie is None:
         return False
-    tracks = [box for box in islice(_boxes(file, *movie[1:]), _MAX_BOXES) if box[0] == b"trak"]
+    tracks = [box for box in islice(boxes(file, *movie[1:]), _MAX_BOXES) if box[0] == b"trak"]
     videos = [track for track in tracks if _handler(file, track) == b"vide"]
     return len(videos) == 1 and _is_upright(file, videos[0]) and _is_eight_bit(file, videos[0])
 
 
-def _handler(file: Buffer, track: _Box) -> bytes:
+def _handler(file: Buffer, track: Box) -> bytes:
     found = _inside(file, track, b"mdia", b"hdlr")
     return bytes(file[found[1] + 8 : found[1] + 12]) if found else b""
 
 
-def _is_upright(file: Buffer, track: _Box) -> bool:
+def _is_upright(file: Buffer, track: Box) -> bool:
     """Turned perhaps, and not mirrored."""
     found = _inside(file, track, b"tkhd")
     if found is None:
@@ -61,11 +58,11 @@ def _is_upright(file: Buffer, track: _Box) -> bool:
     return bool(a * d - b * c > 0)
 
 
-def _is_eight_bit(file: Buffer, track: _Box) -> bool:
+def _is_eight_bit(file: Buffer, track: Box) -> bool:
     table = _inside(file, track, b"mdia", b"minf", b"stbl", b"stsd")
     if table is None:
         return False
-    entries = list(islice(_boxes(file, table[1] + 8, table[2]), 2))
+    entries = list(islice(boxes(file, table[1] + 8, table[2]), 2))
     if len(entries) != 1 or entries[0][0] not in _CONFIGURATIONS:
         return False
     kind, begin, end = entries[0]
@@ -74,30 +71,12 @@ def _is_eight_bit(file: Buffer, track: _Box) -> bool:
     return found is not None and file[found[1] + 1] & 0x7F in _EIGHT_BIT[wanted]
 
 
-def _inside(file: Buffer, box: _Box, *path: bytes) -> _Box | None:
+def _inside(file: Buffer, box: Box, *path: bytes) -> Box | None:
     """The first box at the end of a path of kinds."""
-    found: _Box | None = box
+    found: Box | None = box
     for kind in path:
         if found is None:
             return None
-        inner = islice(_boxes(file, found[1], found[2]), _MAX_BOXES)
+        inner = islice(boxes(file, found[1], found[2]), _MAX_BOXES)
         found = next((each for each in inner if each[0] == kind), None)
     return found
-
-
-def _boxes(file: Buffer, start: int, stop: int) -> Iterator[_Box]:
-    """
-    Raises:
-        struct.error: The last one is cut.
-    """
-    while start + 8 <= stop:
-        nbytes, kind = struct.unpack_from(">I4s", file, start)
-        head = 8
-        if nbytes == 1:
-            (nbytes,), head = struct.unpack_from(">Q", file, start + 8), 16
-        elif nbytes == 0:
-            nbytes = stop - start
-        if nbytes < head or start + nbytes > stop:
-            return
-        yield kind, start + head, start + nbytes
-        start += nbytes

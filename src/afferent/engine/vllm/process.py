@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +23,10 @@ import aiohttp
 
 from afferent.engine.vllm.health import VllmWatch, answers
 from afferent.engine.vllm.launch import VllmProcess
+from afferent.engine.vllm.leftovers import Leftovers
+from afferent.runtime import logs
 from afferent.runtime.process import ChildProcess, die_with_parent
+from afferent.runtime.sockets import MAX_PATH_NBYTES, own_folder
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +35,62 @@ _WATCH_S = 1.0
 _LOOK_TIMEOUT_S = 1.0
 """With `_WATCH_S` less than the silence that is taken for death."""
 _TERMINATE_TIMEOUT_S = 4.0
+_KILLED_TIMEOUT_S = 2.0
+_NOTE_S = 2.0
+_RPC = "VLLM_RPC_BASE_PATH"
+_SOCKET_NBYTES = len("/") + 36
+"""Of the name of a socket of vLLM's: a UUID."""
 
 
 @contextmanager
-def _started(settings: VllmProcess) -> Iterator[subprocess.Popen[bytes]]:
-    """vLLM, in a session of its own, all of which is gone at the end."""
+def started(settings: VllmProcess) -> Iterator[tuple[subprocess.Popen[bytes], Leftovers]]:
+    """Run a vLLM in a session of its own, all of which is gone at the end."""
     path, parent_pid = Path(settings.socket_path), os.getpid()
+    is_json = isinstance(sys.stderr, logs.JsonLines)
     path.unlink(missing_ok=True)
     vllm = subprocess.Popen(
         settings.command,
+        env={**_sockets(), **os.environ},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: die_with_parent(parent_pid),
+        stdout=subprocess.PIPE if is_json else None,
+        stderr=subprocess.STDOUT if is_json else None,
     )
+    if vllm.stdout is not None:
+        output = io.TextIOWrapper(vllm.stdout, encoding="utf-8", errors="replace")
+        threading.Thread(target=_forward, args=(output,), name="vllm-output", daemon=True).start()
+    leftovers = Leftovers(vllm.pid)
     try:
-        yield vllm
+        yield vllm, leftovers
     finally:
+        leftovers.look()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(vllm.pid, signal.SIGKILL)
         vllm.wait()
         path.unlink(missing_ok=True)
+        leftovers.await_end(_KILLED_TIMEOUT_S)
+        leftovers.remove()
 
 
-async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Popen[bytes]) -> int:
+def _forward(output: io.TextIOWrapper) -> None:
+    """Print vLLM's output as events, until all of its processes have ended."""
+    with output:
+        logs.forward(output, process="vllm")
+
+
+def _sockets() -> dict[str, str]:
+    """Say where vLLM's processes have their sockets: in a folder that goes with this process."""
+    folder = str(own_folder())
+    return {_RPC: folder} if len(folder) + _SOCKET_NBYTES <= MAX_PATH_NBYTES else {}
+
+
+async def _run(
+    child: ChildProcess,
+    settings: VllmProcess,
+    vllm: subprocess.Popen[bytes],
+    leftovers: Leftovers,
+) -> int:
     """Until vLLM ends, which it should not do by itself, or goes on no more, or SIGTERM comes."""
     loop = asyncio.get_running_loop()
     stopping, ended = asyncio.Event(), asyncio.Event()
@@ -61,10 +99,13 @@ async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Pope
     loop.add_reader(pidfd, ended.set)
     child.report("starting vLLM (a minute, or more)")
     beating = asyncio.create_task(child.keep_beating())
+    noting = asyncio.create_task(_note(leftovers))
     looking = asyncio.create_task(_look_after(child, settings, vllm.pid))
     waiting = [asyncio.create_task(event.wait()) for event in (stopping, ended)]
     await asyncio.wait((*waiting, looking), return_when=asyncio.FIRST_COMPLETED)
     beating.cancel()
+    noting.cancel()
+    leftovers.look()
     if looking.done() and not stopping.is_set():
         log.error(looking.result())
         return 1
@@ -77,6 +118,13 @@ async def _run(child: ChildProcess, settings: VllmProcess, vllm: subprocess.Pope
         return 0
     log.error("vLLM has ended", extra={"status": vllm.wait()})
     return 1
+
+
+async def _note(leftovers: Leftovers) -> None:
+    """Take note of what vLLM has in shared memory: who is killed can't be asked any more."""
+    while True:
+        await asyncio.to_thread(leftovers.look)
+        await asyncio.sleep(_NOTE_S)
 
 
 async def _look_after(child: ChildProcess, settings: VllmProcess, pid: int) -> str:
@@ -99,8 +147,8 @@ async def _look_after(child: ChildProcess, settings: VllmProcess, pid: int) -> s
 def main() -> None:
     child = ChildProcess.start()
     settings = child.settings(VllmProcess)
-    with _started(settings) as vllm:
-        status = asyncio.run(_run(child, settings, vllm))
+    with started(settings) as (vllm, leftovers):
+        status = asyncio.run(_run(child, settings, vllm, leftovers))
     sys.exit(status)
 
 

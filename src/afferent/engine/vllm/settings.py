@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from afferent.config import Group, Settings, setting
 from afferent.errors import ConfigError
 from afferent.types import GiB
@@ -33,6 +35,12 @@ class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_video_bytes: bool = setting(
         False,
         "give vLLM videos as they came; for one that --media-io-kwargs tells which frames to take",
+        Group.ENGINE,
+    )
+    media_formats: Literal["known", "all"] = setting(
+        "known",
+        "image files that vLLM is given: those whose sides can be read from a header here, or all, "
+        "which vLLM then decodes with no limit on pixels but its own",
         Group.ENGINE,
     )
     engine_memory_nbytes: int = setting(

@@ -5,6 +5,7 @@ libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg reads the audio of MP4 (M4A), We
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,14 @@ _LOUDEST: Final = 10.0
 """A lossy codec overshoots 1 by a little, and so may a recording in floats; nothing means 10."""
 _UNDECODABLE: Final = "the audio can't be decoded: its data are truncated or corrupt"
 _BROKEN: Final = (*BROKEN, soundfile.LibsndfileError)
+
+
+def load() -> None:
+    """Make the memory for soundfile's callbacks. It is executable, so that a confined process can
+    make none, but it can use what there is.
+    """
+    with contextlib.suppress(soundfile.LibsndfileError), MemoryFile(b"") as file, _Stream(file):
+        pass
 
 
 def probe_audio(data: Bytes, limits: Limits) -> AudioHeader:

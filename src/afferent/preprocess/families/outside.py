@@ -16,7 +16,7 @@ from typing import Any, Final, Self, cast
 import msgspec
 from msgspec import Struct
 
-from afferent.errors import ConfigError, in_a_line
+from afferent.errors import AfferentError, ConfigError, in_a_line
 from afferent.ingest.probe import MediaHeader
 from afferent.preprocess.entry import Entry
 from afferent.preprocess.family import Family, MediaTokens, ProcessorLayout
@@ -111,6 +111,14 @@ def _inner(family: OutsideFamily) -> Family:
         raise ConfigError(f"the family {family.cls} can't be used: {in_a_line(error)}") from error
 
 
+def failed(what: str, version: str, error: Exception) -> ConfigError:
+    """The error of a family that raises what it should not."""
+    return ConfigError(
+        f"the family {what} ({version or 'of no package'}) has failed: {in_a_line(error)}; this is "
+        "a fault of the family, which should raise UnsupportedModel for a model that it can't serve"
+    )
+
+
 def find(model_type: str) -> Entry[OutsideFamily] | None:
     """What a package says of the models of a type; ``None`` if none says anything.
 
@@ -134,8 +142,14 @@ def find(model_type: str) -> Entry[OutsideFamily] | None:
         raise ConfigError(f"{point.value} is a {type(entry).__name__}, and no Entry ({model_type})")
     version = f"{point.dist.name} {point.dist.version}" if point.dist else ""
 
+    @functools.wraps(entry.describe)
     def describe(folder: Any, config: Mapping[str, Any]) -> OutsideFamily | None:
-        family = entry.describe(folder, config)
-        return None if family is None else OutsideFamily.of(family, version=version)
+        try:
+            family = entry.describe(folder, config)
+            return None if family is None else OutsideFamily.of(family, version=version)
+        except AfferentError:
+            raise
+        except Exception as error:  # likewise
+            raise failed(point.value, version, error) from error
 
     return Entry(model_types=(model_type,), describe=describe, engine=entry.engine)

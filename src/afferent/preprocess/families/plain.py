@@ -45,4 +45,4 @@ class PlainFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self
 
     def load(self) -> None:
-        resize.load()
+        resize.load(self)

@@ -121,13 +121,14 @@ INLINE void pack(const int32_t *weights, int taps, int is_wide, int32_t *packed)
 
 INLINE void weigh(const uint8_t *from, size_t step, const int32_t *packed, int taps, int is_wide,
                   int shift, uint8_t *out) {
-    int32_t sums[LANES];
+    /* Unsigned: with weights too large for their sum, it wraps as it does in AVX2. */
+    uint32_t sums[LANES];
     (void)is_wide;
-    for (int i = 0; i < LANES; i++) sums[i] = 1 << (shift - 1);
+    for (int i = 0; i < LANES; i++) sums[i] = UINT32_C(1) << (shift - 1);
     for (int k = 0; k < taps; k++, from += step)
-        for (int i = 0; i < LANES; i++) sums[i] += packed[k] * from[i];
+        for (int i = 0; i < LANES; i++) sums[i] += (uint32_t)packed[k] * from[i];
     for (int i = 0; i < LANES; i++) {
-        const int32_t value = sums[i] >> shift;
+        const int32_t value = (int32_t)sums[i] >> shift;
         out[i] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
     }
 }

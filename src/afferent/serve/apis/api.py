@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from afferent.errors import AfferentError
 from afferent.ingest.cutter import MediaKeys
-from afferent.serve.flow.call import Call, ReceivedBody
+from afferent.serve.flow.call import Call, ModelNames, ReceivedBody
 from afferent.serve.flow.conversations import History
 from afferent.serve.flow.request import Rendered
 
@@ -75,9 +75,14 @@ class Api(Protocol):
         """What else it is asked."""
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
-        """Understand a request for the model that is served under the name ``model``.
+        """Understand a request for the model that is served under the name or names ``model``.
 
         Args:
             refuses_unknown: A parameter that nobody knows is not ignored.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from afferent.ingest.raw import RawMedia
 from afferent.serve.apis import forms
 from afferent.serve.apis.names import ParameterNames
 from afferent.serve.apis.wording import Bounds, bounds_of, in_words
+from afferent.serve.flow.call import ModelNames
 from afferent.types import Bias, TokenId
 
 T = TypeVar("T")
@@ -77,12 +78,14 @@ class Reader(Generic[Request]):
         self._names = ParameterNames(names)
 
     def read(
-        self, text: bytes, *, served: str, refuses_unknown: bool
+        self, text: bytes, *, served: ModelNames, refuses_unknown: bool
     ) -> tuple[Request, tuple[str, ...]]:
         """The request, and the names of the parameters that were ignored.
 
+        Its ``model`` is the model's first name from now on, as answers have it.
+
         Args:
-            served: The model's name.
+            served: The model's name, or its names.
             refuses_unknown: None is ignored because nobody knows it.
 
         Raises:
@@ -91,12 +94,18 @@ class Reader(Generic[Request]):
             UnsupportedParameter: A parameter that is not served has a value that is no no-op.
         """
         request = _decode(self._decoder, text, None, self._bounds)
-        if request.model != served:
-            raise ModelNotFound(
-                f"the model {request.model!r} is not served here: {served!r} is", param="model"
-            )
+        names = (served,) if isinstance(served, str) else served
+        if request.model not in names:
+            raise model_not_found(request.model, names)
+        request.model = names[0]
         given = _decode(_names_decoder, text, None)
         return request, self._names.check(given, refuses_unknown=refuses_unknown)
+
+
+def model_not_found(asked: str, names: Sequence[str]) -> ModelNotFound:
+    """Return the error for a name that is none of the model's."""
+    known = " or ".join(map(repr, names))
+    return ModelNotFound(f"the model {asked!r} is not served here: {known} is", param="model")
 
 
 _names_decoder = msgspec.json.Decoder(dict[str, Raw])

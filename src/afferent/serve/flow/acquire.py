@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from afferent.admit.gate import Gate
-from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull, error_from
+from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Join, Queue, ReserveItem
 from afferent.store.protocol.results import Outcome
@@ -15,6 +15,12 @@ from afferent.store.state.allocator import round_up
 from afferent.store.state.region import Shares
 from afferent.telemetry.trace import Trace
 from afferent.types import ContentKey, Handle, Modality, ObjectKind
+
+_ARENA_SETTING = "--arena-nbytes"
+_SHARE_SETTINGS = {
+    ObjectKind.RAW: "--raw-share of --arena-nbytes",
+    ObjectKind.EMBEDDINGS: "--embeddings-share of --arena-nbytes",
+}
 
 
 class Maker:
@@ -105,9 +111,10 @@ class Maker:
         needed = sum(map(round_up, sizes))
         share = self.share_nbytes(kind)
         if needed > share:
+            setting = _SHARE_SETTINGS.get(kind, _ARENA_SETTING)
             raise ArenaTooSmall(
                 f"the request's media take {needed} bytes as {kind}; "
-                f"their share of the arena is {share}",
+                f"their share of the arena is {share} ({setting})",
                 param=Param.MESSAGES,
             )
 
@@ -121,7 +128,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def handle_of(outcome: Outcome) -> Handle:
     """Of an object that was made; otherwise what went wrong is raised."""
     if outcome.failure is not None:
-        raise error_from(outcome.failure.code, outcome.failure.message)
+        raise outcome.failure.error()
     if outcome.handle is None:
         raise InternalError("the store named no handle")
     return outcome.handle

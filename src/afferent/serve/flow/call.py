@@ -11,6 +11,9 @@ from afferent.ingest.cutter import CutMedia
 from afferent.ingest.raw import RawMedia
 from afferent.serve.flow.request import End, GenerateRequest, Message, Output, ScoredToken
 
+ModelNames = str | tuple[str, ...]
+"""The model's name in requests; of several, the first is the one in answers, as vLLM has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBody:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from afferent import errors
 from afferent.runtime.turns import next_turn
 from afferent.serve.flow.request import MediaPart
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import SECONDS, SHORT_SECONDS, WAIT_SECONDS, counter, histogram
-from afferent.telemetry.trace import STAGES, Trace
+from afferent.telemetry.trace import STAGES, Trace, declare_stages
 from afferent.types import Modality
+
+declare_stages("read_body", "parse_json", "tokenize", "digest", "into_the_arena", "acquire")
+declare_stages("fetch", "room_for_features", "queue_jobs", "wait_for_a_permit", "first_token")
+declare_stages("wait_for_features", "wait_for_embeddings")
 
 APIS: set[str] = set()
 """Each API's name is put here when it gets an endpoint."""
-MEDIA = ("none", *Modality, "mixed", "unknown")
-"""The modality of a request's media; unknown where its body was not read to the end."""
+MEDIA = ("none", *Modality, "mixed", "unknown", "unread")
+"""The modality of a request's media; unknown where its body was not read to the end, unread where
+it was refused before that: without a known key, say.
+"""
 PLACES = ("body", "admission", "fetch", "preprocess", "engine")
 """Where a request may end that does not end well."""
 
@@ -26,7 +32,11 @@ class _Outcomes:
     """``ok``, ``client_gone``, or the code of an error, whichever module it is in."""
 
     def __contains__(self, word: object) -> bool:
-        return word in ("ok", "client_gone") or any(cls.code == word for cls in errors.walk())
+        return word in tuple(self)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from ("ok", "client_gone")
+        yield from (cls.code for cls in errors.walk())
 
 
 REQUESTS = counter(

@@ -82,6 +82,11 @@ class ItemState:
         return self.copies[-1] if self.copies else None
 
     @property
+    def is_forwarded(self) -> bool:
+        """Whether it is an image that was sent and is not decoded here."""
+        return self.modality is Modality.IMAGE and self.raw is not None and self.header is None
+
+    @property
     def data(self) -> bytes | None:
         """The bytes that are on the heap."""
         return self.raw.data if self.raw is not None else None

@@ -17,9 +17,11 @@ import numpy as np
 from afferent.admit.gate import Gate
 from afferent.config import RequestLimits
 from afferent.errors import InternalError, Param, StoreFull, TooManyItems, UnsupportedMedia
+from afferent.ingest.probe import Accepted
 from afferent.preprocess.jobs import InputRange
 from afferent.preprocess.plan import Prompt
 from afferent.serve.flow.acquire import Maker, count, handle_if_there, handle_of, summary
+from afferent.serve.flow.forwarded import tensor_nbytes
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
 from afferent.serve.flow.names import Names
 from afferent.serve.flow.plan import Planner, features_job
@@ -50,6 +52,8 @@ class ItemSettings:
     num_workers: int
     has_tier: bool = False
     """Whether other nodes may have what is missing here."""
+    accepted: Accepted = Accepted.DECODED
+    """Image files that a server behind decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class ItemStage:
             limits_by_tenant=settings.limits_by_tenant,
             num_workers=settings.num_workers,
             has_tier=settings.has_tier,
+            accepted=settings.accepted,
         )
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(store, self._maker, processor)
@@ -127,7 +132,8 @@ class ItemStage:
             number = sum(part.modality is modality for part in request.media)
             if number > most:
                 raise TooManyItems(
-                    f"the request has {count(number, modality)}; at most {most} are accepted",
+                    f"the request has {count(number, modality)}; at most {most} are accepted "
+                    f"({_MOST_SETTING[modality]})",
                     param=Param.MESSAGES,
                 )
 
@@ -184,8 +190,11 @@ class ItemStage:
         """Where the bytes of all items are, in order: sealed, and pinned by the request.
 
         Raises:
+            MediaNotCached: An item came by name alone, and its bytes are needed.
             StoreFull: There is no room now.
         """
+        if unsent := [item for item in items.distinct if item.raw is None]:
+            raise not_cached([item.name for item in unsent])
         _, unsealed = items.received
         if unsealed:
             to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
@@ -193,6 +202,20 @@ class ItemStage:
         await self._write_raw(request_id, items.distinct, trace)
         files = [item.file for item in items.in_order]
         return [file for file in files if file is not None]
+
+    async def enter_forwarded(self, request_id: str, items: RequestItems, trace: Trace) -> None:
+        """Wait at the gate with items that the engine processes itself.
+
+        Raises:
+            NoPermitLeft: Too many wait already.
+            DeadlineExceeded: Their turn did not come in time.
+        """
+        nbytes = sum(map(tensor_nbytes, items.in_order))
+        start_ns = time.monotonic_ns()
+        with trace.at("admission"):
+            limit_nbytes = self._maker.share_nbytes(ObjectKind.FEATURES)
+            await self._gate.enter_forwarded(request_id, nbytes, limit_nbytes=limit_nbytes)
+        trace.stage(start_ns, "wait_for_a_permit")
 
     async def prepare(self, request_id: str, items: RequestItems, trace: Trace) -> list[ReadyItem]:
         """The features of all items, in order, made where they are missing.
@@ -331,6 +354,11 @@ def _is_there(item: ItemState) -> bool:
     return item.outcome is not None and handle_if_there(item.outcome) is not None
 
 
+_MOST_SETTING = {
+    Modality.IMAGE: "--max-images",
+    Modality.VIDEO: "--max-videos",
+    Modality.AUDIO: "--max-audio-clips",
+}
 _WORDS = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
 
 

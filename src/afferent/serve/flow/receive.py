@@ -13,10 +13,11 @@ from afferent.errors import (
     InvalidMedia,
     MediaNotCached,
     MediaTooLarge,
+    UnsupportedMedia,
 )
 from afferent.ingest.digest import Digester
 from afferent.ingest.pace import Pace
-from afferent.ingest.probe import MediaHeader, probe_image
+from afferent.ingest.probe import Accepted, MediaHeader, probe_accepted, probe_frames
 from afferent.ingest.raw import RawMedia
 from afferent.serve.flow.acquire import count, handle_if_there
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
@@ -77,10 +78,12 @@ class ItemReader:
         limits_by_tenant: Mapping[str, RequestLimits],
         num_workers: int,
         has_tier: bool,
+        accepted: Accepted = Accepted.DECODED,
     ) -> None:
         """``num_workers``: threads that read and hash media. ``has_tier``: other nodes may have
-        fetched what a URL leads to.
+        fetched what a URL leads to. ``accepted``: files that are not decoded here.
         """
+        self._accepted = accepted
         self._store, self._names = store, names
         self._limits_by_tenant = limits_by_tenant
         self._fingerprint, self._limits = processor.fingerprint, limits
@@ -223,8 +226,11 @@ class ItemReader:
         views = [self._view(item) for item in media]
         headers, pace = [], Pace()
         limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
-        for part, view in zip(parts, views, strict=True):
-            headers.append(self._header(part.media.modality, view, limits))
+        for part, raw, view in zip(parts, media, views, strict=True):
+            headers.append(self._header(part.media.modality, view, limits, raw))
+            if raw.is_frames and self._accepted is Accepted.KNOWN:
+                for _ in probe_frames(view, limits):
+                    await pace.rest()
             await pace.rest()
         new = [view for raw, view in zip(media, views, strict=True) if raw.digest is None]
         made = iter(await self._digester.digest_all(new))
@@ -241,7 +247,10 @@ class ItemReader:
             return None
         most = self._limits.of(part.modality).max_nbytes
         if part.source.nbytes > most:
-            raise MediaTooLarge(f"the {part.modality} file has more than {most} bytes")
+            raise MediaTooLarge(
+                f"the {part.modality} file has more than {most} bytes "
+                f"(--max-{part.modality}-nbytes)"
+            )
         return part.source
 
     def _view(self, raw: RawMedia) -> memoryview:
@@ -250,14 +259,23 @@ class ItemReader:
         return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
     def _header(
-        self, modality: Modality, data: memoryview, limits: RequestLimits
+        self, modality: Modality, data: memoryview, limits: RequestLimits, raw: RawMedia
     ) -> MediaHeader | None:
         """Containers of video and audio are read by workers, which are confined."""
+        if raw.is_frames and (modality is not Modality.VIDEO or not self._accepts_frames):
+            raise UnsupportedMedia(
+                "images with commas between them (data:video/jpeg) are no video here; send a file, "
+                "such as an MP4"
+            )
         if modality is Modality.IMAGE:
-            return probe_image(data, limits)
+            return probe_accepted(data, limits, self._accepted)
         if not len(data):
             raise InvalidMedia(f"the {modality} file is empty")
         return None
+
+    @property
+    def _accepts_frames(self) -> bool:
+        return self._accepted is not Accepted.DECODED
 
     # Both
 

@@ -52,7 +52,7 @@ class Frontend:
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
-        status = Status(pipeline, access, settings.model_name, board)
+        status = Status(pipeline, access, settings.model_names, board)
         self._cors_origins = settings.cors_origins
         self._apis = by_path(apis, TOKENS)
 

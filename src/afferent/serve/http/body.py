@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
+from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -12,6 +13,7 @@ from afferent.admit.gate import Gate
 from afferent.config import Limits, RequestLimits
 from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
 from afferent.ingest.cutter import BodyCutter, MediaKeys
+from afferent.ingest.json_text import check_encoding, check_keys
 from afferent.ingest.pace import Pace
 from afferent.ingest.raw import SMALL_NBYTES, RawBuffer
 from afferent.serve.flow.call import ReceivedBody
@@ -20,6 +22,7 @@ from afferent.types import Modality
 
 _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
+_LONG_JSON_NBYTES = 64 << 10
 _JSON_WINDOW_NBYTES = 16 << 10
 """Where there are no media, which are searched and no more, there may be much to look at."""
 
@@ -36,7 +39,14 @@ class BodyReader:
         media_keys: MediaKeys,
         *,
         tenant: str = "",
+        paths: Container[tuple[str | None, ...]] | None = None,
     ) -> None:
+        """
+        Args:
+            paths: Where media may stand, in JSON that is not parsed here but passed on: its text
+                may be as long as the body, and its shape has no limit. ``None``: anywhere that
+                ``media_keys`` say, in JSON that is parsed here.
+        """
         self._gate, self._limits, self._request_id = gate, limits, request_id
         self._tenant = tenant
         self._is_uploading = False
@@ -44,7 +54,11 @@ class BodyReader:
         self._sink = _Sink(self._buffer, limits)
         max_media = sum(limits.of(kind).max_items for kind in Modality)
         self._cutter = BodyCutter(
-            self._sink, media_keys, max_json_nbytes=limits.max_json_nbytes, max_media=max_media
+            *(self._sink, media_keys),
+            max_json_nbytes=limits.max_json_nbytes if paths is None else limits.max_body_nbytes,
+            max_media=max_media,
+            is_parsed=paths is None,
+            paths=paths,
         )
         self._num_read = self._num_cut = 0
 
@@ -59,6 +73,8 @@ class BodyReader:
             BodyTooLarge: More than the limits allow, with its media or without.
             BodyTooSlow: The client stopped sending, or took too long, or is about to.
             InvalidMedia: An item's base64 is malformed.
+            InvalidRequest: The JSON breaks off in an item, an object has a key twice, or it is
+                not UTF-8.
             StoreFull: There is no room for the media now.
             DeadlineExceeded: It was not there in time.
         """
@@ -77,8 +93,16 @@ class BodyReader:
                 self._num_cut += len(window)
                 await pace.rest()
         cut = self._cutter.finish()
+        check_encoding(cut.json)
+        if len(cut.json) < _LONG_JSON_NBYTES:
+            check_keys(cut.json)
+        else:
+            await asyncio.to_thread(check_keys, cut.json)
         media = self._buffer.finish(self._sink.parts, origin="data")
-        by_marker = {item.marker: raw for item, raw in zip(cut.media, media, strict=True)}
+        by_marker = {
+            item.marker: replace(raw, is_frames=True) if item.is_frames else raw
+            for item, raw in zip(cut.media, media, strict=True)
+        }
         cut_by_marker = {item.marker: item for item in cut.media}
         return ReceivedBody(cut.json, by_marker, self._num_read, cut_by_marker)
 
@@ -101,16 +125,19 @@ class BodyReader:
         elif self._buffer.is_on_heap and self._buffer.nbytes + window_nbytes > SMALL_NBYTES:
             left_nbytes = max(announced - self._num_cut, 0)
             # The cutter may still have the end of a window in hand.
-            nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * 3 // 4
+            quarters = 4 if self._cutter.is_text else 3
+            nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * quarters // 4
             self._is_uploading = await self._gate.begin_upload(
                 self._request_id, nbytes, tenant=self._tenant
             )
             await self._buffer.reserve(nbytes, self._gate)
+        elif self._cutter.is_text and not self._buffer.is_on_heap:  # it was taken for base64
+            await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
 
     def _check_size(self, nbytes: int) -> None:
         most = self._limits.max_body_nbytes
         if nbytes > most:
-            raise BodyTooLarge(f"the body has more than {most} bytes")
+            raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")
 
     async def _chunks(self, request: Request, announced: int | None) -> AsyncIterator[bytes]:
         """The body as it comes, within its times; waiting for room is not the client's time."""
@@ -151,7 +178,10 @@ class _Sink:
 
     def write(self, data: bytes) -> None:
         if self._buffer.nbytes - self._start + len(data) > self._max_nbytes:
-            raise MediaTooLarge(f"an item has more than {self._max_nbytes} bytes")
+            raise MediaTooLarge(
+                f"an item has more than {self._max_nbytes} bytes (--max-image-nbytes, "
+                "--max-video-nbytes, --max-audio-nbytes)"
+            )
         self._buffer.write(data)
 
     def end(self) -> None:

@@ -55,6 +55,8 @@ IN_FLIGHT = gauge("afferent_requests_in_flight", "Requests being answered")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSettings:
     model_name: str
+    aliases: tuple[str, ...] = ()
+    """Further names of the model in requests; answers have ``model_name``."""
     limits: RequestLimits
     request_timeout_s: float
     explain: bool
@@ -65,6 +67,10 @@ class AppSettings:
     tracing: Tracing | None = None
     cors_origins: tuple[str, ...] = ()
     """Whose pages may ask from a browser; ``*``: anybody's."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return (self.model_name, *self.aliases)
 
     def limits_of(self, share: Share) -> RequestLimits:
         return self.limits_by_tenant.get(share.tenant, self.limits)
@@ -158,7 +164,7 @@ class Endpoint:
     async def _read(self, exchange: _Exchange) -> Call:
         trace, store = exchange.trace, self._pipeline.store
         share = await self._access.enter(trace.request_id, exchange.request.headers)
-        trace.tenant = share.tenant
+        trace.tenant, trace.media = share.tenant, "unknown"
         start_ns = time.monotonic_ns()
         reader = BodyReader(
             *(
@@ -177,7 +183,7 @@ class Endpoint:
         call = self._api.parse(
             body,
             request_id=trace.request_id,
-            model=self._settings.model_name,
+            model=self._settings.model_names,
             refuses_unknown=self._settings.refuses_unknown,
         )
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))

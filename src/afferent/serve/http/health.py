@@ -18,11 +18,11 @@ from starlette.routing import Route
 from afferent.engine.metrics import engine_readings
 from afferent.errors import (
     AfferentError,
-    ModelNotFound,
     NotAuthenticated,
     StoreUnavailable,
 )
 from afferent.runtime.heartbeat import Board
+from afferent.serve.apis.schema import model_not_found
 from afferent.serve.flow.pipeline import Pipeline
 from afferent.serve.http.auth import Access
 from afferent.serve.http.responses import json_answer, new_id, refusal
@@ -43,11 +43,15 @@ class Status:
     """The endpoints that run nothing."""
 
     def __init__(
-        self, pipeline: Pipeline, access: Access, model_name: str, board: Board | None
+        self,
+        pipeline: Pipeline,
+        access: Access,
+        model_names: tuple[str, ...],
+        board: Board | None,
     ) -> None:
         """``board``: where the server's processes beat, if they do."""
         self._pipeline, self._access = pipeline, access
-        self._model_name, self._board = model_name, board
+        self._model_names, self._board = model_names, board
         self._readiness, self._page = Shared(self._is_ready), Shared(self._metrics)
 
     def routes(self) -> list[Route]:
@@ -61,12 +65,14 @@ class Status:
         ]
 
     async def _models(self, request: Request) -> Response:
-        """The models that are served: one."""
+        """The model that is served, once for each of its names."""
         try:
             self._access.tenant_of(request.headers)
         except NotAuthenticated as error:
             return refusal(error, new_id("models-"))
-        return json_answer({"object": "list", "data": [self._describe_model()]})
+        return json_answer(
+            {"object": "list", "data": [*map(self._describe_model, self._model_names)]}
+        )
 
     async def _model(self, request: Request) -> Response:
         """Whether a model is served."""
@@ -75,23 +81,20 @@ class Status:
             self._access.tenant_of(request.headers)
         except NotAuthenticated as error:
             return refusal(error, new_id("models-"))
-        if name != self._model_name:
-            missing = ModelNotFound(
-                f"the model {name!r} is not served here: {self._model_name!r} is", param="model"
-            )
-            return refusal(missing, new_id("models-"))
-        return json_answer(self._describe_model())
+        if name not in self._model_names:
+            return refusal(model_not_found(name, self._model_names), new_id("models-"))
+        return json_answer(self._describe_model(name))
 
-    def _describe_model(self) -> dict[str, Any]:
+    def _describe_model(self, name: str) -> dict[str, Any]:
         """In the words of vLLM (`max_model_len`) and of OpenRouter (`context_length`,
         `architecture`): as far as the engine is there to say it.
         """
         known: dict[str, Any] = {
-            "id": self._model_name,
+            "id": name,
             "object": "model",
             "owned_by": "afferent",
             "created": 0,
-            "root": self._model_name,
+            "root": self._model_names[0],
             "parent": None,
         }
         if (info := self._pipeline.engine.info) is not None:
@@ -128,7 +131,10 @@ class Status:
             readings = await self._readings()
         except AfferentError as error:  # counts of this process alone would look like a reset
             return refusal(error, new_id("metrics-"))
-        return Response(exposition.render(readings), media_type=exposition.CONTENT_TYPE)
+        return Response(
+            exposition.render(exposition.with_zeros(readings, REGISTRY.zeros())),
+            media_type=exposition.CONTENT_TYPE,
+        )
 
     async def _readings(self) -> list[Reading]:
         """

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from afferent.errors import AfferentError
+from afferent.errors import AfferentError, InvalidRequest
 from afferent.serve.apis import openai
 from afferent.serve.apis.api import Api
 from afferent.serve.apis.statuses import status_of
@@ -50,6 +50,11 @@ def refusal(
     answer = json_answer(body, request_id, status=status or status_of(error))
     answer.headers.update(headers_of(error))
     return answer
+
+
+def refusal_body(status: int, why: str) -> bytes:
+    """Write what the HTTP server itself refuses, in the same form as every other refusal."""
+    return bytes(refusal(InvalidRequest(why), new_id("request-"), status=status).body)
 
 
 def path_of(request: Request) -> str:

@@ -11,9 +11,9 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from afferent.errors import DeadlineExceeded
+from afferent.http_server.exchange import hang_up
 from afferent.serve.flow.call import Reply
 from afferent.serve.flow.request import Output
-from afferent.serve.http.connection import hang_up
 from afferent.serve.http.failures import failure_of
 
 

@@ -17,6 +17,7 @@ from afferent.serve.http.sharing import Shared
 from afferent.serve.upstream.metrics import joined
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import exposition
+from afferent.telemetry.registry import REGISTRY
 
 
 class UpstreamFrontend:
@@ -80,7 +81,8 @@ class UpstreamFrontend:
         asked = asyncio.create_task(self._upstream.metrics())
         try:
             readings = await gathered(self._store)
-            page = exposition.render(readings) + joined(await asked)
+            counted = exposition.with_zeros(readings, REGISTRY.zeros())
+            page = exposition.render(counted) + joined(await asked)
         except AfferentError as error:  # counts of this process alone would look like a reset
             return refusal(error, new_id("metrics-"))
         finally:

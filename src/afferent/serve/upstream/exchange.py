@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pybase64
@@ -20,6 +20,7 @@ from afferent.engine.upstream import (
     UpstreamRequest,
 )
 from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable
+from afferent.http_server.exchange import hang_up
 from afferent.ingest.raw import RawMedia
 from afferent.quota.shares import NAMELESS, Share
 from afferent.runtime import logs
@@ -28,17 +29,19 @@ from afferent.serve.flow import counting
 from afferent.serve.flow.call import ReceivedBody
 from afferent.serve.http.auth import Access, headers_to_pass_on
 from afferent.serve.http.body import BodyReader
-from afferent.serve.http.connection import hang_up
 from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings, tell
 from afferent.serve.http.failures import failure_of
 from afferent.serve.http.responses import new_id, path_of, refusal
-from afferent.serve.upstream import places
+from afferent.serve.upstream import media_locations, tenancy
+from afferent.serve.upstream.error_answers import without_references
 from afferent.serve.upstream.items import Referenced, ReferenceStage
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.explain import Explainer, make_console
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
 
+_ERRORS = 400
+"""The least status of an answer that is an error."""
 OTHER = "upstream"
 """What requests to endpoints are counted as that this server has no name for."""
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
@@ -58,6 +61,8 @@ class _Exchange:
     """Whether a part of the answer was sent."""
     is_stream: bool = False
     referenced: Referenced = field(default_factory=Referenced)
+    urls: Sequence[str] = ()
+    """What stands in the places of its media."""
     failure: Exception | None = None
     """What went wrong with a body that was passed on while it came."""
 
@@ -120,13 +125,15 @@ class Passage:
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
         exchange.share = await self._access.enter(exchange.id, request.headers)
-        trace.tenant = exchange.share.tenant
+        trace.tenant, trace.media = exchange.share.tenant, "none"
+        tenancy.check_path(path_of(request), exchange.share.tenant)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""
         if _is_json(request):
             body = await self._refer(exchange)
         elif "content-length" in request.headers or "transfer-encoding" in request.headers:
+            trace.media = "unknown"
             body = self._streamed(exchange)
         trace.where = "engine"
         start_ns = time.monotonic_ns()
@@ -140,6 +147,8 @@ class Passage:
         )
         try:
             async with self._upstream.forward(passed) as answer:
+                if answer.status >= _ERRORS and exchange.urls:
+                    answer = without_references(answer, exchange.urls)
                 await self._bring_back(exchange, answer, start_ns)
         except EngineUnavailable:
             if exchange.failure is not None:
@@ -148,49 +157,50 @@ class Passage:
 
     async def _refer(self, exchange: _Exchange) -> bytes:
         """The body with references in the places of its media; as it came, if it has none."""
-        trace = exchange.trace
+        trace, path, tenant = exchange.trace, path_of(exchange.request), exchange.share.tenant
+        trace.media = "unknown"
         start_ns = time.monotonic_ns()
         reader = BodyReader(
             *(self._store, self._gate, exchange.id),
-            *(self._settings.limits_of(exchange.share), places.MEDIA_KEYS),
-            tenant=exchange.share.tenant,
+            *(self._settings.limits_of(exchange.share), media_locations.MEDIA_KEYS),
+            tenant=tenant,
+            paths=media_locations.paths_at(path),
         )
         body = await reader.read(exchange.request)
         copied = sum(item.nbytes for item in body.media.values())
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         trace.media, trace.where = "none", "preprocess"
         start_ns = time.monotonic_ns()
-        document = places.find(body.json)
+        document = media_locations.find(body.json, path)
         # Now: what the items are made of may be another's memory soon.
         others = self._others(document, body)
         if not document.places:
             reader.let_others_come()
-            return places.restore(body.json, others)
+            passed = tenancy.written(body.json, path, tenant=tenant, has_media=False)
+            return media_locations.restore(passed, others)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
         exchange.referenced = await self._stage.refer(
             exchange.id, document, dict(body.media), share=exchange.share, trace=trace
         )
         reader.let_others_come()
-        urls = [self._upstream.sign(each) for each in exchange.referenced.references]
-        written = document.write(urls, names=exchange.referenced.names)
-        return places.restore(written, others)
+        exchange.urls = [self._upstream.sign(each) for each in exchange.referenced.references]
+        written = document.write(exchange.urls, names=exchange.referenced.names)
+        written = tenancy.written(written, path, tenant=tenant, has_media=True)
+        return media_locations.restore(written, others)
 
-    def _others(self, document: places.Document, body: ReceivedBody) -> dict[str, bytes]:
-        """What was cut out and is no media, as far as this server can see, by what stands for it.
-
-        Raises:
-            BodyTooLarge: Together it is more than a body may have besides its media.
-        """
+    def _others(self, document: media_locations.Document, body: ReceivedBody) -> dict[str, bytes]:
+        """Return what was cut out and is data, by what stands for it."""
         shown = {place.source for place in document.places}
         others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
-        most = self._settings.limits.max_json_nbytes
-        if len(body.json) + sum(raw.nbytes for raw in others.values()) > most:
-            raise BodyTooLarge(f"the body has more than {most} bytes besides media")
         return {
-            marker: body.cut[marker].head.encode() + pybase64.b64encode(self._bytes_of(raw))
+            marker: body.cut[marker].head.encode() + self._text_of(raw)
             for marker, raw in others.items()
         }
+
+    def _text_of(self, raw: RawMedia) -> bytes:
+        found = self._bytes_of(raw)
+        return bytes(found) if raw.is_frames else pybase64.b64encode(found)
 
     def _bytes_of(self, raw: RawMedia) -> bytes | memoryview:
         if raw.handle is None:
@@ -204,7 +214,7 @@ class Passage:
             async for chunk in exchange.request.stream():
                 nbytes += len(chunk)
                 if nbytes > most:
-                    raise BodyTooLarge(f"the body has more than {most} bytes")
+                    raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")
                 if chunk:
                     yield chunk
         except (AfferentError, ClientDisconnect) as error:
@@ -224,6 +234,7 @@ class Passage:
                 if exchange.is_stream and _is_prelude(held):
                     continue
                 trace.stage(start_ns, "first_byte")
+                self._gate.leave(exchange.id)  # if the engine's plugin has not said so
                 await self._stage.check(exchange.id, referenced)
                 await self._begin(exchange, answer)
                 chunk = held
@@ -280,7 +291,7 @@ def _is_json(request: Request) -> bool:
     return "json" in kind.lower() or not kind
 
 
-def _media_of(document: places.Document) -> str:
+def _media_of(document: media_locations.Document) -> str:
     found = {place.modality for place in document.places}
     return str(next(iter(found))) if len(found) == 1 else "mixed"
 

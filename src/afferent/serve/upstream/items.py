@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from afferent.engine.ahead import Ahead
-from afferent.engine.references import FeaturesReference, RawReference, Reference
+from afferent.engine.references import FeaturesReference, Of, RawReference, Reference, name_of
 from afferent.engine.upstream import Upstream
 from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
 from afferent.ingest.raw import RawMedia
@@ -23,7 +23,7 @@ from afferent.quota.shares import Share
 from afferent.serve.flow.item_state import ItemState, RequestItems
 from afferent.serve.flow.items import ItemStage, ReadyItem
 from afferent.serve.flow.request import GenerateRequest, MediaPart, Message
-from afferent.serve.upstream.places import Document
+from afferent.serve.upstream.media_locations import Document
 from afferent.serve.upstream.prompts import PromptTokens
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -132,17 +132,23 @@ class ReferenceStage:
         if max_pixels is not None and all(self._makes_any(part.modality) for part in parts):
             found = await self._items.read(request, trace)
             with found.awaited():
-                ready = await self._items.prepare(request_id, found, trace)
-            return await self._features(parts, ready, trace)
-        found = await self._items.read_bytes(request, trace)
+                if all(map(self._makes, found.distinct)):
+                    ready = await self._items.prepare(request_id, found, trace)
+                    return await self._features(request_id, parts, ready, trace)
+            if any(item.raw is None for item in found.distinct):
+                # Features of these are here. The engine takes features of all images, or of none.
+                found = await self._items.read_bytes(_without(request, found), trace)
+        else:
+            found = await self._items.read_bytes(request, trace)
         # A limit of pixels is done of images; what it means for others is for the engine to say.
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
             await self._items.plan(request_id, found, trace)
             ready = await self._items.prepare(request_id, found, trace)
-            return await self._features(parts, ready, trace)
+            return await self._features(request_id, parts, ready, trace)
         self._tell(found.distinct)
         files = await self._items.keep_bytes(request_id, found, trace)
-        return self._raw(parts, found, files)
+        await self._items.enter_forwarded(request_id, found, trace)
+        return self._raw(request_id, parts, found, files)
 
     async def check(self, request_id: str, referenced: Referenced) -> None:
         """See to it that what was referred to has been there all the time.
@@ -180,7 +186,7 @@ class ReferenceStage:
         return makes and modality is Modality.IMAGE
 
     def _makes(self, item: ItemState) -> bool:
-        if self._tokens is None or not self._items.takes(item.modality):
+        if self._tokens is None or not self._items.takes(item.modality) or item.is_forwarded:
             return False
         return self._upstream.takes(item.modality, self._items.sent(item))
 
@@ -200,12 +206,16 @@ class ReferenceStage:
         return options.max_pixels if self._items.follows(options.max_pixels) else None
 
     async def _features(
-        self, parts: Sequence[MediaPart], ready: Sequence[ReadyItem], trace: Trace
+        self,
+        request_id: str,
+        parts: Sequence[MediaPart],
+        ready: Sequence[ReadyItem],
+        trace: Trace,
     ) -> Referenced:
         if self._tokens is None:
             raise InternalError("features of a model that none are made for")
         expires_s = time.time() + self._valid_s
-        references = []
+        references: list[FeaturesReference] = []
         for part, item in zip(parts, ready, strict=True):
             WAYS.labels(part.modality, "features").inc()
             tokens = self._tokens.of(part.modality)
@@ -218,6 +228,7 @@ class ReferenceStage:
                 prompt=self._tokens.runs(part.modality, item.prompt),
                 small=_small(codec.view(self._store.block(item.handle))),
                 expires_s=expires_s,
+                of=Of(request_id, len(references), len(parts)),
             )
             if reference.num_embeds == 0:
                 raise InvalidMedia("an item becomes nothing in the prompt")
@@ -233,19 +244,29 @@ class ReferenceStage:
 
     def _raw(
         self,
+        request_id: str,
         parts: Sequence[MediaPart],
         found: RequestItems,
         files: Sequence[tuple[Handle, InputRange]],
     ) -> Referenced:
         expires_s = time.time() + self._valid_s
-        references = []
-        for part, (handle, where) in zip(parts, files, strict=True):
+        references: list[RawReference] = []
+        for part, item, (handle, where) in zip(parts, found.in_order, files, strict=True):
             WAYS.labels(part.modality, "bytes").inc()
             references.append(
-                RawReference(part.modality, handle, where.start, where.nbytes, expires_s)
+                RawReference(
+                    part.modality,
+                    handle,
+                    where.start,
+                    where.nbytes,
+                    expires_s,
+                    is_frames=item.raw is not None and item.raw.is_frames,
+                    of=Of(request_id, len(references), len(parts)),
+                )
             )
         keys = [item.key for item in found.in_order]
-        return Referenced(references, keys, [key.hex() for key in keys])
+        names = [name_of(key, request_id) for key in keys]
+        return Referenced(references, keys, names)
 
     def _tell(self, items: Sequence[ItemState]) -> None:
         """Once for each modality: the operator may wonder why nothing is gained."""
@@ -253,6 +274,16 @@ class ReferenceStage:
             if item.modality not in self._told and not self._makes(item):
                 self._told.add(item.modality)
                 log.warning("the engine processes this itself", extra={"modality": item.modality})
+
+
+def _without(request: GenerateRequest, found: RequestItems) -> GenerateRequest:
+    """Return the request with what has come of it in the place of its URLs."""
+    (message,) = request.messages
+    parts = [
+        replace(part, source=item.raw) if item.raw is not None else part
+        for part, item in zip(request.media, found.in_order, strict=True)
+    ]
+    return msgspec.structs.replace(request, messages=(replace(message, parts=tuple(parts)),))
 
 
 def _small(tree: Any) -> dict[str, list[int | float] | int | float]:

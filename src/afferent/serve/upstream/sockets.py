@@ -20,8 +20,13 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
 
+_NOT_ON_THE_WIRE = frozenset({1005, 1006, 1015})
 _GOING_AWAY, _TRY_AGAIN = 1001, 1013
 """Codes of a close: for the upstream, whose client has gone, and for a client who has lost it."""
+
+
+SOCKET_PATHS = frozenset({"/v1/realtime"})
+"""Where vLLM serves WebSockets; elsewhere a client's `Upgrade` is ignored."""
 
 
 class SocketPassage:
@@ -92,7 +97,8 @@ async def _send_all(client: WebSocket, upstream: UpstreamSocket) -> int:
     while True:
         message = await client.receive()
         if message["type"] == "websocket.disconnect":
-            return message.get("code") or _GOING_AWAY
+            code: int = message.get("code", _GOING_AWAY)
+            return _GOING_AWAY if code in _NOT_ON_THE_WIRE else code
         text = message.get("text")
         await upstream.send(text if text is not None else message["bytes"])
 

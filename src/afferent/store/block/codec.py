@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from afferent.errors import FormatError, NotPermitted
 from afferent.store.block import copying, layout, torch_tensors
-from afferent.store.block.layout import MAX_HEADER_NBYTES
+from afferent.store.block.layout import MAX_HEADER_NBYTES as MAX_HEADER_NBYTES
 from afferent.types import TensorSpec
 from afferent.wording import shown
 

@@ -149,7 +149,8 @@ def pack_header(
         raise FormatError("a string that is not valid Unicode can't be stored") from None
     if len(header) > max_header_nbytes:
         raise FormatError(
-            f"more than {max_header_nbytes} bytes besides tensors; large bytes are stored as uint8"
+            f"more than max_header_nbytes={max_header_nbytes} bytes besides tensors: store large "
+            "bytes as uint8, or allow more for many tensors, here and where the tree is read"
         )
     start = align(PRELUDE.size + len(header))
     total_nbytes = start + payloads_nbytes
@@ -171,7 +172,10 @@ def read_header(block: memoryview, *, max_header_nbytes: int = MAX_HEADER_NBYTES
     if version != VERSION or flags != 0:
         raise FormatError(f"version {version} with flags {flags} is not known here")
     if header_nbytes > max_header_nbytes or PRELUDE.size + header_nbytes > total_nbytes:
-        raise FormatError("the header is longer than it may be")
+        raise FormatError(
+            f"the header of {header_nbytes} bytes is longer than it may be: for many tensors, read "
+            f"with more than max_header_nbytes={max_header_nbytes}"
+        )
     if total_nbytes > len(block):
         raise FormatError("the block is longer than its memory")
     # A private copy: the block is shared memory, and may change between two looks at it.

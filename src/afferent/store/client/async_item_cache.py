@@ -26,14 +26,15 @@ class AsyncItemCache(Operations):
         >>> def key_of(digest: bytes) -> bytes:
         ...     return keys.frame(b"my-files/v1", digest)
         >>> async def main(address: str) -> None:
-        ...     store = await AsyncDaemonStore.connect(address, name="me", writable=True)
-        ...     cache = AsyncItemCache(store, kind=ObjectKind.RAW)
-        ...     for loaded in await cache.load("request-1", [b"a cat", b"a dog", b"a cat"], key_of):
-        ...         print(bytes(store.block(loaded.handle)))
-        ...     print((await store.stat()).num_objects)
-        ...     await cache.release("request-1")
-        ...     await store.close()
-        >>> with StoreServer(16 * MiB) as server:
+        ...     connecting = AsyncDaemonStore.connect(address, name="me", writable=True)
+        ...     async with await connecting as store:
+        ...         cache = AsyncItemCache(store, kind=ObjectKind.RAW)
+        ...         sources = [b"a cat", b"a dog", b"a cat"]
+        ...         for loaded in await cache.load("request-1", sources, key_of):
+        ...             print(bytes(store.block(loaded.handle)))
+        ...         print((await store.stat()).num_objects)
+        ...         await cache.release("request-1")
+        >>> with StoreServer(16 * MiB, shares={ObjectKind.RAW: 1.0}) as server:
         ...     asyncio.run(main(server.address))
         b'a cat'
         b'a dog'

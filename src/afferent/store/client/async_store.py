@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import threading
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, Self, TypeVar
 
-from afferent.errors import ConnectionClosed, DeadlineExceeded, StoreRestarted, StoreUnavailable
+from afferent.errors import (
+    ConnectionClosed,
+    DeadlineExceeded,
+    StoreRestarted,
+    StoreUnavailable,
+    VersionMismatch,
+)
 from afferent.runtime import wire
 from afferent.runtime.tasks import open_in_thread
 from afferent.store.arena import ArenaMap
@@ -21,9 +30,11 @@ from afferent.store.client.handshake import (
     Connection,
     connect,
     leave,
+    reported_mismatch,
 )
 from afferent.store.client.owner import Owner
 from afferent.store.client.verbs import Call, Verbs
+from afferent.store.client.views import VIEWS
 from afferent.store.protocol import requests
 from afferent.store.protocol.replies import Reply, reply_decoder, result_of
 from afferent.store.protocol.requests import Request
@@ -49,11 +60,10 @@ class AsyncDaemonStore(Verbs):
         >>> import asyncio
         >>> from afferent import AsyncDaemonStore, MiB, ObjectKind, ReserveItem, StoreServer
         >>> async def main(address: str) -> int:
-        ...     store = await AsyncDaemonStore.connect(address, name="frontend")
-        ...     await store.reserve("request-1", [ReserveItem(ObjectKind.FEATURES, MiB)])
-        ...     statistics = await store.stat()
-        ...     await store.release("request-1")
-        ...     await store.close()
+        ...     async with await AsyncDaemonStore.connect(address, name="frontend") as store:
+        ...         await store.reserve("request-1", [ReserveItem(ObjectKind.FEATURES, MiB)])
+        ...         statistics = await store.stat()
+        ...         await store.release("request-1")
         ...     return statistics.reserved_nbytes
         >>> with StoreServer(16 * MiB) as server:
         ...     asyncio.run(main(server.address))
@@ -67,8 +77,9 @@ class AsyncDaemonStore(Verbs):
         self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
         self._unsent: list[bytes] = []
         self._is_flush_due = self._is_closed = False
-        self._owner = Owner()
+        self._owner = Owner(f"store = await AsyncDaemonStore.connect{where.arguments}")
         self._reconnecting: asyncio.Task[None] | None = None
+        self._mismatch = ""  # why the next daemon can't be used
         # Set when there is something new for the task that connects again.
         self._stirred = asyncio.Event()
 
@@ -79,6 +90,7 @@ class AsyncDaemonStore(Verbs):
         """Connect.
 
         Raises:
+            VersionMismatch: The daemon speaks another version of the protocol.
             StoreUnavailable: No daemon answers within ``timeout_s``.
         """
         where = Address(address=address, name=name, writable=writable)
@@ -125,7 +137,19 @@ class AsyncDaemonStore(Verbs):
             await asyncio.to_thread(leave, self._where)
         self._arena.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        self._owner.refuse_pickle()
+
     # Inner steps
+
+    def _pin_dropper(self) -> Callable[[Handle], None]:
+        return functools.partial(_drop_pin, asyncio.get_running_loop(), weakref.ref(self))
 
     async def _call(self, call: Call[Result]) -> Result:
         self._owner.check()
@@ -178,7 +202,9 @@ class AsyncDaemonStore(Verbs):
             self._flush()
 
     def _unavailable(self, why: str) -> StoreUnavailable:
-        return StoreUnavailable("this connection is closed" if self._is_closed else why)
+        if self._is_closed:
+            return StoreUnavailable("this connection is closed")
+        return VersionMismatch(self._mismatch) if self._mismatch else StoreUnavailable(why)
 
     def _on_frame(self, frame: bytes) -> None:
         reply = decode(reply_decoder, frame)
@@ -192,7 +218,12 @@ class AsyncDaemonStore(Verbs):
             if not future.done():
                 future.set_exception(self._unavailable("the store daemon is gone"))
         if not self._is_closed:
-            log.warning("the connection to the store has ended")
+            log.warning(
+                "the connection of %r to the store %s has ended; it connects again when this "
+                "process uses no array over the arena any more",
+                self._where.name,
+                self._where.address,
+            )
             self._reconnecting = asyncio.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
@@ -205,10 +236,12 @@ class AsyncDaemonStore(Verbs):
                     lambda: connect(self._where, self._arena, timeout_s=RECONNECT_TIMEOUT_S),
                     lambda found: _close(*found, keep=self._arena),
                 )
-            except (StoreUnavailable, OSError, RuntimeError):  # or out of threads, for a moment
+            except (StoreUnavailable, OSError, RuntimeError) as error:  # or out of threads, for now
+                self._mismatch = reported_mismatch(error, self._mismatch)
                 await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
                 attempt += 1
                 continue
+            self._mismatch = ""
             self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
             await self._channel.attach(self._connection.sock)
             return
@@ -236,6 +269,15 @@ def _close(connection: Connection, arena: ArenaMap, keep: ArenaMap | None = None
     connection.sock.close()
     if arena is not keep:
         arena.close()
+
+
+def _drop_pin(
+    loop: asyncio.AbstractEventLoop, store: weakref.ref[AsyncDaemonStore], handle: Handle
+) -> None:
+    """Drop the pin of an array that is gone; from any thread, also after the loop has ended."""
+    if (found := store()) is not None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(found.unpin, VIEWS, [handle])
 
 
 def _may_be_late(request: Request[Any]) -> bool:

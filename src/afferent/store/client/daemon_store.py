@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from afferent.errors import (
     ConnectionClosed,
@@ -16,6 +16,7 @@ from afferent.errors import (
     FormatError,
     StoreRestarted,
     StoreUnavailable,
+    VersionMismatch,
 )
 from afferent.runtime import wire
 from afferent.store.arena import ArenaMap
@@ -27,6 +28,7 @@ from afferent.store.client.handshake import (
     Connection,
     connect,
     leave,
+    reported_mismatch,
 )
 from afferent.store.client.owner import Owner
 from afferent.store.client.store import Store
@@ -76,17 +78,19 @@ class DaemonStore(Store):
             timeout_s: How long an answer is waited for.
 
         Raises:
+            VersionMismatch: The daemon speaks another version of the protocol.
             StoreUnavailable: No daemon answers within ``timeout_s``.
         """
         self._eventfd: Eventfd | None = Eventfd()
         super().__init__(self._eventfd)
         self._where = Address(address=address, name=name, writable=writable)
-        self._owner = Owner()
+        self._owner = Owner(f"store = DaemonStore{self._where.arguments}")
         connection, self._arena = connect(self._where, None, timeout_s=timeout_s)
         self._lock = threading.Lock()
         self._connection: Connection | None = connection
         self._client_number = connection.client
         self._channel = wire.SyncChannel(connection.sock)
+        self._mismatch = ""  # why the next daemon can't be used
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name=f"{name}-store", daemon=True)
         self._watcher.start()
@@ -152,6 +156,9 @@ class DaemonStore(Store):
                 leave(self._where)
             self._arena.close()
 
+    def __reduce__(self) -> NoReturn:
+        self._owner.refuse_pickle()
+
     def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
         self._owner.check()
         self._release_dropped_pins()  # this call may be for their room
@@ -199,7 +206,9 @@ class DaemonStore(Store):
                 self._lose()
 
     def _unavailable(self, why: str) -> StoreUnavailable:
-        return StoreUnavailable("this connection is closed" if self._closed.is_set() else why)
+        if self._closed.is_set():
+            return StoreUnavailable("this connection is closed")
+        return VersionMismatch(self._mismatch) if self._mismatch else StoreUnavailable(why)
 
     def _lose(self) -> None:
         """The connection is of no use any more; the thread makes another. The lock is held."""
@@ -255,11 +264,13 @@ class DaemonStore(Store):
                 continue
             try:
                 found = connect(self._where, self._arena, timeout_s=RECONNECT_TIMEOUT_S)
-            except StoreUnavailable:
+            except StoreUnavailable as error:
+                self._mismatch = reported_mismatch(error, self._mismatch)
                 self._closed.wait(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
                 attempt += 1
                 continue
             with self._lock:
+                self._mismatch = ""
                 connection, self._arena = found
                 self._channel = wire.SyncChannel(connection.sock)
                 self._connection, self._client_number = connection, connection.client

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from afferent.errors import AfferentError, ConnectionClosed, StoreUnavailable
-from afferent.runtime import wire
+from afferent.errors import AfferentError, ConnectionClosed, StoreUnavailable, VersionMismatch
+from afferent.runtime import logs, wire
 from afferent.store.arena import ArenaMap
-from afferent.store.protocol.hello import VERSION, Bye, Hello, Welcome
+from afferent.store.protocol.hello import VERSION, Bye, Hello, Welcome, read_welcome
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,12 @@ class Address:
     writable: bool
     token: int = field(default_factory=lambda: secrets.randbits(62))
 
+    @property
+    def arguments(self) -> str:
+        """The arguments that open such a store, as code."""
+        writable = ", writable=True" if self.writable else ""
+        return f"({self.address!r}, name={self.name!r}{writable})"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connection:
@@ -61,8 +67,10 @@ def connect(
     Nothing that was held under an earlier connection may be in use any more.
 
     Raises:
+        VersionMismatch: The daemon speaks another version of the protocol.
         StoreUnavailable: No daemon answers within ``timeout_s``, or it is not one of ours.
     """
+    logs.show_unconfigured()
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = max(deadline - time.monotonic(), 0.001)
@@ -78,6 +86,17 @@ def connect(
         if time.monotonic() + _AGAIN_S > deadline:
             raise StoreUnavailable("the store has closed the connection")
         time.sleep(_AGAIN_S)
+
+
+def reported_mismatch(error: Exception, last: str) -> str:
+    """Return the message of a `VersionMismatch`, empty for another error; log a new one.
+
+    An exception kept instead would keep frames, and with them arrays over the arena.
+    """
+    found = error.message if isinstance(error, VersionMismatch) else ""
+    if found and found != last:
+        log.warning(found, extra={"code": VersionMismatch.code})
+    return found
 
 
 def leave(where: Address) -> None:
@@ -133,11 +152,7 @@ def _read_welcome(data: bytes, fds: list[int]) -> Welcome:
     frames = list(wire.FrameCutter(max_nbytes=4096).feed(data))
     if len(frames) != 1:
         raise StoreUnavailable("what answers is not a store")
-    welcome = msgspec.msgpack.decode(frames[0], type=Welcome)
-    if welcome.version != VERSION:
-        raise StoreUnavailable(
-            f"the store speaks version {welcome.version} of the protocol, we {VERSION}"
-        )
+    welcome = read_welcome(frames[0])
     if not fds:
         raise StoreUnavailable("the store's memory did not come: too many open files?")
     return welcome

@@ -6,7 +6,8 @@
     cache.release(request)                        # another
 
 Each operation is for many items in one or two round trips. Arrays that come back are views of the
-arena: read-only, without a copy, and valid until the request is released.
+arena: read-only, without a copy, and valid for as long as they live. One that outlives its request
+keeps its memory pinned.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ItemCache(Operations):
         ...     for request in ("request-1", "request-2"):
         ...         tree = cache.get_or_make(request, [key], squares, max_nbytes=MiB)[key]
         ...         print(tree["values"].sum())
-        ...         del tree  # what a request holds is not looked at after its release
+        ...         del tree  # else it would keep its memory pinned after the release
         ...         cache.release(request)
         made once
         14.0

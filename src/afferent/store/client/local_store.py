@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from afferent.errors import DeadlineExceeded, FormatError, StoreRestarted, StoreUnavailable
 from afferent.store.arena import ArenaMap, open_segment
@@ -17,12 +17,17 @@ from afferent.store.client.store import Store
 from afferent.store.protocol.replies import Reply, refusal, request_decoder
 from afferent.store.protocol.requests import Request
 from afferent.store.state.machine import Replies, StoreState
-from afferent.store.state.region import DEFAULT_SHARES, divide
+from afferent.store.state.region import LIBRARY_SHARES, divide
 from afferent.types import Handle, ObjectKind, decode, encode
 
 _CLIENT = 1
 _FIRST_SEGMENT = 1 << 20
 _LOOK_AGAIN_S = 0.02
+
+_OPENING = (
+    'store = DaemonStore(address, name="worker", writable=True), with the address of a StoreServer '
+    "instead of this LocalStore"
+)
 
 _segments = itertools.count(_FIRST_SEGMENT)
 """No two stores of a process have the same, nor a daemon's: a handle of another one is refused."""
@@ -44,13 +49,14 @@ class LocalStore(Store):
     """
 
     def __init__(
-        self, capacity_nbytes: int, *, shares: Mapping[ObjectKind, float] = DEFAULT_SHARES
+        self, capacity_nbytes: int, *, shares: Mapping[ObjectKind, float] = LIBRARY_SHARES
     ) -> None:
         """Make room for the arena; it takes memory as it is filled.
 
         Args:
             shares: What part of the arena each kind of object has, such as
-                ``{ObjectKind.FEATURES: 1.0}``.
+                ``{ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}``; without it features,
+                the kind of `Store.put` and `ItemCache`, have all of it.
 
         Raises:
             ConfigError: There is not that much memory, or a setting is wrong.
@@ -70,7 +76,7 @@ class LocalStore(Store):
         self._changed = threading.Condition()
         self._replies: dict[int, Reply | None] = {}
         self._is_closed = False
-        self._owner = Owner()
+        self._owner = Owner(_OPENING)
 
     @property
     def capacity_nbytes(self) -> int:
@@ -93,6 +99,9 @@ class LocalStore(Store):
             self._is_closed = True
             self._changed.notify_all()
         self._arena.close()
+
+    def __reduce__(self) -> NoReturn:
+        self._owner.refuse_pickle()
 
     def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
         self._owner.check()

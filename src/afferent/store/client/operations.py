@@ -157,26 +157,44 @@ class Operations(ItemSteps):
             reading.__exit__(None, None, None)
 
     @operation
-    def set_data(self, request: str, data: Mapping[ContentKey, codec.Tree]) -> Steps[None]:
+    def set_data(
+        self,
+        request: str,
+        data: Mapping[ContentKey, codec.Tree],
+        *,
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
+    ) -> Steps[None]:
         """Store what is not stored yet; each is a tree of tensors (`afferent.codec`).
 
         What somebody else is writing is waited for. All of it is pinned for the request.
 
+        Args:
+            max_header_nbytes: As for `Store.put`; `get_data` has to allow as many.
+
         Raises:
             NotPermitted: The store was opened without ``writable=True``.
         """
-        yield from self._set(request, data, self._kind, origins={})
+        yield from self._set(
+            request, data, self._kind, origins={}, max_header_nbytes=max_header_nbytes
+        )
 
     @operation
     def get_data(
-        self, request: str, item_keys: Iterable[ContentKey], *, tensors: codec.Library = "numpy"
+        self,
+        request: str,
+        item_keys: Iterable[ContentKey],
+        *,
+        tensors: codec.Library = "numpy",
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[dict[ContentKey, Any]]:
         """The data of those items that are stored, pinned for the request.
 
         Args:
             tensors: As for `Store.view`, where it says what writing into torch's does.
+            max_header_nbytes: As for `Store.put`.
         """
-        return (yield from self._get(request, listed("item_keys", item_keys), tensors))
+        wanted = listed("item_keys", item_keys)
+        return (yield from self._get(request, wanted, tensors, max_header_nbytes))
 
     @operation
     def get_or_make(
@@ -187,6 +205,7 @@ class Operations(ItemSteps):
         *,
         max_nbytes: int,
         tensors: codec.Library = "numpy",
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[dict[ContentKey, Any]]:
         """The data of all of the items, pinned for the request; what is missing is made.
 
@@ -200,6 +219,7 @@ class Operations(ItemSteps):
             max_nbytes: The most that one item's tree takes: its tensors, and some 100 bytes for
                 each (``codec.plan(tree).nbytes`` is exact). What it does not use is given back.
             tensors: As for `Store.view`, where it says what writing into torch's does.
+            max_header_nbytes: As for `Store.put`.
 
         Raises:
             FormatError: A tree takes more than ``max_nbytes``, or ``make`` returned ``None``.
@@ -211,16 +231,18 @@ class Operations(ItemSteps):
             tree: codec.Tree = yield make(key)
             if tree is None:
                 raise FormatError("make returned None instead of a tree: is a return missing?")
-            if (nbytes := codec.plan(tree).nbytes) > max_nbytes:
+            nbytes = codec.plan(tree, max_header_nbytes=max_header_nbytes).nbytes
+            if nbytes > max_nbytes:
                 raise FormatError(f"a tree takes {nbytes} bytes, and max_nbytes is {max_nbytes}")
-            used: int = yield self._write(codec.write_into, tree, block, nbytes=nbytes)
+            used: int = yield self._write(write, tree, block, nbytes=nbytes)
             return used
 
+        write = functools.partial(codec.write_into, max_header_nbytes=max_header_nbytes)
         if not callable(make):
             raise FormatError(f"make must be a function of a key, not {shown(make)}")
         sizes = dict.fromkeys(listed("item_keys", item_keys), max_nbytes)
         yield from self._fill(request, sizes, self._kind, fill, origins={}, seal_each=True)
-        return (yield from self._get(request, list(sizes), tensors))
+        return (yield from self._get(request, list(sizes), tensors, max_header_nbytes))
 
     # Embeddings
 
@@ -266,7 +288,11 @@ class Operations(ItemSteps):
 
     @operation
     def release(self, request: str) -> Steps[None]:
-        """Drop all that the request holds, in one round trip. Its arrays must be gone by then."""
+        """Drop all that the request holds, in one round trip.
+
+        An array that is still alive keeps its memory pinned until it is gone; other processes can
+        find the item meanwhile, and no space is made where it is.
+        """
         yield self._verbs.release(request)
 
     # What differs
@@ -308,12 +334,17 @@ class Operations(ItemSteps):
         kind: ObjectKind,
         *,
         origins: Mapping[ContentKey, Origin],
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[None]:
-        sizes = {key: codec.plan(tree).nbytes for key, tree in trees.items()}
+        most = max_header_nbytes
+        sizes = {
+            key: codec.plan(tree, max_header_nbytes=most).nbytes for key, tree in trees.items()
+        }
+        write = functools.partial(codec.write_into, max_header_nbytes=most)
 
         def fill(key: ContentKey, block: memoryview) -> Steps[int]:
             tree = trees[key]
-            used: int = yield self._write(codec.write_into, tree, block, nbytes=sizes[key])
+            used: int = yield self._write(write, tree, block, nbytes=sizes[key])
             return used
 
         yield from self._fill(request, sizes, kind, fill, origins=origins, seal_each=False)

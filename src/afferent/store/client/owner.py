@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from afferent.errors import NotPermitted
 
 
 class Owner:
-    """The process that made this."""
+    """The process that opened a store, which no other process can use.
 
-    def __init__(self) -> None:
+    Args:
+        opening: The line of code by which a process gets its own.
+    """
+
+    def __init__(self, opening: str) -> None:
         self._pid = os.getpid()
+        self._opening = opening
 
     @property
     def is_here(self) -> bool:
@@ -25,4 +31,18 @@ class Owner:
             NotPermitted: This is another process.
         """
         if not self.is_here:
-            raise NotPermitted("a forked process has not the store of its parent: it needs its own")
+            raise NotPermitted(
+                "a forked process has not the store of its parent: it needs its own. "
+                f"Open it in that process, as by: {self._opening}"
+            )
+
+    def refuse_pickle(self) -> NoReturn:
+        """Refuse to take the store to another process, or to copy it.
+
+        Raises:
+            NotPermitted: Always.
+        """
+        raise NotPermitted(
+            "a store can't be pickled or copied: its connection and its memory are of one process. "
+            f"Hand over the address, and open a store in that process, as by: {self._opening}"
+        )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from afferent.errors import error_from
 from afferent.store.block import codec
 from afferent.store.protocol.items import Claim, Find, SealItem
 from afferent.store.protocol.results import Outcome
@@ -75,7 +74,7 @@ class ItemSteps(ABC):
         failed = next((outcome.failure for outcome in outcomes if outcome.failure), None)
         if failed is not None:
             yield from self._give_up(request, outcomes)
-            raise error_from(failed.code, failed.message)
+            raise failed.error()
         return [self._slot(key, outcome) for key, outcome in zip(sizes, outcomes, strict=True)]
 
     def _slot(self, key: ContentKey, outcome: Outcome) -> Slot:
@@ -95,11 +94,17 @@ class ItemSteps(ABC):
         yield self._verbs.release(request, by_state["hit"])
 
     def _get(
-        self, request: str, wanted: Sequence[ContentKey], tensors: codec.Library
+        self,
+        request: str,
+        wanted: Sequence[ContentKey],
+        tensors: codec.Library,
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[dict[ContentKey, Any]]:
         outcomes: list[Outcome] = yield self._verbs.acquire(request, [Find(key) for key in wanted])
         return {
-            key: codec.view(self._verbs.block(outcome.handle).toreadonly(), tensors=tensors)
+            key: self._verbs.view_for(
+                request, outcome.handle, tensors=tensors, max_header_nbytes=max_header_nbytes
+            )
             for key, outcome in zip(wanted, outcomes, strict=True)
             if outcome.state == "hit" and outcome.handle is not None
         }
@@ -128,7 +133,7 @@ class ItemSteps(ABC):
             for outcome in outcomes:
                 if outcome.failure is not None:
                     yield from self._give_up(request, outcomes)
-                    raise error_from(outcome.failure.code, outcome.failure.message)
+                    raise outcome.failure.error()
             slots = [self._slot(key, outcome) for key, outcome in zip(busy, outcomes, strict=True)]
         return handles
 

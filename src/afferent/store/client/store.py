@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar, overload
 
 from afferent.errors import AfferentError, DeadlineExceeded
@@ -60,11 +61,14 @@ class Store(Verbs):
         *,
         kind: ObjectKind = ObjectKind.FEATURES,
         key: bytes | None = None,
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Handle:
         """Write a tree of tensors and seal it, in two round trips; the request has a pin on it.
 
         Args:
             key: Under which others find it, and it stays after its release; see `create`.
+            max_header_nbytes: As for `codec.plan`: more of it for more than 30,000 tensors or so.
+                A `view` of it has to allow as many.
 
         Raises:
             FormatError: It can't be stored (`afferent.codec`).
@@ -73,10 +77,10 @@ class Store(Verbs):
             ArenaTooSmall: There never is.
         """
         self.check_writable()
-        nbytes = codec.plan(tree).nbytes
+        nbytes = codec.plan(tree, max_header_nbytes=max_header_nbytes).nbytes
         (handle,) = self.create(request, [CreateItem(kind, nbytes, key)])
         try:
-            used = codec.write_into(tree, self.block(handle))
+            used = codec.write_into(tree, self.block(handle), max_header_nbytes=max_header_nbytes)
             (sealed,) = self.seal(request, [SealItem(handle, used)])
         except BaseException:  # whatever it was, others may wait for the key
             with contextlib.suppress(AfferentError):
@@ -86,11 +90,27 @@ class Store(Verbs):
 
     @overload
     def view(
-        self, handle: Handle, *, tensors: Literal["numpy"] = "numpy"
+        self,
+        handle: Handle,
+        *,
+        tensors: Literal["numpy"] = "numpy",
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> View[codec.Arrays]: ...
     @overload
-    def view(self, handle: Handle, *, tensors: codec.Library) -> View[Any]: ...
-    def view(self, handle: Handle, *, tensors: codec.Library = "numpy") -> View[Any]:
+    def view(
+        self,
+        handle: Handle,
+        *,
+        tensors: codec.Library,
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
+    ) -> View[Any]: ...
+    def view(
+        self,
+        handle: Handle,
+        *,
+        tensors: codec.Library = "numpy",
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
+    ) -> View[Any]:
         """Pin a sealed object, and see the tree in it: arrays over the arena, without a copy.
 
         The pin belongs to the arrays: it goes with the last of them, or earlier by `View.release`.
@@ -99,6 +119,7 @@ class Store(Verbs):
         Args:
             tensors: ``"torch"`` for torch's, which are never read-only: **writing into one changes
                 the object for all who read it**, or, without ``writable=True``, ends the process.
+            max_header_nbytes: As for `put`.
 
         Raises:
             StaleHandle: The object is gone.
@@ -108,7 +129,11 @@ class Store(Verbs):
         self.get(VIEWS, [handle])
         try:
             block, settle = self.block(handle), self._release_dropped_pins
-            return open_view(block, handle, self._dropped_pins, settle, tensors=tensors)
+            return open_view(
+                *(block, handle, self._dropped_pins, settle),
+                tensors=tensors,
+                max_header_nbytes=max_header_nbytes,
+            )
         except BaseException:
             with contextlib.suppress(AfferentError):
                 self.release(VIEWS, [handle])
@@ -138,6 +163,9 @@ class Store(Verbs):
     def _withdraw(self, withdrawal: Request[Any]) -> None:
         """As `_tell`, and without a wait worth speaking of: the call's time is over."""
         self._tell(withdrawal)
+
+    def _pin_dropper(self) -> Callable[[Handle], None]:
+        return self._dropped_pins.note
 
     def _release_dropped_pins(self) -> None:
         for handles in self._dropped_pins.take().values():

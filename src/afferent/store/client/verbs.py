@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import (
@@ -28,6 +29,8 @@ from msgspec import Struct
 from afferent.errors import NotPermitted
 from afferent.quota.shares import Share
 from afferent.store.arena import ArenaMap
+from afferent.store.block import codec
+from afferent.store.client.views import VIEWS, RequestViews
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem, Wanted
 from afferent.store.protocol.refusals import listed
@@ -98,6 +101,7 @@ class Verbs(ABC):
 
     def __init__(self) -> None:
         self._next_seq = itertools.count(1).__next__
+        self._request_views = RequestViews()
 
     def introduce(self, request: str, share: Share) -> None:
         """Say whose request it is, before it queues for anything; never fails.
@@ -105,6 +109,44 @@ class Verbs(ABC):
         Of what is queued for, each tenant gets its share. It is forgotten with the request.
         """
         self._tell(requests.Introduce(NO_REPLY, request, share))
+
+    def view_for(
+        self,
+        request: str,
+        handle: Handle,
+        *,
+        tensors: codec.Library = "numpy",
+        max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
+    ) -> Any:
+        """Return the tree in an object that the request has pinned: arrays over the arena.
+
+        Their memory stays pinned for as long as they live, also after the request's release.
+
+        Raises:
+            StoreRestarted: The object was lost with a former life of the store.
+            FormatError: It holds no tree.
+        """
+        return self._request_views.open(
+            *(request, self.block(handle), handle),
+            tensors=tensors,
+            max_header_nbytes=max_header_nbytes,
+        )
+
+    def _pin_views(self, request: str, handles: Sequence[Handle] | None) -> None:
+        """Give pins of their own to arrays that outlive the request's.
+
+        The message goes before that of the release, so the memory is pinned all the time.
+        """
+        by_segment: dict[int, list[Handle]] = {}
+        for handle, root in self._request_views.take(request, handles):
+            weakref.finalize(root, self._pin_dropper(), handle).atexit = False
+            by_segment.setdefault(handle.segment, []).append(handle)
+        for pinned in by_segment.values():  # those of a former life are refused, as a batch
+            self._tell(requests.Get(NO_REPLY, VIEWS, pinned))
+
+    @abstractmethod
+    def _pin_dropper(self) -> Callable[[Handle], None]:
+        """Return what is called, in any thread, when an array with a pin of its own is gone."""
 
     # Objects
 
@@ -191,12 +233,17 @@ class Verbs(ABC):
 
     @verb
     def release(self, request: str, handles: Sequence[Handle] | None = None) -> Call[None]:
-        """Take back one pin of each, or drop all that the request holds, and has reserved."""
+        """Take back one pin of each, or drop all that the request holds, and has reserved.
+
+        Arrays of an `ItemCache` that are still alive keep their memory pinned until they are gone.
+        """
         some = None if handles is None else listed("handles", handles)
+        self._pin_views(request, some)
         return Call(requests.Release(self._next_seq(), request, some))
 
     def unpin(self, request: str, handles: Sequence[Handle]) -> None:
         """`release` of these, without waiting for the answer; never fails."""
+        self._pin_views(request, handles)
         self._tell(requests.Release(NO_REPLY, request, list(handles)))
 
     def forget(self, request: str) -> None:
@@ -204,6 +251,7 @@ class Verbs(ABC):
 
         A store that is gone holds nothing.
         """
+        self._pin_views(request, None)
         self._tell(requests.Release(NO_REPLY, request, None))
 
     @verb
@@ -284,6 +332,22 @@ class Verbs(ABC):
         """Give what it has of a semaphore back at once, or stop waiting for it; never fails."""
         self._tell(requests.ReleasePermit(NO_REPLY, request, semaphore))
 
+    @verb
+    def accept(self, request: str, semaphores: Sequence[str] = ()) -> Call[bool]:
+        """Say that an engine has read media of a request, whichever client's the request is.
+
+        Args:
+            semaphores: Whose permits the request gives back.
+
+        Returns:
+            Whether the request is there: it has not been released, and holds something.
+        """
+        return Call(requests.Accept(self._next_seq(), request, tuple(semaphores)))
+
+    def accepted(self, request: str, semaphores: Sequence[str]) -> None:
+        """`accept`, without waiting for the answer; never fails."""
+        self._tell(requests.Accept(NO_REPLY, request, tuple(semaphores)))
+
     # Jobs
 
     @verb
@@ -306,6 +370,10 @@ class Verbs(ABC):
         """End a job: its object is sealed, or has failed for all who wait for it."""
         seq = self._next_seq()
         return Call(requests.Finish(seq, order.job, used_nbytes, failure, listed("spans", spans)))
+
+    def renew(self, order: Order) -> None:
+        """Have the time of a fetch begin anew, without waiting for the answer; never fails."""
+        self._tell(requests.Renew(NO_REPLY, order.job))
 
     # Questions, and what processes have counted
 

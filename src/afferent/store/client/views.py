@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -77,6 +77,71 @@ class DroppedPins:
             taken.setdefault(handle.segment, []).append(handle)
 
 
+class RequestViews:
+    """Arrays over objects that a request has pinned, as an `ItemCache` returns them.
+
+    They cost no pin of their own while the request holds its pins. When it is released, the arrays
+    that are still alive get one, so that their memory is never used again under them.
+    """
+
+    def __init__(self) -> None:
+        self._opened: dict[str, _Opened] = {}
+
+    def open(
+        self,
+        request: str,
+        block: memoryview,
+        handle: Handle,
+        *,
+        tensors: codec.Library,
+        max_header_nbytes: int,
+    ) -> Any:
+        """Return the tree in a block that the request has pinned, read-only."""
+        # All arrays of the tree are over this one, and nothing else is.
+        root = np.frombuffer(block.toreadonly(), np.uint8)
+        if (opened := self._opened.get(request)) is None:
+            opened = self._opened.setdefault(request, _Opened())
+        opened.add(handle, root)
+        return codec.view(root.data, tensors=tensors, max_header_nbytes=max_header_nbytes)
+
+    def take(self, request: str, handles: Sequence[Handle] | None) -> list[_Root]:
+        """Return the arrays that are alive of a request, or of some of its objects, once."""
+        opened = self._opened.pop(request, None)
+        if opened is None:
+            return []
+        alive = opened.alive()
+        if handles is None:
+            return alive
+        for handle, root in alive:
+            if handle not in handles:
+                self._opened.setdefault(request, _Opened()).add(handle, root)
+        return [(handle, root) for handle, root in alive if handle in handles]
+
+
+_Root = tuple[Handle, NDArray[np.uint8]]
+_MANY_ROOTS = 1024
+
+
+class _Opened:
+    """Arrays of one request; those that are gone are left out now and then."""
+
+    __slots__ = ("_limit", "_roots")
+
+    def __init__(self) -> None:
+        self._roots: list[tuple[Handle, weakref.ref[NDArray[np.uint8]]]] = []
+        self._limit = _MANY_ROOTS
+
+    def add(self, handle: Handle, root: NDArray[np.uint8]) -> None:
+        self._roots.append((handle, weakref.ref(root)))
+        if len(self._roots) > self._limit:
+            self._roots = [(each, root) for each, root in self._roots if root() is not None]
+            self._limit = max(_MANY_ROOTS, 2 * len(self._roots))
+
+    def alive(self) -> list[_Root]:
+        found = ((handle, root()) for handle, root in self._roots)
+        return [(handle, root) for handle, root in found if root is not None]
+
+
 class View(Generic[Seen]):
     """The tree in a sealed object, without a copy; see `Store.view`.
 
@@ -135,11 +200,12 @@ def open_view(
     settle: Callable[[], None],
     *,
     tensors: codec.Library,
+    max_header_nbytes: int,
 ) -> View[Any]:
     """A view of a block that has been pinned; from now on the pin is the view's."""
     # All arrays of the tree are over this one, and nothing else is.
     root = np.frombuffer(block.toreadonly(), np.uint8)
-    tree = codec.view(root.data, tensors=tensors)
+    tree = codec.view(root.data, tensors=tensors, max_header_nbytes=max_header_nbytes)
     weakref.finalize(root, pins.note, handle).atexit = False
     return View(tree, root, settle)
 

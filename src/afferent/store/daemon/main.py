@@ -22,14 +22,27 @@ from functools import partial
 
 import uvloop
 
-from afferent.errors import AfferentError, ConnectionClosed, FormatError, StoreFull
+from afferent.errors import (
+    AfferentError,
+    ConnectionClosed,
+    FormatError,
+    StoreFull,
+    VersionMismatch,
+)
 from afferent.runtime import logs, wire
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store import arena
 from afferent.store.backing import Backing
 from afferent.store.daemon.client_table import ClientTable, Entry
 from afferent.store.daemon.launch import DaemonSettings
-from afferent.store.protocol.hello import VERSION, Bye, Hello, Welcome, hello_decoder
+from afferent.store.protocol.hello import (
+    VERSION,
+    Bye,
+    Hello,
+    Welcome,
+    client_mismatch,
+    read_hello,
+)
 from afferent.store.protocol.replies import refusal, request_decoder, seq_of
 from afferent.store.state.machine import Replies, StoreState
 from afferent.types import ClientId, decode, encode
@@ -40,6 +53,7 @@ _HELLO_TIMEOUT_S = 5.0
 _AWAKE_S = 60e-6
 _MOST_MISSES = 6
 _LOOK_AGAIN_S = 1.0
+_LEAST_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,12 +143,13 @@ class StoreDaemon:
         try:
             try:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                    hello = await wire.receive_frame(sock, hello_decoder)
+                    hello = await _receive_hello(sock)
             except ConnectionClosed:  # its process has ended meanwhile, as at the end of a server
                 sock.close()
                 return
-            if isinstance(hello, Hello) and hello.version != VERSION:
-                self._turn_away(sock)  # it reads our version and says so
+            except VersionMismatch as error:
+                self._seldom.warning(error.message, code=error.code, pid=peer.pid)
+                self._turn_away(sock)  # the client reads this daemon's version in the answer
                 return
             self._forget(hello.token)
             if isinstance(hello, Bye):
@@ -254,14 +269,19 @@ class StoreDaemon:
     async def end_overdue_workers(self) -> None:
         """Kill workers that hang; their jobs are handed on, and the pool replaces them."""
         timeout_s, fetch_timeout_s = self._settings.job_timeout_s, self._settings.fetch_timeout_s
+        shortest_s, jobs = min(timeout_s, fetch_timeout_s), self.state.flights.jobs
         while True:
-            await asyncio.sleep(min(timeout_s, fetch_timeout_s) / 10.0)
-            overdue = self.state.flights.jobs.overdue(
-                now_s=time.monotonic(), timeout_s=timeout_s, fetch_timeout_s=fetch_timeout_s
+            now_s = time.monotonic()
+            overdue = jobs.overdue(
+                now_s=now_s, timeout_s=timeout_s, fetch_timeout_s=fetch_timeout_s
             )
             for client in overdue:
                 log.warning("a worker took too long over an item and is killed")
                 _kill(self._clients[client].pidfd)
+            next_s = jobs.next_overdue_s(timeout_s=timeout_s, fetch_timeout_s=fetch_timeout_s)
+            # A job that is taken meanwhile is not overdue before the shortest time is over.
+            pause_s = shortest_s / 10.0 if overdue else max(next_s - now_s, _LEAST_PAUSE_S)
+            await asyncio.sleep(min(pause_s, shortest_s))
 
     async def look_again_for_memory(self) -> None:
         """After a chunk could not be had, try again for those who wait for room."""
@@ -275,6 +295,21 @@ class StoreDaemon:
             known = self._clients.get(client)
             if known is not None and known.channel.is_open:
                 known.channel.send(encode(reply))
+
+
+async def _receive_hello(sock: socket.socket) -> Hello | Bye:
+    """Receive the first message of a client.
+
+    Raises:
+        ConnectionClosed: The client has left.
+        VersionMismatch: The client speaks another version of the protocol, or another protocol.
+        FormatError: The message does not follow this version's schema.
+    """
+    try:
+        frame = await wire.receive_frame(sock)
+    except FormatError:
+        raise client_mismatch(None) from None
+    return read_hello(frame)
 
 
 def _kill(pidfd: int) -> None:

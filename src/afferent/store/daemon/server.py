@@ -8,25 +8,25 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import msgspec
 
-from afferent.errors import StoreUnavailable
-from afferent.runtime import wire
+from afferent.errors import NotPermitted, StoreUnavailable
+from afferent.runtime import logs, wire
 from afferent.runtime.process import Child, LogSettings, Status, spawn
 from afferent.runtime.sockets import new_address
 from afferent.store.arena import create_segment, open_segment
 from afferent.store.daemon.client_table import create_client_table
 from afferent.store.daemon.launch import DAEMON, DaemonSettings
-from afferent.store.state.region import DEFAULT_SHARES, divide
+from afferent.store.state.region import LIBRARY_SHARES, divide
 from afferent.types import ObjectKind
 
 log = logging.getLogger(__name__)
 
 SOCKET_NAME = "store"
 _START_TIMEOUT_S = 30.0
-_RESTART_S = 0.05
+_RESTART_S, _RESTART_FAILED_S = 0.05, 1.0
 _MAX_FAILED_STARTS = 3
 
 
@@ -116,7 +116,7 @@ class StoreServer:
         self,
         capacity_nbytes: int,
         *,
-        shares: Mapping[ObjectKind, float] = DEFAULT_SHARES,
+        shares: Mapping[ObjectKind, float] = LIBRARY_SHARES,
         job_timeout_s: float = 60.0,
         recovery_timeout_s: float | None = None,
         log_level: str = "warning",
@@ -125,7 +125,9 @@ class StoreServer:
         """Start the daemon, and wait until it is ready.
 
         Args:
-            shares: What part of the arena each kind of object has.
+            shares: What part of the arena each kind of object has, such as
+                ``{ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}``; without it features,
+                the kind of `Store.put` and `ItemCache`, have all of it.
             job_timeout_s: A worker that holds a job for longer is killed.
             recovery_timeout_s: After a restart, a process that has not let go of its arrays over
                 the arena within this time is killed; ``None`` waits for it.
@@ -135,6 +137,7 @@ class StoreServer:
             ConfigError: There is not that much memory, or a setting is wrong.
             StoreUnavailable: The daemon does not start; its log says why.
         """
+        logs.show_unconfigured()
         divide(capacity_nbytes, shares)  # refused here, not in the daemon's log
         self._inherited = InheritedDescriptors.create(capacity_nbytes, preallocate=preallocate)
         self._shares = dict(shares)
@@ -150,6 +153,12 @@ class StoreServer:
         if not self._is_serving:
             self.close()
             raise StoreUnavailable("the store daemon does not start; its log says why")
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPermitted(
+            "a StoreServer can't be pickled or copied. Hand over its address, and open a store in "
+            f'that process, as by: store = DaemonStore({self.address!r}, name="worker")'
+        )
 
     @property
     def address(self) -> str:
@@ -205,7 +214,13 @@ class StoreServer:
                 job_timeout_s=self._job_timeout_s,
                 recovery_timeout_s=self._recovery_timeout_s,
             )
-            child = spawn("store", DAEMON, settings, log=self._log, fds=self._inherited.fds)
+            try:
+                child = spawn("store", DAEMON, settings, log=self._log, fds=self._inherited.fds)
+            except OSError as error:  # out of descriptors or memory, perhaps for a moment
+                failures += 1
+                log.warning("the store daemon can't be started: %s", error.strerror)
+                self._stop.wait(_RESTART_FAILED_S)
+                continue
             self._child = child
             if self._stop.is_set():
                 child.popen.kill()

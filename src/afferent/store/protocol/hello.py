@@ -7,10 +7,18 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from afferent.types import NonNegative
+from afferent.errors import FormatError, VersionMismatch
+from afferent.runtime.versions import mismatch, version_behind
+from afferent.types import NonNegative, decode
 
-VERSION = 1
-"""Of all that clients and the daemon say to each other."""
+VERSION = 2
+"""Version of all messages between clients and the daemon, and of what they carry for workers.
+
+The version stays where it is in `Hello` and in `Welcome`, so that processes of any two versions
+can name both.
+"""
+SCHEMA = "2-769f9173808a7c54089061bd2fd91343"
+"""The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
 class Hello(Struct, array_like=True, tag="hello", forbid_unknown_fields=True):
@@ -46,4 +54,46 @@ class Welcome(Struct, array_like=True, forbid_unknown_fields=True):
     client: NonNegative
 
 
-hello_decoder = msgspec.msgpack.Decoder(Hello | Bye)
+_hello_decoder = msgspec.msgpack.Decoder(Hello | Bye)
+_welcome_decoder = msgspec.msgpack.Decoder(Welcome)
+
+
+def read_hello(frame: bytes) -> Hello | Bye:
+    """Return the first message of a client.
+
+    Raises:
+        VersionMismatch: The client speaks another version of the protocol.
+        FormatError: The message does not follow this version's schema.
+    """
+    try:
+        hello: Hello | Bye = decode(_hello_decoder, frame)
+    except FormatError:
+        theirs = version_behind(frame, "hello")
+        if theirs == VERSION:
+            raise
+        raise client_mismatch(theirs) from None
+    if isinstance(hello, Hello) and hello.version != VERSION:
+        raise client_mismatch(hello.version)
+    return hello
+
+
+def client_mismatch(theirs: int | None) -> VersionMismatch:
+    """Return the daemon's error for a client of another version."""
+    return VersionMismatch(
+        mismatch(us="the store daemon", ours=VERSION, them="a client", theirs=theirs)
+    )
+
+
+def read_welcome(frame: bytes) -> Welcome:
+    """Return the daemon's answer.
+
+    Raises:
+        VersionMismatch: The daemon speaks another version of the protocol.
+        FormatError: The message does not follow this version's schema.
+    """
+    theirs = version_behind(frame)
+    if theirs is not None and theirs != VERSION:
+        raise VersionMismatch(
+            mismatch(us="this client", ours=VERSION, them="the store daemon", theirs=theirs)
+        )
+    return decode(_welcome_decoder, frame)

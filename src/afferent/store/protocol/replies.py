@@ -45,7 +45,8 @@ def result_of(request: Request[Result], reply: Reply) -> Result:
         AfferentError: The error that the verb ended with.
     """
     if reply.failure is not None:
-        raise error_from(reply.failure.code, explained(request, reply.failure.message))
+        failure = reply.failure
+        raise error_from(failure.code, explained(request, failure.message), failure.shortage)
     result: Result = _result_decoders[type(request)].decode(reply.result)
     return result
 

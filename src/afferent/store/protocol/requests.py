@@ -198,6 +198,16 @@ class ReleasePermit(Request[None], tag="release_permit"):
     ticket: int = NO_REPLY
 
 
+class Accept(Request[bool], tag="accept"):
+    """Whether a request is there, whichever client's it is: an engine has read media of it.
+
+    It gives back its permits of these semaphores, for which nothing more is to be done.
+    """
+
+    request: RequestId
+    semaphores: Annotated[tuple[SemaphoreName, ...], Meta(max_length=8)] = ()
+
+
 class Delete(Request[list[bool]], tag="delete"):
     """Take sealed objects away by key; whether each was there.
 
@@ -246,6 +256,16 @@ class Finish(Request[None], tag="finish"):
     spans: Annotated[list[Span], Meta(max_length=64)]
 
 
+class Renew(Request[None], tag="renew"):
+    """A fetch goes on, such as one that waits for what another node makes: its time begins anew.
+
+    Nothing happens for a job that the client does not hold, and for one that is made: a process
+    that decodes what clients send does not choose how long it may take.
+    """
+
+    job: NonNegative
+
+
 class Stat(Request[Statistics], tag="stat"):
     """How the store is; it costs nothing, however many objects there are."""
 
@@ -274,6 +294,7 @@ VERBS: tuple[type[Request[Any]], ...] = (
     Unreserve,
     AcquirePermit,
     ReleasePermit,
+    Accept,
     Delete,
     Evict,
     List,
@@ -281,6 +302,7 @@ VERBS: tuple[type[Request[Any]], ...] = (
     Tenants,
     Take,
     Finish,
+    Renew,
     Stat,
     PushMetrics,
     ReadMetrics,

@@ -71,6 +71,21 @@ class Allocator:
         self.free_nbytes -= nbytes
         return start
 
+    def take_again(self, offset: int, nbytes: int) -> None:
+        """Take the block back that was here, and of which all is free; it looks at all extents."""
+        start, end = next(
+            (start, end)
+            for start, end in self._free.items()
+            if start <= offset and offset + nbytes <= end
+        )
+        self._drop_extent(start, end)
+        if start < offset:
+            self._add_extent(start, offset)
+        if offset + nbytes < end:
+            self._add_extent(offset + nbytes, end)
+        self._taken[offset] = nbytes
+        self.free_nbytes -= nbytes
+
     def split(self, offset: int, sizes: Iterable[int]) -> list[int]:
         """Cut a block into blocks of ``sizes``, which make up the whole; their offsets."""
         end = offset + self._taken.pop(offset)

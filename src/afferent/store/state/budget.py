@@ -15,11 +15,13 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from afferent.errors import ArenaTooSmall, NotPermitted, StoreError, StoreFull
+from afferent.errors import ArenaTooSmall, NotPermitted, Shortage, StoreError, StoreFull
 from afferent.quota.shares import NAMELESS, FairQueue, Share
 from afferent.types import ClientId, Lease, ObjectKind, Ticket
 
 Amounts = Mapping[ObjectKind, int]
+
+_IN_USE = "no room: the arena is in use, or promised to others"
 
 MAX_QUEUED = 2048
 """For the same kinds of room; half of them for one tenant."""
@@ -89,6 +91,14 @@ class Budget:
         """What is left of a lease's reservation."""
         return self._reservations.get(lease, {}).get(kind, 0)
 
+    def reserved_by_client_of(self, kind: ObjectKind) -> dict[ClientId, int]:
+        """What is left of the reservations of each client that has some of a kind."""
+        found: dict[ClientId, int] = {}
+        for (client, _), amounts in self._reservations.items():
+            if nbytes := amounts.get(kind, 0):
+                found[client] = found.get(client, 0) + nbytes
+        return found
+
     def reservations_of(self, lease: Lease, kinds: Iterable[ObjectKind]) -> Amounts:
         """What is left of a lease's reservations, to `restore_all` them."""
         return {kind: self.reservation_of(lease, kind) for kind in kinds}
@@ -130,11 +140,24 @@ class Budget:
         Raises:
             ArenaTooSmall: It is more than the kind's share.
         """
-        if nbytes > self._capacity[kind]:
+        capacity = self._capacity[kind]
+        if nbytes > capacity:
             raise ArenaTooSmall(
                 f"{nbytes} bytes of {kind} are more than their share of the arena, "
-                f"{self._capacity[kind]} bytes"
+                f"{capacity} bytes"
+                + ("" if capacity else f": give {kind} a region share, or use another kind")
             )
+
+    def shortage(self, kind: ObjectKind, nbytes: int) -> Shortage:
+        """Describe how much there is of a kind, for a call that needs ``nbytes`` of it."""
+        return Shortage(
+            kind=kind.value,
+            requested_nbytes=nbytes,
+            share_nbytes=self._capacity[kind],
+            held_nbytes=self._held[kind],
+            reserved_nbytes=self._reserved[kind],
+            num_queued=self._num_awaited[kind],
+        )
 
     def grow(self, kind: ObjectKind, nbytes: int) -> bool:
         """Get memory for so much more of a kind's share; whether there is more than before."""
@@ -157,8 +180,9 @@ class Budget:
         """
         for kind, nbytes in amounts.items():
             self.check_fits(kind, self.reservation_of(lease, kind) + nbytes)
-        if not self._has_room(amounts) or any(map(self.is_awaited, amounts)):
-            raise StoreFull("no room: the arena is in use, or promised to others")
+        for kind, nbytes in amounts.items():
+            if self.is_awaited(kind) or not self._has(kind, nbytes):
+                raise StoreFull(_IN_USE, shortage=self.shortage(kind, nbytes))
         self._reserve_now(lease, amounts, ticket=ticket)
 
     def enqueue(self, reservation: QueuedReservation) -> None:
@@ -172,7 +196,9 @@ class Budget:
             raise NotPermitted("a call has a number of its own")
         order = self._orders.setdefault(reservation.kinds, FairQueue())
         if not order.has_place(reservation.share, MAX_QUEUED):
-            raise StoreFull("no room, and too many requests wait for some")
+            kind, nbytes = max(reservation.amounts.items(), key=lambda amount: amount[1])
+            shortage = self.shortage(kind, nbytes)
+            raise StoreFull("no room, and too many requests wait for some", shortage=shortage)
         number = next(self._numbers)
         self._queue[reservation.ticket] = replace(reservation, number=number)
         cost = max(sum(reservation.amounts.values()), 1)
@@ -254,7 +280,7 @@ class Budget:
         rest = nbytes - spent
         if rest and (self._num_awaited[kind] or not self._has(kind, rest)):
             self.check_fits(kind, nbytes)
-            raise StoreFull("no room: the arena is in use, or promised to others")
+            raise StoreFull(_IN_USE, shortage=self.shortage(kind, nbytes))
         if spent:
             self._spend(lease, kind, spent)
         self._held[kind] += nbytes

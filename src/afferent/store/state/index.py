@@ -89,6 +89,12 @@ class ObjectIndex:
         self._next_generation = generation
         return created
 
+    def _remember(self, item: StoredObject) -> None:
+        """Undo `_forget`, while nobody has taken the key."""
+        self._by_generation[item.handle.generation] = item
+        if item.key is not None:
+            self._by_key[item.key] = item
+
     def _forget(self, item: StoredObject) -> None:
         del self._by_generation[item.handle.generation]
         self._take_key(item)

@@ -50,6 +50,8 @@ class Job:
     target: StoredObject | None = None
     worker: ClientId | None = None
     taken_s: float = 0.0
+    renewed_s: float = 0.0
+    """When its worker's time has begun."""
     is_fetch: bool = False
     """Whether it is for who fetches; if nothing comes of that, it is for who makes."""
     spans: list[Span] = field(default_factory=list)
@@ -131,10 +133,27 @@ class JobQueue:
             worker
             for worker, jobs in self._taken.items()
             if any(
-                now_s - job.taken_s > (fetch_timeout_s if job.is_fetch else timeout_s)
+                now_s - job.renewed_s > (fetch_timeout_s if job.is_fetch else timeout_s)
                 for job in jobs.values()
             )
         ]
+
+    def next_overdue_s(self, *, timeout_s: float, fetch_timeout_s: float) -> float:
+        """When the first worker will have held a job for longer than it may."""
+        return min(
+            (
+                job.renewed_s + (fetch_timeout_s if job.is_fetch else timeout_s)
+                for jobs in self._taken.values()
+                for job in jobs.values()
+            ),
+            default=float("inf"),
+        )
+
+    def renew(self, worker: ClientId, job_id: int, *, now_s: float) -> None:
+        """The time of a fetch begins anew, if this worker holds it."""
+        job = self._by_id.get(job_id)
+        if job is not None and job.worker == worker and job.is_fetch:
+            job.renewed_s = now_s
 
     def take_fetch(self, worker: ClientId, *, now_s: float) -> Job | None:
         """The next job for who fetches."""
@@ -213,7 +232,7 @@ class JobQueue:
         return self._long if job.is_long else self._short
 
     def _give(self, job: Job, worker: ClientId, *, now_s: float) -> None:
-        job.worker, job.taken_s = worker, now_s
+        job.worker, job.taken_s, job.renewed_s = worker, now_s, now_s
         self._taken.setdefault(worker, {})[job.id] = job
 
     def _queue(self, job: Job) -> None:

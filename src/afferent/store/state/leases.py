@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from afferent.store.state.object import StoredObject
 from afferent.types import ClientId, Lease
@@ -11,9 +11,10 @@ from afferent.types import ClientId, Lease
 class LeaseIndex:
     """A lease holds what it writes and what it has pinned: the objects know, this finds them."""
 
-    def __init__(self) -> None:
-        # By generation, in the order in which the lease came to hold them.
-        self._held: dict[Lease, dict[int, StoredObject]] = {}
+    def __init__(self, clock: Callable[[], float]) -> None:
+        # By generation, in the order in which the lease came to hold them, and since when.
+        self._held: dict[Lease, dict[int, tuple[StoredObject, float]]] = {}
+        self._clock = clock
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._held)
@@ -22,14 +23,21 @@ class LeaseIndex:
         return [lease for lease in self._held if lease[0] == client]
 
     def items(self, lease: Lease) -> list[StoredObject]:
-        return list(self._held.get(lease, {}).values())
+        return [item for item, _ in self._held.get(lease, {}).values()]
+
+    def held_since(self) -> Iterator[tuple[Lease, StoredObject, float]]:
+        """All that is held, by which lease, and since when."""
+        for lease, held in self._held.items():
+            for item, since_s in held.values():
+                yield lease, item, since_s
 
     def add(self, lease: Lease, *items: StoredObject) -> None:
         held = self._held.get(lease)
         if held is None:
             held = self._held[lease] = {}
+        now_s = self._clock()
         for item in items:
-            held[item.handle.generation] = item
+            held[item.handle.generation] = (item, now_s)
 
     def remove(self, lease: Lease, item: StoredObject) -> None:
         """The lease neither writes nor pins the object any more."""
@@ -39,11 +47,11 @@ class LeaseIndex:
 
     def drop(self, lease: Lease) -> list[StoredObject]:
         """The lease holds nothing any more; what it held."""
-        return list(self._held.pop(lease, {}).values())
+        return [item for item, _ in self._held.pop(lease, {}).values()]
 
     def move(self, source: Lease, target: Lease) -> None:
         """All that one lease holds is the other's."""
-        for item in self._held.pop(source, {}).values():
+        for item in self.drop(source):
             if item.writer == source:
                 item.writer = target
             if source in item.pins:

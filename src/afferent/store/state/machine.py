@@ -31,10 +31,11 @@ from afferent.store.protocol.results import (
 from afferent.store.state.allocator import round_up
 from afferent.store.state.budget import Amounts, QueuedReservation
 from afferent.store.state.handlers import HANDLERS, LATER, Later, check_all, handles
+from afferent.store.state.holders import Client, Holders
 from afferent.store.state.object import NewObject, ObjectState
 from afferent.store.state.object_table import ObjectTable
 from afferent.store.state.region import DEFAULT_SHARES, Back, Shares
-from afferent.store.state.report import Client, Report
+from afferent.store.state.report import Report
 from afferent.store.state.single_flight import SingleFlight
 from afferent.store.state.waiters import RELEASED
 from afferent.telemetry.aggregation import Aggregation
@@ -62,18 +63,25 @@ class StoreState:
         Args:
             back: Gets the arena memory as it is needed; without it, all has its memory.
         """
-        self.objects = ObjectTable(capacity_nbytes, segment=segment, shares=shares, back=back)
+        self._now_s = 0.0  # of the event that is being handled
+        self.objects = ObjectTable(
+            capacity_nbytes,
+            segment=segment,
+            shares=shares,
+            back=back,
+            clock=lambda: self._now_s,
+        )
         # Whose requests are, by client and request; of those that are not here nobody has said.
         self._shares: dict[ClientId, dict[str | int, Share]] = {}
-        self.flights = SingleFlight(self.objects, self._share_of)
         self._clients: dict[ClientId, Client] = {}
+        self.holders = Holders(self.objects, self._clients, lambda: self._now_s)
+        self.flights = SingleFlight(self.objects, self._share_of, self.holders.failure_of)
         self.semaphores = Semaphores()
         self.metrics = Aggregation()
         self._report = Report(self.objects, self.flights, self.semaphores, self._clients)
         # `Create`s with a reservation that wait for an extent that is long enough.
         self._pending: deque[_Pending] = deque()
         self._outbox: Replies = []
-        self._now_s = 0.0  # of the event that is being handled
 
     # Events
 
@@ -183,7 +191,7 @@ class StoreState:
         if created is not None:
             return [item.handle for item in created]
         if not is_reserved:
-            raise self.objects.no_extent()
+            raise self.objects.no_extent(needed)
         self._pending.append((client, request))
         return LATER
 
@@ -284,6 +292,19 @@ class StoreState:
         if waiting is not None:
             self._fail(*waiting, RELEASED)
 
+    @handles(requests.Accept)
+    def _accept(self, _: ClientId, request: requests.Accept) -> bool:
+        leases = [
+            (client, request.request)
+            for client in self._clients
+            if self.objects.holds((client, request.request))
+        ]
+        for lease in leases:
+            for semaphore in request.semaphores:
+                if not self.semaphores.is_waiting(lease, semaphore):
+                    self.semaphores.release(lease, semaphore)
+        return bool(leases)
+
     @handles(requests.Delete)
     def _delete(self, _: ClientId, request: requests.Delete) -> list[bool]:
         return [self._delete_one(ContentKey(key)) for key in request.keys]
@@ -301,6 +322,10 @@ class StoreState:
     @handles(requests.Finish)
     def _finish(self, client: ClientId, request: requests.Finish) -> None:
         self.flights.finish(client, request, now_s=self._now_s)
+
+    @handles(requests.Renew)
+    def _renew(self, client: ClientId, request: requests.Renew) -> None:
+        self.flights.jobs.renew(client, request.job, now_s=self._now_s)
 
     @handles(requests.List)
     def _list(self, _: ClientId, request: requests.List) -> list[ObjectInfo]:
@@ -402,7 +427,7 @@ class StoreState:
                     self._reply(client, create.seq, result)
 
     def _fail(self, client: ClientId, seq: int, error: AfferentError) -> None:
-        self._reply(client, seq, None, Failure(error.code, error.message))
+        self._reply(client, seq, None, self.holders.failure_of(error))
 
     def _reply(
         self, client: ClientId, seq: int, result: object, failure: Failure | None = None

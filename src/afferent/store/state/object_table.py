@@ -13,7 +13,7 @@ allocator only when nobody can still write or read it: until then it is pending 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -41,6 +41,7 @@ class ObjectTable(ObjectIndex):
         segment: int,
         shares: Shares = DEFAULT_SHARES,
         back: Back | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__(segment)
         self.regions = divide(capacity_nbytes, shares, back)
@@ -52,7 +53,9 @@ class ObjectTable(ObjectIndex):
         self.num_evicted = dict.fromkeys(self.regions, 0)
         self._orphaned: list[ContentKey] = []
         self._has_freed = False
-        self._leases = LeaseIndex()
+        self._leases = LeaseIndex(clock)
+        # What made way for a part of a `create_all` that is not done yet.
+        self._evicted: list[StoredObject] | None = None
 
     # Questions
 
@@ -65,9 +68,21 @@ class ObjectTable(ObjectIndex):
     def held_nbytes(self) -> int:
         return sum(map(self.budget.held_nbytes, self.regions))
 
-    def no_extent(self) -> StoreFull:
+    def no_extent(self, needed: Amounts) -> StoreFull:
         """The error for a `create` that found no extent, where nobody waits for one."""
-        return StoreFull("no room: nothing between what is in use is long enough")
+        kind, nbytes = max(needed.items(), key=lambda amount: amount[1])
+        shortage = self.budget.shortage(kind, nbytes)
+        return StoreFull(
+            "no room: nothing between what is in use is long enough", shortage=shortage
+        )
+
+    def held_since(self) -> Iterator[tuple[Lease, StoredObject, float]]:
+        """All that is held, by which lease, and since when."""
+        return self._leases.held_since()
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether a request writes an object, or has one pinned."""
+        return bool(self._leases.items(lease))
 
     def holds_anything(self, client: ClientId) -> bool:
         """Whether a client writes an object, or has one pinned."""
@@ -104,6 +119,7 @@ class ObjectTable(ObjectIndex):
             return together
         before = self.budget.reservations_of(lease, (new.kind for new in news))
         created: list[StoredObject] = []
+        self._evicted = []
         try:
             for part in self._parts(news):
                 together = self._create_together(lease, part) if len(part) < len(news) else None
@@ -116,8 +132,9 @@ class ObjectTable(ObjectIndex):
                     created.append(made)
             return created
         finally:
+            evicted, self._evicted = self._evicted, None
             if len(created) < len(news):
-                self._undo(lease, created, before)
+                self._undo(lease, created, before, evicted)
 
     def move_lease(self, source: Lease, target: Lease) -> None:
         """All that one lease holds is the other's: nothing is let go in between."""
@@ -381,15 +398,31 @@ class ObjectTable(ObjectIndex):
             self.num_evicted[item.kind] += 1
             region.keep(item)
             self._forget(item)
+        if self._evicted is not None:
+            self._evicted += items
         region.allocator.free_all(item.handle.offset for item in items)
 
-    def _undo(self, lease: Lease, created: list[StoredObject], reservations: Amounts) -> None:
-        """Take back a part of `create_all`; the lease has its reservations again."""
+    def _undo(
+        self,
+        lease: Lease,
+        created: list[StoredObject],
+        reservations: Amounts,
+        evicted: list[StoredObject],
+    ) -> None:
+        """Take back a part of `create_all`; the lease has its reservations again, and what made
+        way for that part, which nobody has written yet, is there again.
+        """
         for item in created:
             self.abort(lease, item)
             if item.key is not None:
                 self._orphaned.remove(item.key)
         self.budget.restore_all(lease, reservations)
+        for item in reversed(evicted):
+            self._remember(item)
+            self.num_evicted[item.kind] -= 1
+            region = self.regions[item.kind]
+            region.allocator.take_again(item.handle.offset, item.block_nbytes)
+            region.put_evictable(item, is_next=True)
 
     def _give_up(self, item: StoredObject) -> None:
         """Nobody writes this object any more, nor finds it."""

@@ -22,6 +22,10 @@ DEFAULT_SHARES: Shares = {
     ObjectKind.EMBEDDINGS: 0.25,
     ObjectKind.RECORDS: 0.02,
 }
+"""Of a server's store."""
+
+LIBRARY_SHARES: Shares = {ObjectKind.FEATURES: 1.0}
+"""Of a program's own store: it has raw media or embeddings only where it asks for them."""
 
 
 Back = Callable[[int, int], int]
@@ -73,9 +77,11 @@ class Region:
         free = end - self.allocator.free_start(end)
         return nbytes - free if free < nbytes <= self._last_nbytes else 0
 
-    def put_evictable(self, item: StoredObject) -> None:
-        """The object may go; it is the most recently used now."""
+    def put_evictable(self, item: StoredObject, *, is_next: bool = False) -> None:
+        """The object may go; it is the most recently used now, or else the first to go."""
         self.evictable[item.handle.offset] = item
+        if is_next:
+            self.evictable.move_to_end(item.handle.offset, last=False)
 
     def keep(self, item: StoredObject) -> None:
         """The object may not go any more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from afferent.quota.permits import Semaphores
 from afferent.quota.shares import Share
@@ -16,20 +15,11 @@ from afferent.store.protocol.results import (
     Statistics,
     TenantInfo,
 )
+from afferent.store.state.holders import Client
 from afferent.store.state.object import ObjectState, StoredObject
 from afferent.store.state.object_table import ObjectTable
 from afferent.store.state.single_flight import SingleFlight
 from afferent.types import ClientId, Lease, ObjectKind
-
-
-@dataclass(slots=True)
-class Client:
-    """What is known of a client."""
-
-    name: str
-    pid: int
-    connected: bool = True
-    is_worker: bool = False
 
 
 class Report:

@@ -47,10 +47,17 @@ class SingleFlight:
     """Events go in; what the `Wait`s and `Take`s of clients are answered with is taken out."""
 
     def __init__(
-        self, objects: ObjectTable, share_of: Callable[[Lease], Share] = lambda _: NAMELESS
+        self,
+        objects: ObjectTable,
+        share_of: Callable[[Lease], Share] = lambda _: NAMELESS,
+        failure_of: Callable[[AfferentError], Failure] = Failure.of,
     ) -> None:
-        """``share_of`` says whose a request is."""
-        self.objects, self._share_of = objects, share_of
+        """
+        Args:
+            share_of: Whose a request is.
+            failure_of: An error as it is sent.
+        """
+        self.objects, self._share_of, self._failure_of = objects, share_of, failure_of
         self.jobs = JobQueue(first_id=objects.segment << JOB_ID_BITS)
         self._answers: list[Answer] = []
         self.waiters = Waiters(self._answers)
@@ -287,7 +294,7 @@ class SingleFlight:
             try:
                 self.objects.pin(lease, found)
             except AfferentError as error:
-                return _failed(error)
+                return self._failed(error)
             self.num_hits += 1
             return Outcome("hit", found.handle)
         if isinstance(item, Find):
@@ -323,7 +330,7 @@ class SingleFlight:
         try:
             created = self._create(lease, new, key)
         except AfferentError as error:
-            return _failed(error)
+            return self._failed(error)
         if created is not None:
             return Outcome("owner", created.handle)
         self.waiters.join(lease, key, would_make=new)
@@ -336,7 +343,7 @@ class SingleFlight:
         created = self.objects.create(lease, new)
         if created is None:
             if self.objects.budget.reservation_of(lease, new.kind) < round_up(new.nbytes):
-                raise self.objects.no_extent()
+                raise self.objects.no_extent({new.kind: round_up(new.nbytes)})
             self._unplaced.append(unplaced)
         return created
 
@@ -351,7 +358,7 @@ class SingleFlight:
         try:
             job = self._make_job(lease, item)
         except AfferentError as error:
-            return Outcome("absent") if isinstance(item, Fetch) else _failed(error)
+            return Outcome("absent") if isinstance(item, Fetch) else self._failed(error)
         self.jobs.add(job)
         self.waiters.join(lease, job.key)
         return Outcome("scheduled")
@@ -392,7 +399,7 @@ class SingleFlight:
             try:
                 created = self._create(lease, new, key)
             except AfferentError as error:
-                self.waiters.resolve_one(key, lease, _failed(error))
+                self.waiters.resolve_one(key, lease, self._failed(error))
                 continue
             if created is not None:
                 self.waiters.resolve_one(key, lease, Outcome("owner", created.handle))
@@ -411,6 +418,9 @@ class SingleFlight:
             self._drop_absent(job)
         self._hand_out_jobs(now_s)
 
+    def _failed(self, error: AfferentError) -> Outcome:
+        return Outcome("failed", failure=self._failure_of(error))
+
     def _drop_absent(self, job: Job) -> None:
         """Nobody makes this; of those who wait, somebody may: see `hand_on`."""
         for lease in self.waiters.bystanders(job.key):
@@ -424,7 +434,3 @@ class SingleFlight:
 
 def _new(item: Claim | Queue | Fetch) -> NewObject:
     return NewObject(item.kind, item.nbytes, ContentKey(item.key))
-
-
-def _failed(error: AfferentError) -> Outcome:
-    return Outcome("failed", failure=Failure(error.code, error.message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.inode = next(_inodes)
+        self.on_sent: Callable[[Process], object] | None = None
+        """Called with the process to which a descriptor of it is sent, before it is."""
         self.resize(0)
 
     def resize(self, nbytes: int) -> None:

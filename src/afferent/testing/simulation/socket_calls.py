@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from afferent.testing.simulation import sockets, threads
-from afferent.testing.simulation.descriptors import Pidfd
+from afferent.testing.simulation.descriptors import Memory, Pidfd, ReadOnly
 from afferent.testing.simulation.machine import Process
 from afferent.testing.simulation.sockets import End, Listener
 from afferent.testing.simulation.threads import TIMED_OUT
@@ -173,7 +173,12 @@ class Socket:
 
 def send_fds(sock: Socket, buffers: Sequence[bytes], fds: Sequence[int]) -> int:
     process = calling()
-    return sock.send(b"".join(buffers), tuple(process.fds[fd] for fd in fds))
+    things, to = tuple(process.fds[fd] for fd in fds), cast(End, sock.what).peer_process
+    for each in things:
+        memory = each.memory if isinstance(each, ReadOnly) else each
+        if isinstance(memory, Memory) and memory.on_sent is not None and to is not None:
+            memory.on_sent(to)
+    return sock.send(b"".join(buffers), things)
 
 
 def recv_fds(

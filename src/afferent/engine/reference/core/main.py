@@ -25,12 +25,14 @@ from afferent.engine.reference.launch import CoreSettings
 from afferent.engine.remote import messages as remote
 from afferent.errors import ConnectionClosed, EngineUnavailable, FormatError, WorkerDied
 from afferent.runtime import wire
+from afferent.runtime.logs import Seldom
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.schedule.step import UNLIMITED, Limits
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Failure, decode, encode
 
 log = logging.getLogger(__name__)
+_seldom = Seldom(log)
 
 _KV_BLOCK_TOKENS = 16
 
@@ -41,7 +43,7 @@ class EngineCore:
     def __init__(self, store: AsyncDaemonStore, settings: CoreSettings) -> None:
         self._pins = Pins(store, settings.position_features, has_tier=settings.has_tier)
         self._settings = settings
-        self._stats = EngineStats()
+        self._stats = EngineStats(num_encoded=[0] * settings.num_workers)
         self.forms = Forms()
         self._frontends: dict[wire.AsyncChannel, None] = {}  # in order of arrival
         self._loop: EngineLoop | None = None
@@ -140,6 +142,10 @@ class _Connection:
         await self._channel.attach(self._sock)
 
     def _on_frame(self, frame: bytes) -> None:
+        if not self._has_begun and (refusal := remote.refusal_of(frame)):
+            _seldom.warning(refusal)
+            self._channel.send(encode(remote.Refused(remote.VERSION)))
+            return
         message: m.ToCore = decode(m.to_core_decoder, frame)
         if self._is_frontend:
             self._on_frontend_message(message)
@@ -159,6 +165,10 @@ class _Connection:
             self._ranks, self._rank = ranks, message.rank  # whose end from now on is theirs
         else:
             raise FormatError("a connection begins with a hello")
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._is_frontend or self._tries_forms or self._ranks is not None
 
     def _on_frontend_message(self, message: m.ToCore) -> None:
         match message:

@@ -14,6 +14,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from afferent.engine.reference.asked_form import Form
+from afferent.engine.reference.form.sizes import excess_of_choice, excess_of_schema
 from afferent.errors import ConfigError, InvalidForm
 
 _WHITESPACE: Final = r" |\n {0,16}"
@@ -32,10 +33,11 @@ _JSON_OPTIONS: Final[dict[str, Any]] = {
 _OWN_OPTIONS: Final = "x-guidance"
 _LONGEST_ERROR = 500
 
-# Those of a step bound how long its tokens take to be looked up, whatever the form; the others
-# bound what it holds in memory.
+# They are counts, so that a form is refused on every machine or on none. Those of a step bound how
+# long its tokens take to be looked up, whatever the form; the others bound how long a form takes to
+# be compiled, and what it holds in memory.
 _LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
+    initial_lexer_fuel=200_000,
     step_lexer_fuel=100_000,
     step_max_items=50_000,
     max_items_in_row=2_000,
@@ -108,6 +110,7 @@ def _grammar(form: Form) -> str:
             return LLMatcher.grammar_from_regex(form.text)
         case "choice":
             texts = msgspec.json.decode(form.text, type=list[str])
+            _check(form, excess_of_choice(texts))
             return LLMatcher.grammar_from_regex("|".join(f"(?:{_quoted(text)})" for text in texts))
 
 
@@ -123,8 +126,14 @@ def _of_schema(form: Form) -> str:
     if not isinstance(schema, dict):
         raise InvalidForm(_told(form, "it must be an object"))
     schema.pop(_OWN_OPTIONS, None)
+    _check(form, excess_of_schema(schema))
     text, options = msgspec.json.encode(schema).decode(), cast(Any, _JSON_OPTIONS)
     return LLMatcher.grammar_from_json_schema(text, overrides=options)
+
+
+def _check(form: Form, excess: str | None) -> None:
+    if excess is not None:
+        raise InvalidForm(_told(form, excess))
 
 
 def _quoted(text: str) -> str:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from afferent.runtime import shortage
 from afferent.runtime.process import LOST_PARTNERS, ChildProcess, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,11 @@ def _fork(work: Callable[[], None]) -> int:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        log.exception("the worker failed")
+    except BaseException as error:
+        if why := shortage.explain(error):
+            log.error("the worker failed: %s", why)  # noqa: TRY400 - no fault of ours to trace
+        else:
+            log.exception("the worker failed")
     finally:
         os._exit(code)
 

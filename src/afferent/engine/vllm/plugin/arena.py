@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from afferent.engine.references import Reference, verify
+from afferent.engine.references import Of, Reference, verify
 from afferent.engine.vllm import place
+from afferent.engine.vllm.plugin.arrivals import Arrivals, Step
 from afferent.errors import (
     AfferentError,
     ConfigError,
@@ -21,6 +22,7 @@ from afferent.errors import (
     StoreRestarted,
     StoreUnavailable,
 )
+from afferent.quota.permits import GATE
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import Find
@@ -46,6 +48,7 @@ class Arena:
         )
         self._secret = where.secret()
         self._requests = itertools.count()
+        self._arrivals, self._arrivals_lock = Arrivals(), threading.Lock()
 
     def verify(self, url: str) -> Reference:
         """What a URL stands for.
@@ -58,6 +61,32 @@ class Arena:
         except FormatError:
             self._secret = self._where.secret()  # the server may have been started again
             return verify(url, self._secret)
+
+    def admit(self, of: Of, *, is_processed: bool) -> None:
+        """See to it that the request of a reference is there; one that ended has lost its media.
+
+        Args:
+            is_processed: Whether the engine has nothing to process when it has all references: the
+                request then leaves the gate.
+
+        Raises:
+            Gone: It has ended.
+        """
+        with self._arrivals_lock:
+            step = self._arrivals.note(of)
+        if step is Step.NOTHING:
+            return
+        left = GATE if step is Step.LAST and is_processed else ()
+        try:
+            is_there = self._again(lambda: self.store.accept(of.request, left))
+        except AfferentError as error:
+            raise Gone("the store does not answer") from error
+        if not is_there:
+            raise Gone("the request that they belong to has ended")
+
+    def leave(self, request: str) -> None:
+        """Say that the engine has processed a request's media."""
+        self.store.accepted(request, GATE)
 
     @contextmanager
     def request(self, what: str) -> Iterator[str]:
@@ -163,11 +192,6 @@ def arena(name: str) -> Arena:
         if name not in _arenas:
             _arenas[name] = _connect(name)
         return _arenas[name]
-
-
-def is_connected(name: str) -> bool:
-    """Whether nobody has to wait for `arena`."""
-    return name in _arenas
 
 
 def _connect(name: str) -> Arena:

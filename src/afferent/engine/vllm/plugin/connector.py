@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-from afferent.engine.references import FeaturesReference, RawReference
-from afferent.engine.vllm.plugin.arena import Gone, arena, is_connected
+from afferent.engine.references import FeaturesReference
+from afferent.engine.vllm.plugin.arena import Gone, arena
 from afferent.errors import AfferentError, FormatError
 from afferent.types import Modality
 
@@ -32,12 +32,15 @@ class ArenaConnector(MediaConnector):
             ValueError: It is no reference, or leads nowhere any more; a client's error to vLLM.
         """
         with _told_to_the_client():
-            match arena("api").verify(url):
-                case FeaturesReference() as reference:
-                    self._check_frames(reference)
-                    return reference
-                case RawReference(_, handle, start, nbytes):
-                    data = arena("api").raw(handle, start, nbytes)
+            reference = arena("api").verify(url)
+            if isinstance(reference, FeaturesReference):
+                self._check_frames(reference)
+                arena("api").admit(reference.of, is_processed=True)
+                return reference
+            arena("api").admit(reference.of, is_processed=False)
+            data = arena("api").raw(reference.handle, reference.start, reference.nbytes)
+        if reference.is_frames:
+            return media_io.load_base64("video/jpeg", data.decode())
         return media_io.load_bytes(data)
 
     def _check_frames(self, reference: FeaturesReference) -> None:
@@ -54,13 +57,7 @@ class ArenaConnector(MediaConnector):
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> FeaturesReference | Any:
-        """`load_from_url`; in a thread where it may wait, for the store or for a decoder."""
-        if is_connected("api"):
-            with _told_to_the_client():
-                reference = arena("api").verify(url)
-            if isinstance(reference, FeaturesReference):
-                self._check_frames(reference)
-                return reference
+        """`load_from_url`, in a thread: it may wait, for the store or for a decoder."""
         return await asyncio.to_thread(self.load_from_url, url, media_io)
 
 

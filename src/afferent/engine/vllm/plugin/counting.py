@@ -23,6 +23,7 @@ def push_counts(arena: Arena) -> None:
 
 
 def _push(arena: Arena) -> None:
+    REGISTRY.begin_at_zero()
     while True:
         time.sleep(PERIOD_S)
         try:

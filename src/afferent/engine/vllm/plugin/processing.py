@@ -25,7 +25,11 @@ from vllm.multimodal.processing.processor import (
     PromptUpdateDetails,
 )
 
-from afferent.engine.references import FeaturesReference
+from afferent.engine.references import FeaturesReference, split_name
+from afferent.engine.vllm.plugin.arena import arena
+from afferent.engine.vllm.positions import check_positions
+from afferent.errors import FormatError
+from afferent.preprocess.registry import engine_facts
 from afferent.types import Handle
 
 FIELD = "afferent_{}"
@@ -99,9 +103,34 @@ def _info_class(stock: Any) -> Any:
     return type(stock.__name__, (stock,), {"get_data_parser": get_data_parser})
 
 
+def _split(uuids: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Names of items as caches may know them, and the requests that they came by."""
+    requests: set[str] = set()
+
+    def known(name: str | None) -> str | None:
+        if name is None:
+            return None
+        name, request = split_name(name)
+        requests.add(request)
+        return name
+
+    names = {modality: list(map(known, found)) for modality, found in uuids.items()}
+    return names, requests - {""}
+
+
 @functools.cache
 def _processor_class(stock: Any) -> Any:
     def cached_apply(self: Any, inputs: Any, timing_ctx: Any) -> MultiModalProcessingResult:
+        names, requests = _split(inputs.mm_uuid_items or {})
+        if not requests:
+            return apply(self, inputs, timing_ctx)
+        try:
+            return apply(self, dataclasses.replace(inputs, mm_uuid_items=names), timing_ctx)
+        finally:
+            for request in requests:
+                arena("api").leave(request)
+
+    def apply(self: Any, inputs: Any, timing_ctx: Any) -> MultiModalProcessingResult:
         items = inputs.mm_data_items
         ours = {
             modality: found.data
@@ -110,6 +139,7 @@ def _processor_class(stock: Any) -> Any:
         }
         if not ours:
             return stock._cached_apply_hf_processor(self, inputs, timing_ctx)
+        _check(ours, self.info.ctx.model_config)
         left = MultiModalDataItems({k: v for k, v in items.items() if k not in ours})
         uuids = {k: v for k, v in (inputs.mm_uuid_items or {}).items() if k not in ours}
         rest = dataclasses.replace(inputs, mm_data_items=left, mm_uuid_items=uuids)
@@ -133,6 +163,28 @@ def _processor_class(stock: Any) -> Any:
         )
 
     return type(stock.__name__, (stock,), {"_cached_apply_hf_processor": cached_apply})
+
+
+def _check(ours: Mapping[str, Sequence[FeaturesReference]], model_config: Any) -> None:
+    """
+    Raises:
+        ValueError: A reference would end the engine core, or the features are not those that this
+            vLLM would make; a client's error to vLLM.
+    """
+    if getattr(model_config.multimodal_config, "mm_processor_kwargs", None):
+        raise ValueError(
+            "this vLLM was started with --mm-processor-kwargs, which Afferent does not know of: "
+            "leave it out, or have Afferent start vLLM, with --engine-args"
+        )
+    hf_config = model_config.hf_config
+    names = engine_facts(hf_config.model_type).position_features
+    vision = getattr(hf_config, "vision_config", None)
+    merge_size = getattr(vision, "spatial_merge_size", 1)
+    try:
+        for item in (item for found in ours.values() for item in found):
+            check_positions(item, names, merge_size=merge_size)
+    except FormatError as error:
+        raise ValueError(f"this server takes media from Afferent only: {error}") from error
 
 
 def _replacement(modality: str, found: Sequence[FeaturesReference]) -> PromptReplacement:

@@ -11,7 +11,7 @@ from afferent.serve.apis import openai, parameters, schema
 from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.chat.input import read_messages
 from afferent.serve.apis.chat.schema import ChatRequest
-from afferent.serve.flow.call import Answer, Call, ReceivedBody, Reply
+from afferent.serve.flow.call import Answer, Call, ModelNames, ReceivedBody, Reply
 from afferent.serve.flow.request import (
     End,
     GenerateRequest,
@@ -40,7 +40,12 @@ class OpenAIChat:
         self._reader = schema.Reader(ChatRequest, parameters.CHAT)
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
         chat, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
         generate = GenerateRequest(

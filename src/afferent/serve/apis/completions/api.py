@@ -13,7 +13,7 @@ from afferent.errors import AfferentError, InvalidRequest, Param, UnsupportedPar
 from afferent.serve.apis import forms, openai, parameters, schema
 from afferent.serve.apis.asking import with_parameters
 from afferent.serve.apis.openai import StreamOptions
-from afferent.serve.flow.call import Answer, Call, ReceivedBody
+from afferent.serve.flow.call import Answer, Call, ModelNames, ReceivedBody
 from afferent.serve.flow.request import End, GenerateRequest, Output, TextDelta
 from afferent.types import TokenId
 
@@ -57,7 +57,12 @@ class OpenAICompletions:
         self._reader = schema.Reader(CompletionRequest, parameters.COMPLETIONS)
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
         asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
         schema.check_all_taken(body.media, "prompt")

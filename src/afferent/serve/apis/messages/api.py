@@ -14,7 +14,7 @@ from afferent.serve.apis.api import KeyHeader, TokenCount
 from afferent.serve.apis.asking import with_parameters, with_template
 from afferent.serve.apis.messages.events import AnthropicReply, count_body, error_body
 from afferent.serve.apis.messages.input import InputMessage, Text, read_messages
-from afferent.serve.flow.call import Call, ReceivedBody
+from afferent.serve.flow.call import Call, ModelNames, ReceivedBody
 from afferent.serve.flow.request import GenerateRequest, Rendered
 
 
@@ -93,7 +93,12 @@ class _Anthropic:
         self._reader = schema.Reader(self.request_type, parameters.MESSAGES)
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
         request, ignored = self._reader.read(
             body.json, served=model, refuses_unknown=refuses_unknown

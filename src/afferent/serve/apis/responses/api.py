@@ -15,7 +15,7 @@ from afferent.serve.apis.openai import OpenAIRequest
 from afferent.serve.apis.responses.events import ResponsesReply, error_body
 from afferent.serve.apis.responses.input import InputItem, read_input
 from afferent.serve.apis.responses.kept import LOOKUPS
-from afferent.serve.flow.call import Call, ReceivedBody
+from afferent.serve.flow.call import Call, ModelNames, ReceivedBody
 from afferent.serve.flow.request import GenerateRequest, Logprobs, Message, TextPart
 
 _FORMAT = "text.format"
@@ -95,7 +95,12 @@ class OpenAIResponses:
         self._reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
         request, ignored = self._reader.read(
             body.json, served=model, refuses_unknown=refuses_unknown

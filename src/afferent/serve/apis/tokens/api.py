@@ -14,7 +14,7 @@ from afferent.serve.apis import openai, parameters, schema
 from afferent.serve.apis.asking import with_template
 from afferent.serve.apis.chat.input import read_messages
 from afferent.serve.apis.chat.schema import ChatMessage
-from afferent.serve.flow.call import Answer, Call, ReceivedBody
+from afferent.serve.flow.call import Answer, Call, ModelNames, ReceivedBody
 from afferent.serve.flow.request import GenerateRequest, Output, Rendered
 from afferent.types import TokenId
 
@@ -58,7 +58,12 @@ class Tokenize(_Tokens):
         self._reader = schema.Reader(TokenizeRequest, self.name)
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
         asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
         if (asked.prompt is None) is (asked.messages is None):
@@ -87,7 +92,12 @@ class Detokenize(_Tokens):
         self._reader = schema.Reader(DetokenizeRequest, self.name)
 
     def parse(
-        self, body: ReceivedBody, *, request_id: str, model: str, refuses_unknown: bool = False
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
     ) -> Call:
         asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
         schema.check_all_taken(body.media, "tokens")

@@ -1,0 +1,44 @@
+"""Which references of each request have come to a process of vLLM. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+from typing import Final
+
+from afferent.engine.references import Of
+
+_MAX_REQUESTS: Final = 4096
+
+
+class Step(Enum):
+    """What the store is told of a reference."""
+
+    NOTHING = 0
+    """The request was there a moment ago."""
+    ASK = 1
+    """Whether the request is there."""
+    LAST = 2
+    """As `ASK`; besides, that all of the request's references have come."""
+
+
+class Arrivals:
+    """Remembers requests whose references come one by one, the latest 4,096 of them."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, set[int]] = OrderedDict()
+
+    def note(self, of: Of) -> Step:
+        """Return what to tell the store of a reference that has come.
+
+        A reference that comes again, or after the last one, is asked for each time.
+        """
+        seen = self._seen.pop(of.request, set())
+        is_new, was_empty = of.index not in seen, not seen
+        seen.add(of.index)
+        if len(seen) >= of.number:
+            return Step.LAST
+        self._seen[of.request] = seen
+        while len(self._seen) > _MAX_REQUESTS:
+            self._seen.popitem(last=False)
+        return Step.NOTHING if is_new and not was_empty else Step.ASK

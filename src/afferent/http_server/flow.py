@@ -1,0 +1,86 @@
+"""Flow control of one connection, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+
+from afferent.http_server.disconnects import HangUps, reset
+from afferent.http_server.timer import Timer
+from afferent.types import KiB
+
+MAX_BUFFERED_NBYTES = 64 * KiB
+"""Of a body that the application has not received yet; then reading pauses."""
+_MIN_NBYTES_PER_S = 32 * KiB
+"""Of an answer that is ready to be sent."""
+
+
+class Flow:
+    """Pauses and resumes both directions of a connection.
+
+    It ends the connection when its client hangs up while reading is paused, or reads too little of
+    an answer for ``write_timeout_s``.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, hang_ups: HangUps, *, write_timeout_s: float
+    ) -> None:
+        self._transport, self._hang_ups = transport, hang_ups
+        self._write_timeout_s = write_timeout_s
+        self._timer, self._left_nbytes = Timer(), 0
+        self._fd: int = transport.get_extra_info("socket").fileno()
+        self._has_hung_up = self._is_read_paused = False
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
+        hang_ups.watch(self._fd, self._on_hang_up)
+
+    def pause_reading(self) -> None:
+        """Leave what the client sends in the socket."""
+        if not self._is_read_paused and not self._transport.is_closing():
+            self._is_read_paused = True
+            self._transport.pause_reading()
+            if self._has_hung_up:
+                self._transport.abort()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._is_read_paused and not self._transport.is_closing():
+            self._is_read_paused = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Have `drain` wait; called by the event loop."""
+        self._is_writable.clear()
+        self._watch_client()
+
+    def resume_writing(self) -> None:
+        """Let `drain` go on; called by the event loop."""
+        self._is_writable.set()
+        self._timer.stop()
+
+    async def drain(self) -> None:
+        """Wait while more is written ahead than the event loop buffers."""
+        if not self._is_writable.is_set():
+            await self._is_writable.wait()
+
+    def end(self) -> None:
+        """The connection is lost."""
+        self._timer.stop()
+        self._hang_ups.forget(self._fd)
+        self._is_writable.set()
+
+    def _watch_client(self) -> None:
+        self._left_nbytes = self._transport.get_write_buffer_size()
+        self._timer.start(self._write_timeout_s, self._check_client)
+
+    def _check_client(self) -> None:
+        taken_nbytes = self._left_nbytes - self._transport.get_write_buffer_size()
+        if taken_nbytes < _MIN_NBYTES_PER_S * self._write_timeout_s:
+            reset(self._transport)
+        else:
+            self._watch_client()
+
+    def _on_hang_up(self) -> None:
+        """While the socket is read, what the client sent before its end comes first."""
+        self._has_hung_up = True
+        if self._is_read_paused:
+            self._transport.abort()

@@ -1,0 +1,58 @@
+"""Whether a request comes from a page of another origin, or by a name that is not this server's.
+
+A page of any origin, open in a browser on this machine, can send requests to a server here: by a
+form (CSRF), or by a name of its own that leads here (DNS rebinding). Programs other than browsers
+send neither `Origin` nor `Sec-Fetch-Site`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Container, Mapping
+from urllib.parse import urlsplit
+
+
+def is_reached_by(host: str, names: Container[str]) -> bool:
+    """Return whether a `Host` field is an address, or one of these names.
+
+    Args:
+        names: In lower case.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name in names or _is_address(name)
+
+
+def is_from_own_page(headers: Mapping[str, str]) -> bool:
+    """Return whether a browser says that a page of this origin asks; or no browser asks."""
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def own_names(host: str) -> frozenset[str]:
+    """Return the names of this machine, in lower case.
+
+    Args:
+        host: The address or name that the server listens on.
+    """
+    machine = socket.gethostname()
+    names = {"localhost", host, machine, machine.partition(".")[0]}
+    return frozenset(name.lower() for name in names)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address that a server listens on is reached from this machine alone."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,24 @@
+"""A timer that is set again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Timer:
+    """Calls at most once after each start, on the running event loop."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, timeout_s: float, call: Callable[[], object]) -> None:
+        """Call in ``timeout_s`` seconds, and not when an earlier start would have called."""
+        self.stop()
+        self._handle = asyncio.get_running_loop().call_later(timeout_s, call)
+
+    def stop(self) -> None:
+        """Do not call."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None

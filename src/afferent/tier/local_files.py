@@ -1,0 +1,197 @@
+"""Values as files in a folder of this machine, or of a file server that is mounted on it.
+
+Whoever can write to the folder can put a pipe, a device, a link, or a file of any length where a
+value is expected. So an entry is opened without waiting and without following links, it is read
+only if it is a regular file, and not beyond the length that was requested.
+
+A folder that Afferent creates is its user's alone. One that is there keeps its mode: if its group
+may write to it, the group may read the values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from afferent.tier.protocol import NAME_NBYTES
+
+T = TypeVar("T")
+
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_IS_NO_FILE: Final = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR)
+_IS_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_IS_IN_THE_WAY: Final = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
+_GROUP_FOLDER, _GROUP_FILE = 0o770, 0o640
+_NUM_DIGITS: Final = 2 * NAME_NBYTES
+
+
+class File(NamedTuple):
+    """The start of a file, and how long it is; ``None`` for an entry that is no regular file."""
+
+    data: bytes
+    nbytes: int | None
+
+
+class LocalFiles:
+    """Files are in 256 folders, by the first two digits of their names."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def read(self, name: bytes, end: int) -> File | None:
+        """The first ``end`` bytes of a file, or all; ``None`` if it is absent."""
+        return _unless_absent(lambda: self._read(name, end))
+
+    def write(self, name: bytes, data: bytes) -> bool:
+        """Write a file that has its name once it is whole; `False` if there is no space for it, or
+        if something that can't be replaced has its name.
+        """
+        digits = name.hex()
+        own = f"{digits}.{secrets.token_hex(8)}"
+        try:
+            with self._made(digits) as (folder, is_shared):
+                try:
+                    _create(own, data, folder, _GROUP_FILE if is_shared else _PRIVATE_FILE)
+                    _replace(own, digits, folder)
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        os.unlink(own, dir_fd=folder)
+                    raise
+        except OSError as error:
+            if error.errno in (*_NO_SPACE, *_IS_IN_THE_WAY):
+                return False
+            raise
+        return True
+
+    def delete(self, name: bytes) -> bool:
+        """Delete whatever has this name, but for a folder that is not empty."""
+        return _unless_absent(lambda: self._delete(name)) or False
+
+    def names(self) -> Iterator[list[bytes]]:
+        """The names of all files, folder by folder."""
+        for folder in sorted(_unless_absent(lambda: list(self._root.iterdir())) or ()):
+            if len(folder.name) == 2:
+                yield _unless_absent(lambda: _list(folder)) or []  # noqa: B023
+
+    def check(self) -> None:
+        """
+        Raises:
+            OSError: The file system has no answer.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self._root.stat()
+
+    # Inner steps
+
+    def _read(self, name: bytes, end: int) -> File:
+        digits = name.hex()
+        with self._opened(digits[:2]) as folder:
+            try:
+                fd = os.open(digits, _READ, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _IS_NO_FILE:
+                    return File(b"", None)
+                raise
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    return File(b"", None)
+                return File(_read_all(fd, min(end, status.st_size)), status.st_size)
+            finally:
+                os.close(fd)
+
+    def _delete(self, name: bytes) -> bool:
+        digits = name.hex()
+        with self._opened(digits[:2]) as folder:
+            try:
+                os.unlink(digits, dir_fd=folder)
+            except IsADirectoryError:
+                try:
+                    os.rmdir(digits, dir_fd=folder)
+                except OSError:
+                    return False
+        return True
+
+    @contextlib.contextmanager
+    def _opened(self, prefix: str) -> Iterator[int]:
+        fd = os.open(self._root / prefix, _FOLDER)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _made(self, digits: str) -> Iterator[tuple[int, bool]]:
+        """The folder of a file, made if it is missing, and whether the group may read there."""
+        path = self._root / digits[:2]
+        self._root.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
+        of_root = self._root.stat().st_mode
+        is_shared = bool(of_root & stat.S_IWGRP)
+        try:
+            path.mkdir(_PRIVATE_FOLDER)
+        except FileExistsError:
+            if not stat.S_ISDIR(path.lstat().st_mode):  # a link or a pipe: the next writer makes it
+                path.unlink()
+                raise
+        else:
+            if is_shared:
+                path.chmod(_GROUP_FOLDER | of_root & stat.S_ISGID)
+        with self._opened(digits[:2]) as folder:
+            yield folder, is_shared
+
+
+def _list(folder: Path) -> list[bytes]:
+    names = []
+    for path in folder.iterdir():
+        with contextlib.suppress(ValueError):  # of another program, or still being written
+            if len(path.name) == _NUM_DIGITS:
+                names.append(bytes.fromhex(path.name))
+    return names
+
+
+def _unless_absent(work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except OSError as error:
+        if error.errno in _IS_ABSENT:
+            return None
+        raise
+
+
+def _read_all(fd: int, nbytes: int) -> bytes:
+    """So much of a file, or as much as it still has."""
+    data = bytearray(nbytes)
+    view, num = memoryview(data), 0
+    while num < nbytes and (more := os.readv(fd, [view[num:]])):
+        num += more
+    view.release()
+    del data[num:]
+    return bytes(data)
+
+
+def _create(own: str, data: bytes, folder: int, mode: int) -> None:
+    fd = os.open(own, _CREATE, _PRIVATE_FILE, dir_fd=folder)
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        os.fchmod(fd, mode)
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+
+
+def _replace(own: str, digits: str, folder: int) -> None:
+    """Give a file its name, which a folder that is empty may have."""
+    try:
+        os.replace(own, digits, src_dir_fd=folder, dst_dir_fd=folder)
+    except IsADirectoryError:
+        os.rmdir(digits, dir_fd=folder)
+        os.replace(own, digits, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,0 +1,90 @@
+"""What a vLLM that was killed leaves behind goes; what is of others stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from afferent.engine.vllm.launch import VllmProcess
+from afferent.engine.vllm.process import started
+
+pytestmark = pytest.mark.timeout(60)
+
+LEAVES = """
+import multiprocessing, os, sys
+from multiprocessing.shared_memory import SharedMemory
+out, attached = sys.argv[1:]
+memory = SharedMemory(create=True, size=4096)
+other = SharedMemory(name=attached)
+lock = multiprocessing.get_context("spawn").Lock()
+names = [memory.name, "sem." + lock._semlock.name.lstrip("/"), os.environ["VLLM_RPC_BASE_PATH"]]
+with open(out + ".new", "w") as file:
+    file.write("\\n".join(names))
+os.rename(out + ".new", out)
+sys.stdin = open(sys.argv[1] + ".fifo")
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def others() -> Iterator[SharedMemory]:
+    memory = SharedMemory(create=True, size=4096)
+    yield memory
+    memory.close()
+    with contextlib.suppress(FileNotFoundError):
+        memory.unlink()
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_shared_memory_of_a_killed_vllm_is_removed_and_of_others_stays(
+    is_noted: bool, others: SharedMemory, tmp_path: Path
+) -> None:
+    """It may be killed after its files were noted, or be there when it is to be ended."""
+    out = tmp_path / "names"
+    os.mkfifo(f"{out}.fifo")
+    command = (sys.executable, "-c", LEAVES, str(out), others.name)
+    settings = VllmProcess(
+        command=command, socket_path=str(tmp_path / "socket"), start_timeout_s=10.0
+    )
+    with started(settings) as (vllm, leftovers):
+        descriptor = os.open(f"{out}.fifo", os.O_WRONLY)  # opened when the names are written
+        segment, semaphore, folder = out.read_text().splitlines()
+        files = [Path("/dev/shm") / name for name in (segment, semaphore)]
+        assert all(file.exists() for file in files)
+        later = SharedMemory(create=True, size=4096)
+        if is_noted:
+            leftovers.look()
+            os.killpg(vllm.pid, signal.SIGKILL)
+            vllm.wait()
+    os.close(descriptor)
+    try:
+        assert not any(file.exists() for file in files)
+        for memory in (others, later):
+            assert (Path("/dev/shm") / memory.name).exists()
+        assert Path(folder).is_dir()
+    finally:
+        later.close()
+        later.unlink()
+
+
+def test_operator_may_say_where_sockets_are(
+    others: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    out = tmp_path / "names"
+    os.mkfifo(f"{out}.fifo")
+    command = (sys.executable, "-c", LEAVES, str(out), others.name)
+    settings = VllmProcess(
+        command=command, socket_path=str(tmp_path / "socket"), start_timeout_s=10.0
+    )
+    with started(settings):
+        os.close(os.open(f"{out}.fifo", os.O_WRONLY))
+        assert out.read_text().splitlines()[2] == str(tmp_path)

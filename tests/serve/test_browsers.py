@@ -1,0 +1,127 @@
+"""A page of another origin can't use a server without keys; programs and its own pages can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from afferent.http_server.origins import is_loopback, own_names
+from afferent.serve.http.browsers import BrowserGuard
+
+HOST = "localhost:8000"
+
+
+def ask(
+    headers: Mapping[str, str],
+    *,
+    method: str = "POST",
+    names: frozenset[str] | None = own_names("127.0.0.1"),
+    origins: tuple[str, ...] = (),
+) -> httpx.Response:
+    async def run() -> httpx.Response:
+        app: Any = BrowserGuard(PlainTextResponse("here"), names=names, origins=origins)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+            return await client.request(method, "/v1/chat/completions", headers=headers)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "host", [HOST, "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "10.1.2.3", "llm.example.org"]
+)
+def test_guard_own_name_passes(host: str) -> None:
+    names = own_names("127.0.0.1") | {"llm.example.org"}
+    assert ask({"host": host}, names=names).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80"])
+def test_guard_foreign_name_on_loopback_is_refused_with_the_setting(host: str) -> None:
+    answer = ask({"host": host})
+    assert answer.status_code == 421
+    error = answer.json()["error"]
+    assert error["code"] == "invalid_request"
+    assert "--allowed-hosts" in error["message"]
+    assert ask({"host": host}, names=None).status_code == 200  # on an address of a network
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://localhost:3000"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": f"http://{HOST}", "sec-fetch-site": "cross-site"},
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
+def test_guard_page_of_another_origin_is_refused(headers: dict[str, str], method: str) -> None:
+    for names in (own_names("127.0.0.1"), None):
+        sent = {"host": HOST, "content-type": "text/plain", **headers}
+        answer = ask(sent, method=method, names=names)
+        assert answer.status_code == 403
+        assert "--cors-origin" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": f"http://{HOST}"},
+        {"origin": f"http://{HOST}", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+    ],
+)
+def test_guard_own_page_and_programs_pass(headers: dict[str, str]) -> None:
+    assert ask({"host": HOST, **headers}).status_code == 200
+
+
+@pytest.mark.parametrize("allowed", ["https://ours.example", "*"])
+def test_guard_allowed_origin_passes(allowed: str) -> None:
+    headers = {"host": HOST, "origin": "https://ours.example", "sec-fetch-site": "cross-site"}
+    assert ask(headers, origins=(allowed,)).status_code == 200
+    assert ask(headers, origins=("https://others.example",)).status_code == 403
+
+
+def test_guard_websocket_of_another_origin_is_refused() -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the application was called")
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "websocket",
+        "headers": [(b"host", HOST.encode()), (b"origin", b"http://evil.example")],
+        "extensions": {"websocket.http.response": {}},
+    }
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    asyncio.run(BrowserGuard(app, names=None, origins=())(scope, receive, keep))
+    assert sent[0]["type"] == "websocket.http.response.start"
+    assert sent[0]["status"] == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "is_it"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+    ],
+)
+def test_is_loopback(host: str, is_it: bool) -> None:
+    assert is_loopback(host) is is_it

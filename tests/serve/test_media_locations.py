@@ -1,0 +1,388 @@
+"""Media are found where each API has them, and everything else reaches the upstream as it was."""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afferent.errors import InvalidRequest
+from afferent.ingest.cutter import BodyCutter
+from afferent.serve.upstream.media_locations import MEDIA_KEYS, TABLE, find, paths_at, restore
+from afferent.types import Modality
+
+IMAGE, AUDIO, VIDEO = Modality.IMAGE, Modality.AUDIO, Modality.VIDEO
+URL = "http://media.example/a.png"
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+def in_message(part: Any) -> Any:
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+def in_input(item: Any) -> Any:
+    return {"input": [item]}
+
+
+Expected = list[tuple[Modality, str | None, str | None]]
+PARTS: list[tuple[Any, Expected, Any]] = [
+    (
+        {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+        [(IMAGE, URL, None)],
+        {"type": "image_url", "image_url": {"url": "R0", "detail": "low"}},
+    ),
+    (
+        {"type": "image_url", "image_url": {"url": URL}, "uuid": "mine"},
+        [(IMAGE, URL, "mine")],
+        {"type": "image_url", "image_url": {"url": "R0"}},
+    ),
+    (
+        {"type": "image_url", "image_url": None, "uuid": "mine"},
+        [(IMAGE, None, "mine")],
+        {"type": "image_url", "image_url": {"url": "R0"}},
+    ),
+    (
+        {"type": "video_url", "video_url": {"url": URL}},
+        [(VIDEO, URL, None)],
+        {"type": "video_url", "video_url": {"url": "R0"}},
+    ),
+    (
+        {"type": "audio_url", "audio_url": {"url": URL}, "uuid": None},
+        [(AUDIO, URL, None)],
+        {"type": "audio_url", "audio_url": {"url": "R0"}},
+    ),
+    (
+        {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}},
+        [(AUDIO, "data:audio/wav;base64,QUJD", None)],
+        {"type": "audio_url", "audio_url": {"url": "R0"}},
+    ),
+    (
+        {"type": "input_audio", "input_audio": {"data": "afferent-media:77:0", "format": "mp3"}},
+        [(AUDIO, "afferent-media:77:0", None)],
+        {"type": "audio_url", "audio_url": {"url": "R0"}},
+    ),
+    # Without a type, as vLLM takes it too
+    ({"image_url": URL}, [(IMAGE, URL, None)], {"image_url": "R0"}),
+    (
+        {"type": "input_image", "image_url": URL, "detail": "auto"},
+        [(IMAGE, URL, None)],
+        {"type": "input_image", "image_url": "R0", "detail": "auto"},
+    ),
+    # A name decides where a type says something else, as in vLLM
+    (
+        {"type": "text", "image_url": URL, "uuid": "mine"},
+        [(IMAGE, URL, "mine")],
+        {"type": "text", "image_url": "R0"},
+    ),
+    # No media
+    ({"type": "text", "text": '{"image_url": "no"}'}, [], None),
+    ({"type": "text", "text": "a", "image_url": URL}, [], None),
+    ({"type": "image_url", "image_url": None}, [], None),
+    ({"uuid": "a", "x": 1e99, "source": "there", "input_audio": 3}, [], None),
+    ({"type": "input_image", "file_id": "file-1", "image_url": None}, [], None),
+    ({"x": {"image_url": URL}}, [], None),
+    ({"type": "image", "source": {"type": "url", "url": URL}}, [], None),
+]
+INPUTS: list[tuple[Any, Expected, Any]] = [
+    (
+        {"role": "user", "content": [{"type": "input_image", "image_url": URL}]},
+        [(IMAGE, URL, None)],
+        {"role": "user", "content": [{"type": "input_image", "image_url": "R0"}]},
+    ),
+    (
+        {"type": "computer_call_output", "output": {"type": "screenshot", "image_url": URL}},
+        [(IMAGE, URL, None)],
+        {"type": "computer_call_output", "output": {"type": "screenshot", "image_url": "R0"}},
+    ),
+    (
+        {
+            "type": "function_call_output",
+            "output": [{"type": "input_image", "image_url": URL}],
+        },
+        [(IMAGE, URL, None)],
+        {
+            "type": "function_call_output",
+            "output": [{"type": "input_image", "image_url": "R0"}],
+        },
+    ),
+    ({"type": "function_call", "arguments": {"image_url": URL}}, [], None),
+    ({"type": "input_image", "image_url": URL}, [], None),
+]
+BLOCKS: list[tuple[Any, Expected, Any]] = [
+    (
+        {"type": "image", "source": {"type": "url", "url": URL}},
+        [(IMAGE, URL, None)],
+        {"type": "image", "source": {"type": "url", "url": "R0"}},
+    ),
+    (
+        {
+            "type": "tool_result",
+            "content": [
+                {"type": "text", "text": "x"},
+                {
+                    "type": "image",
+                    "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"},
+                },
+            ],
+        },
+        [(IMAGE, "data:image/png;base64,QUJD", None)],
+        {
+            "type": "tool_result",
+            "content": [
+                {"type": "text", "text": "x"},
+                {"type": "image", "source": {"type": "url", "url": "R0"}},
+            ],
+        },
+    ),
+    # No media
+    ({"type": "document", "source": {"type": "base64", "data": "QUJD"}}, [], None),
+    ({"type": "tool_use", "input": {"image_url": URL, "type": "image"}}, [], None),
+    (
+        {"type": "tool_use", "input": {"type": "image", "source": {"type": "url", "url": URL}}},
+        [],
+        None,
+    ),
+    ({"type": "image_url", "image_url": {"url": URL}}, [], None),
+]
+
+
+def other_locations() -> list[tuple[str, Any, Expected, Any]]:
+    """Return locations of pooling, scoring and embedding."""
+    part, written = (
+        {"type": "image_url", "image_url": URL},
+        {"type": "image_url", "image_url": "R0"},
+    )
+    here: Expected = [(IMAGE, URL, None)]
+    content = {"content": [part]}, {"content": [written]}
+    cases: list[tuple[str, Any, Expected, Any]] = [
+        ("/score", {"data_1": content[0], "x": 1}, here, {"data_1": content[1], "x": 1}),
+        ("/v1/score", {"queries": [content[0]]}, here, {"queries": [content[1]]}),
+        ("/rerank", {"documents": ["a", content[0]]}, here, {"documents": ["a", content[1]]}),
+        ("/invocations", {"documents": [content[0]]}, here, {"documents": [content[1]]}),
+        ("/invocations", {"messages": [], "documents": [content[0]]}, [], None),
+        ("/v2/embed", {"images": [URL]}, here, {"images": ["R0"]}),
+        ("/v2/embed", {"inputs": [content[0]]}, here, {"inputs": [content[1]]}),
+        (
+            "/v1/systemone",
+            {"images": [URL], "state": [part]},
+            here,
+            {"images": ["R0"], "state": [part]},
+        ),
+        ("/tokenize", in_message(part), here, in_message(written)),
+        ("/v1/completions", {"prompt": "a", "image_url": URL}, [], None),
+        ("/any/other", in_message(part), [], None),
+    ]
+    return cases
+
+
+CASES = [
+    *(
+        (CHAT, in_message(part), found, written and in_message(written))
+        for part, found, written in PARTS
+    ),
+    *(
+        (RESPONSES, in_input(part), found, written and in_input(written))
+        for part, found, written in INPUTS
+    ),
+    *(
+        (MESSAGES, in_message(part), found, written and in_message(written))
+        for part, found, written in BLOCKS
+    ),
+    *other_locations(),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "expected", "written"), CASES)
+def test_find_body_of_an_api_finds_its_media(
+    path: str, body: Any, expected: Expected, written: Any
+) -> None:
+    text = json.dumps(body).encode()
+    document = find(text, path)
+    assert [(p.modality, p.source, p.uuid) for p in document.places] == expected
+    out = document.write([f"R{n}" for n in range(len(expected))])
+    if written is None:
+        assert out == text
+    else:
+        assert json.loads(out) == written
+
+
+def test_names_and_options_stay_where_the_engine_needs_them() -> None:
+    part = {"type": "image_url", "image_url": {"url": URL}, "uuid": "mine"}
+    body = {**in_message(part), "mm_processor_kwargs": {"max_pixels": 4}, "n": 1}
+    document = find(json.dumps(body).encode(), CHAT)
+    assert document.options == {"mm_processor_kwargs": b'{"max_pixels": 4}'}
+    ours = json.loads(document.write(["R0"]))
+    assert ours == {**in_message({"type": "image_url", "image_url": {"url": "R0"}}), "n": 1}
+    theirs = json.loads(document.write(["R0"], names=["digest"]))
+    assert theirs["messages"][0]["content"][0]["uuid"] == "digest"
+    assert theirs["mm_processor_kwargs"] == {"max_pixels": 4}
+
+
+def test_options_count_whatever_stands_in_them() -> None:
+    """They are no place for media."""
+    inner = {"image_url": URL, "uuid": "x"}
+    body = {**in_message({"image_url": URL}), "mm_processor_kwargs": inner}
+    document = find(json.dumps(body).encode(), CHAT)
+    assert len(document.places) == 1
+    assert json.loads(document.options["mm_processor_kwargs"]) == inner
+    assert json.loads(document.write(["R0"])) == in_message({"image_url": "R0"})
+    assert find(b'{"mm_processor_kwargs": {"a": 1}, "prompt": "x"}', CHAT).options == {}
+
+
+def test_keys_may_be_spelled_with_escapes() -> None:
+    part = rb'{"\u0069mage_url": {"\u0075rl": "http:\/\/x"}, "uu\u0069d": "n"}'
+    document = find(rb'{"m\u0065ssages": [{"content": [' + part + rb"]}]}", CHAT)
+    (place,) = document.places
+    assert (place.source, place.uuid) == ("http://x", "n")
+    assert json.loads(document.write(["R"])) == {
+        "messages": [{"content": [{"image_url": {"url": "R"}}]}]
+    }
+
+
+# Everything else
+
+
+def passed_on(body: bytes, path: str, cuts: list[int]) -> tuple[bytes, int]:
+    """Return what the upstream gets, with media as they were, and how many there were."""
+    kept: list[bytes] = []
+
+    class Sink:
+        def begin(self) -> None:
+            kept.append(b"")
+
+        def write(self, data: bytes) -> None:
+            kept[-1] += data
+
+        def end(self) -> None: ...
+
+    cutter = BodyCutter(
+        Sink(),
+        MEDIA_KEYS,
+        max_json_nbytes=1 << 20,
+        max_media=64,
+        is_parsed=False,
+        paths=paths_at(path),
+    )
+    bounds = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
+    for start, end in pairwise(bounds):
+        cutter.feed(body[start:end])
+    cut = cutter.finish()
+    document = find(cut.json, path)
+    shown = {place.source for place in document.places}
+    others = {
+        item.marker: item.head.encode() + base64.b64encode(data)
+        for item, data in zip(cut.media, kept, strict=True)
+        if item.marker not in shown
+    }
+    text = document.write([place.source or "" for place in document.places])
+    return restore(text, others), len(document.places)
+
+
+SOURCES = st.sampled_from(
+    [
+        URL,
+        "data:image/png;base64,iVBORw0KGgo=",
+        "data:image/png;base64,iVBORw0KGgo...",  # as a history cuts it short
+        "data:image/png;base64,iVBO\nRw0K",
+        "A" * 80,
+        "QUJD" * 30 + "!",
+        "afferent:x",
+    ]
+)
+KEYS = [
+    *("image_url", "video_url", "audio_url", "input_audio", "url", "data", "uuid", "type"),
+    *("source", "content", "messages", "input", "output", "*", 'a"b\\c'),
+]
+data_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=12) | SOURCES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(KEYS) | st.text(max_size=5),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+AROUND: dict[str, list[Any]] = {
+    CHAT: [
+        lambda value: {"metadata": value, **in_message({"type": "text", "text": "a"})},
+        lambda value: {"response_format": {"json_schema": value}, "messages": []},
+        lambda value: {"tools": [{"function": {"parameters": value}}]},
+        lambda value: {"chat_template_kwargs": value, "documents": [value]},
+        lambda value: {"messages": [{"role": "assistant", "tool_calls": [{"function": value}]}]},
+        lambda value: in_message({"type": "text", "text": "a", "x": value}),
+    ],
+    RESPONSES: [
+        lambda value: {"input": "a", "metadata": value, "text": {"format": value}},
+        lambda value: in_input({"type": "function_call", "arguments": value}),
+        lambda value: {"tools": [value], "x": value},
+    ],
+    MESSAGES: [
+        lambda value: in_message({"type": "tool_use", "id": "1", "name": "f", "input": value}),
+        lambda value: {"tools": [{"input_schema": value}], "messages": []},
+        lambda value: {"metadata": value, "system": [{"type": "text", "text": "a", "x": value}]},
+    ],
+    "/v1/completions": [lambda value: {"prompt": "a", "x": value}, lambda value: value],
+}
+
+
+@given(data_values, st.sampled_from(list(AROUND)), st.data(), st.booleans())
+def test_data_reach_the_upstream_byte_for_byte(
+    value: Any, path: str, data: st.DataObject, has_blanks: bool
+) -> None:
+    around = data.draw(st.sampled_from(AROUND[path]))
+    separators = (", ", " : ") if has_blanks else (",", ":")
+    body = json.dumps(around(value), separators=separators, ensure_ascii=False).encode()
+    cuts = data.draw(st.lists(st.integers(0, 10_000), max_size=4))
+    assert passed_on(body, path, cuts) == (body, 0)
+
+
+@given(data_values, st.lists(st.integers(0, 10_000), max_size=4))
+def test_data_beside_media_stay_as_they_were(value: Any, cuts: list[int]) -> None:
+    url = "data:image/png;base64," + base64.b64encode(bytes(range(200))).decode()
+    body = {"metadata": value, **in_message({"type": "image_url", "image_url": {"url": url}})}
+    text, num_media = passed_on(json.dumps(body, ensure_ascii=False).encode(), CHAT, cuts)
+    assert num_media == 1
+    written = json.loads(text)
+    assert written["metadata"] == value
+    assert written["messages"][0]["content"][0]["image_url"]["url"].startswith("afferent-media:")
+    raw = json.dumps(value, ensure_ascii=False).encode()
+    assert b'"metadata":' + raw + b"," in text
+
+
+def test_a_malformed_image_in_data_is_no_error() -> None:
+    broken = "data:image/png;base64,####"
+    body = json.dumps({"metadata": {"url": broken}}).encode()
+    assert passed_on(body, CHAT, []) == (body, 0)
+
+
+def test_every_path_has_places_for_strings() -> None:
+    assert {path for path in TABLE if not paths_at(path)} == set()
+    assert paths_at("/any/other") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"image_url": ',
+        b'{"messages": [{"content": [{"image_url": "\\ud800x"}]}]}',
+        b'{"messages": [{"content": [{"image_url" 1}]}]}',
+    ],
+)
+def test_what_is_no_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        find(body, CHAT)
+
+
+def test_what_was_cut_out_and_is_no_media_comes_back() -> None:
+    text = b'{"a": {"data": "m:0"}, "b": "m:1"}'
+    others = {"m:0": b"QUJD", "m:1": b"data:x;base64,QQ=="}
+    assert restore(text, others) == b'{"a": {"data": "QUJD"}, "b": "data:x;base64,QQ=="}'

@@ -1,0 +1,131 @@
+"""The table of media locations has every field of vLLM's request models that takes media."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from afferent.serve.upstream.media_locations import TABLE
+from afferent.serve.upstream.tenancy import SALTED
+from tests.vllm.servers import ENV, python
+
+pytestmark = pytest.mark.vllm
+
+# Walks the routes of vLLM's API server, and the types of their bodies, as far as they are typed.
+_WALK = """
+import importlib, json, pkgutil, typing
+import typing_extensions
+import vllm.entrypoints
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+KEYS = {"image_url", "video_url", "audio_url", "input_audio"}
+KEYS |= {"images", "videos", "audio", "cache_salt"}
+IGNORED = {"image_embeds", "audio_embeds"}
+
+
+def members(kind):
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    if typing_extensions.is_typeddict(kind):
+        return typing_extensions.get_type_hints(kind)
+    return {}
+
+
+def walk(kind, path, seen, found):
+    if typing.get_origin(kind) is typing.Annotated or hasattr(kind, "__value__"):
+        return walk(getattr(kind, "__value__", None) or typing.get_args(kind)[0], path, seen, found)
+    if kind in seen:
+        return
+    inner = members(kind)
+    if inner:
+        for name, each in inner.items():
+            if name in KEYS:
+                found.add((*path, name))
+            elif len(path) < 8:
+                walk(each, (*path, name), seen | {kind}, found)
+        return
+    for each in typing.get_args(kind):
+        walk(each, path, seen, found)
+
+
+found = {}
+for module in pkgutil.walk_packages(vllm.entrypoints.__path__, "vllm.entrypoints."):
+    if not module.name.endswith("api_router"):
+        continue
+    try:
+        loaded = importlib.import_module(module.name)
+    except ImportError:
+        continue
+    for router in vars(loaded).values():
+        if not isinstance(router, APIRouter):
+            continue
+        for route in router.routes:
+            body = getattr(route, "body_field", None)
+            if body is None:
+                continue
+            fields = set()
+            kind = getattr(body, "type_", None) or body.field_info.annotation
+            try:
+                walk(kind, (), frozenset(), fields)
+            except TypeError:
+                pass
+            found.setdefault(route.path, set()).update(fields)
+print("FOUND" + json.dumps({path: sorted(map(list, each)) for path, each in found.items()}))
+"""
+
+DATA = {
+    # Fields of these names that take no media of a request.
+    ("/v1/chat/completions", "audio"),  # parameters of an answer in audio
+    ("/v1/chat/completions/batch", "audio"),
+    ("/v1/chat/completions/render", "audio"),
+}
+WITHOUT_LINE = {
+    "/inference/v1/generate",  # takes features, not media
+    "/v1/chat/completions/derender",  # parses an answer; the request beside it is not rendered
+}
+
+
+@pytest.fixture(scope="module")
+def fields() -> dict[str, list[list[str]]]:
+    done = subprocess.run(
+        [python(), "-c", _WALK],
+        env={**os.environ, **ENV},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(each for each in done.stdout.splitlines() if each.startswith("FOUND"))
+    found: dict[str, list[list[str]]] = json.loads(line.removeprefix("FOUND"))
+    return found
+
+
+def test_every_endpoint_with_a_media_field_has_a_line(fields: dict[str, Any]) -> None:
+    with_media = {
+        path
+        for path, found in fields.items()
+        if any(
+            (path, field[-1]) not in DATA and field[0] != "tools" and field[-1] != "cache_salt"
+            for field in found
+        )
+    }
+    assert {"/v1/chat/completions", "/tokenize", "/v2/embed"} <= with_media  # it does find some
+    assert with_media - set(TABLE) - WITHOUT_LINE == set()
+
+
+def test_every_path_of_the_table_is_one_of_vllm(fields: dict[str, Any]) -> None:
+    untyped = {"/invocations", "/cohere/v2/chat", "/cohere/v2/chat/render"}
+    assert set(TABLE) - set(fields) - untyped == set()
+
+
+def test_every_endpoint_with_a_salt_is_known(fields: dict[str, Any]) -> None:
+    salted = {path for path, found in fields.items() if ["cache_salt"] in found}
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"} <= salted
+    assert salted - SALTED == set()
+    untyped = {"/invocations", "/generative_scoring"}
+    assert SALTED - salted - untyped == set()
