@@ -1,16 +1,17 @@
-"""How long does an honest client wait while twenty others mean no good?
+"""How long does an honest client wait while twenty others send the most expensive requests?
 
-A server with the built-in model on two cores. One client sends an image that nobody has seen, and
-the next when it is answered; its times are measured alone, beside twenty that do the same, and
-beside twenty attackers of each kind (`benchmarks.attackers`): one kind at a time, and all together,
-which is judged by what it is beside as many honest ones.
+A server with the built-in model on two cores. An honest client sends an image of 1 MB that no
+server has seen once a second, whether the image before is answered or not. Its times are measured
+beside twenty clients that do the same (open loop), beside twenty that send the next image when the
+one before is answered (closed loop), and beside twenty clients of each kind of
+`benchmarks.attackers`. Each case of each round has a server of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import functools
-import itertools
 import shlex
 import statistics
 import subprocess
@@ -18,97 +19,146 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import httpx2 as httpx
 
-from benchmarks.attackers import ALL, CROWD, DRIPPING, HONEST, KINDS, NUM, body_of, small_image
+from benchmarks.attackers import (
+    ALL,
+    CLOSED,
+    CROWD,
+    HOSTED,
+    KINDS,
+    NUM,
+    OPEN,
+    body_of,
+    new_photo,
+)
 from benchmarks.children import command, free_port, wait_until_it_answers
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
-QUESTION = "How long does an honest client wait while others mean no good?"
-COLUMNS = ("beside", "requests_per_s", "p50_ms", "p99_ms", "failed")
+QUESTION = "How long does an honest client wait while others send expensive requests?"
+COLUMNS = ("beside", "p50_ms", "p95_ms", "p99_ms", "failed")
 
-_ALONE = "nobody"
 _START_TIMEOUT_S, _TIMEOUT_S = 120.0, 60.0
 _SETTLE_S = 5.0
 _ARENA = "512MiB"
+_MOST_CLOSED: Final = 3.0
+_MOST_OPEN: Final = 3.5
+_MOST_OPEN_OF: Final = {
+    "8 answers, read": 45.6,
+    "8 answers, unread": 8.25,
+    "128 images": 5.75,
+    "8 photos": 6.4,
+    "schema bombs": 3.15,
+}
+"""Half of what an outside study measured at 9fa271e, where that was above 6."""
 
 AfterSample = Callable[[], None]
-_seeds = itertools.count(50_000_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--kind", choices=(*KINDS, DRIPPING, ALL), help="attackers of this kind only"
+        "--kind",
+        action="append",
+        choices=(*KINDS, *HOSTED, ALL),
+        help="other clients of this kind only; may be repeated",
     )
+    parser.add_argument("--rounds", type=int, help="how often each case is measured (3)")
+    parser.add_argument("--requests", type=int, help="of the honest client, in each case (100)")
 
 
-def _cases(kind: str | None) -> list[str]:
-    kinds = [each for each in (*KINDS, DRIPPING, ALL) if each != HONEST]
-    chosen = [kind] if kind and kind != HONEST else kinds
-    return [_ALONE, HONEST, *([CROWD] if ALL in chosen else []), *chosen]
+def _cases(kinds: list[str] | None) -> list[str]:
+    chosen = kinds or [*KINDS, *HOSTED]
+    return [OPEN, CLOSED, *([CROWD] if ALL in chosen else []), *chosen]
 
 
-def num_steps(*, quick: bool, kind: str | None) -> int:
-    return len(_cases(kind))
+def num_steps(
+    *, quick: bool, kind: list[str] | None, rounds: int | None, requests: int | None
+) -> int:
+    return len(_cases(kind)) * _num_rounds(rounds, quick=quick)
 
 
-def run(*, quick: bool, kind: str | None, after_sample: AfterSample) -> Report:
+def _num_rounds(rounds: int | None, *, quick: bool) -> int:
+    return rounds or (1 if quick else 3)
+
+
+def run(
+    *,
+    quick: bool,
+    kind: list[str] | None,
+    rounds: int | None,
+    requests: int | None,
+    after_sample: AfterSample,
+) -> Report:
     report, meter = Report("attack", QUESTION), BusyMeter()
-    for case in _cases(kind):
-        drip_port = free_port()
-        with _server(drip_port) as url, _beside(case, url, drip_port):
-            report.rows.append(_measure(url, case, 8.0 if quick else 25.0))
-        after_sample()
+    cases, number = _cases(kind), requests or (10 if quick else 100)
+    report.rows = [Row({"beside": case}, {name: [] for name in COLUMNS[1:]}) for case in cases]
+    for _ in range(_num_rounds(rounds, quick=quick)):
+        for case, row in zip(cases, report.rows, strict=True):
+            host_port = free_port()
+            with _server(host_port) as url, _beside(case, url, host_port):
+                for name, value in asyncio.run(_measure(url, number)).items():
+                    row.samples[name].append(value)
+            after_sample()
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.goals = list(_goals(report.rows))
-    of_all = NUM * len(KINDS)
-    report.notes.append(f"{NUM} others at a time, {of_all} of all; each case has its own server")
+    report.notes.append(
+        f"{number} requests of the honest client a case; {NUM} others, of all kinds together "
+        f"{NUM * len(KINDS)}; each case has its own server"
+    )
     return report
 
 
-def _measure(url: str, case: str, for_s: float) -> Row:
-    seconds: list[float] = []
-    num_failed = 0
-    with httpx.Client(timeout=_TIMEOUT_S) as client:
-        begin_s = time.monotonic()
-        while time.monotonic() - begin_s < for_s:
-            body = body_of([("png", small_image(next(_seeds)))])
+async def _measure(url: str, number: int) -> dict[str, float]:
+    bodies = [body_of([("jpeg", new_photo())], max_tokens=16) for _ in range(number)]
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+
+        async def ask(body: bytes) -> tuple[float, bool]:
             start_s = time.monotonic()
             try:
-                is_good = client.post(f"{url}/v1/chat/completions", content=body).is_success
+                answer = await client.post(f"{url}/v1/chat/completions", content=body)
+                is_good = answer.is_success
             except httpx.HTTPError:
                 is_good = False
-            num_failed += not is_good
-            seconds.append(time.monotonic() - start_s)
-        took_s = time.monotonic() - begin_s
-    ordered = sorted(seconds)
-    samples = {
-        "requests_per_s": (len(seconds) - num_failed) / took_s,
+            return time.monotonic() - start_s, is_good
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = []
+            for body in bodies:
+                asked.append(tasks.create_task(ask(body)))
+                await asyncio.sleep(1.0)
+    ordered = sorted(each.result()[0] for each in asked)
+    return {
         "p50_ms": statistics.median(ordered) * 1e3,
-        "p99_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
-        "failed": float(num_failed),
+        "p95_ms": ordered[min(number - 1, int(number * 0.95))] * 1e3,
+        "p99_ms": ordered[min(number - 1, int(number * 0.99))] * 1e3,
+        "failed": float(sum(not each.result()[1] for each in asked)),
     }
-    return Row({"beside": case}, {name: [value] for name, value in samples.items()})
 
 
 def _goals(rows: list[Row]) -> Iterator[Goal]:
     by_case = {row.keys["beside"]: row for row in rows}
     for case, row in by_case.items():
-        if case in (_ALONE, HONEST, CROWD):
+        if case in (OPEN, CLOSED, CROWD):
             continue
-        shared = by_case[CROWD if case == ALL else HONEST]
-        ratio = row.median("p99_ms") / shared.median("p99_ms")
-        yield Goal(f"{case}: p99_ms / beside honest ones <= 3", ratio <= 3, ratio)
-        ratio = row.median("requests_per_s") / shared.median("requests_per_s")
-        yield Goal(f"{case}: requests_per_s / beside honest ones >= 0.5", ratio >= 0.5, ratio)
+        p95_ms = row.median("p95_ms")
+        closed = by_case[CROWD if case == ALL else CLOSED].median("p95_ms")
+        ratio = p95_ms / closed
+        yield Goal(
+            f"{case}: p95_ms / beside {CLOSED} <= {_MOST_CLOSED:g}", ratio <= _MOST_CLOSED, ratio
+        )
+        if case != ALL:
+            most = _MOST_OPEN_OF.get(case, _MOST_OPEN)
+            ratio = p95_ms / by_case[OPEN].median("p95_ms")
+            yield Goal(f"{case}: p95_ms / beside {OPEN} <= {most:g}", ratio <= most, ratio)
 
 
 @contextmanager
-def _server(drip_port: int) -> Iterator[str]:
+def _server(host_port: int) -> Iterator[str]:
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
-    line += ["--arena-nbytes", _ARENA, "--fetch-allow", f"127.0.0.1:{drip_port}"]
+    line += ["--arena-nbytes", _ARENA, "--fetch-allow", f"127.0.0.1:{host_port}"]
     with _quiet(line) as popen:
         url = f"http://127.0.0.1:{port}"
         log = f"try {shlex.join(line)}"
@@ -117,11 +167,8 @@ def _server(drip_port: int) -> Iterator[str]:
 
 
 @contextmanager
-def _beside(case: str, url: str, drip_port: int) -> Iterator[None]:
-    if case == _ALONE:
-        yield
-        return
-    line = [sys.executable, "-m", "benchmarks.attackers", case, url, str(drip_port)]
+def _beside(case: str, url: str, host_port: int) -> Iterator[None]:
+    line = [sys.executable, "-m", "benchmarks.attackers", case, url, str(host_port)]
     with _quiet(line, stdout=subprocess.PIPE) as popen:
         if popen.stdout is None or not popen.stdout.readline():
             raise RuntimeError(f"the {case} did not start")

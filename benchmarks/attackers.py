@@ -39,6 +39,23 @@ def small_image(seed: int) -> bytes:
     return out.getvalue()
 
 
+@functools.cache
+def _photo(width: int, height: int, quality: int) -> bytes:
+    """A JPEG with the detail of a photo: 1 MB for 1600 x 1200 at quality 90."""
+    rng = np.random.default_rng(7)
+    fine = rng.normal(0, 24, (height, width, 3))
+    coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((width, height))
+    out = io.BytesIO()
+    pixels = np.clip(np.asarray(coarse) + fine, 0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(out, "JPEG", quality=quality)
+    return out.getvalue()
+
+
+def new_photo() -> bytes:
+    """A JPEG of 1 MB that no server has seen."""
+    return unique(_photo(1600, 1200, 90))
+
+
 def body_of(images: list[tuple[str, bytes]], **more: Any) -> bytes:
     parts: list[dict[str, Any]] = [
         {
@@ -52,7 +69,7 @@ def body_of(images: list[tuple[str, bytes]], **more: Any) -> bytes:
     return json.dumps({"model": "shapes", "max_tokens": 1, "messages": messages, **more}).encode()
 
 
-def _unique(data: bytes) -> bytes:
+def unique(data: bytes) -> bytes:
     """The same image in a file that nobody has seen."""
     number = struct.pack(">I", next(_numbers))
     if data[:2] == b"\xff\xd8":
@@ -60,6 +77,16 @@ def _unique(data: bytes) -> bytes:
     text = b"tEXt" + b"n\0" + number.hex().encode()
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
     return data[:33] + chunk + data[33:]
+
+
+def _bomb() -> bytes:
+    """A schema that is new, and takes long to compile."""
+    number = next(_numbers)
+    item = {"type": "string", "pattern": f"^(a?{number}b{{0,60}}){{1,60}}$"}
+    properties = {f"p{number}_{n}": item for n in range(60)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    return body_of([], response_format=form)
 
 
 def _large_png() -> bytes:
@@ -108,19 +135,30 @@ async def _announce(url: str) -> None:
             writer.close()
 
 
-async def _stream_unread(url: str) -> None:
+async def _send_streams(url: str, *, num: int, n: int, is_read: bool) -> None:
+    """So many streams of ``n`` answers each, one after the other on each connection."""
     where = urlsplit(url)
-    body = body_of([], max_tokens=2000, stream=True, ignore_eos=True)
+    body = body_of([], max_tokens=2000, stream=True, ignore_eos=True, n=n)
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    while True:
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(where.hostname, where.port, limit=1)
-            writer.write(head.encode() + body)
-            await asyncio.sleep(20)
-            writer.close()
+    ).encode()
+
+    async def one() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection(
+                    where.hostname, where.port, limit=2**18 if is_read else 1
+                )
+                writer.write(head + body)
+                if is_read:
+                    while await reader.read(2**18):
+                        pass
+                else:
+                    await asyncio.sleep(20)
+                writer.close()
+
+    await asyncio.gather(*(one() for _ in range(num)))
 
 
 async def _leave(url: str) -> None:
@@ -140,8 +178,21 @@ async def _leave(url: str) -> None:
             writer.close()
 
 
+async def _host(
+    url: str, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> None:
+    """Requests of 20 images each at a host of our own; the server has to allow it."""
+    async with await asyncio.start_server(answer, "127.0.0.1", int(sys.argv[3])):
+        parts = [
+            {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{sys.argv[3]}/{n}"}}
+            for n in range(20)
+        ]
+        body = {"model": "shapes", "messages": [{"role": "user", "content": parts}]}
+        await asyncio.gather(*(_repeat(url, lambda: json.dumps(body).encode()) for _ in range(NUM)))
+
+
 async def _drip(url: str) -> None:
-    """Images at a host that sends one byte a second; the server has to allow it."""
+    """The host sends one byte a second."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -152,14 +203,22 @@ async def _drip(url: str) -> None:
                 await writer.drain()
                 await asyncio.sleep(1.0)
 
-    host = await asyncio.start_server(answer, "127.0.0.1", int(sys.argv[3]))
-    async with host:
-        parts = [
-            {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{sys.argv[3]}/{n}"}}
-            for n in range(20)
-        ]
-        body = {"model": "shapes", "messages": [{"role": "user", "content": parts}]}
-        await asyncio.gather(*(_repeat(url, lambda: json.dumps(body).encode()) for _ in range(NUM)))
+    await _host(url, answer)
+
+
+async def _redirect(url: str) -> None:
+    """The host redirects each URL to itself."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                path = head.split(b" ", 2)[1]
+                writer.write(
+                    b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + path + b"\r\n\r\n"
+                )
+        writer.close()
+
+    await _host(url, answer)
 
 
 def _with(make: Callable[[], bytes], kind: str, number: int) -> Callable[[str], Awaitable[None]]:
@@ -169,39 +228,64 @@ def _with(make: Callable[[], bytes], kind: str, number: int) -> Callable[[str], 
 
     async def attack(url: str) -> None:
         file = made()
-        await _repeat(url, lambda: body_of([(kind, _unique(file)) for _ in range(number)]))
+        await _repeat(url, lambda: body_of([(kind, unique(file)) for _ in range(number)]))
 
     return attack
 
 
 async def _honest(url: str) -> None:
-    await _repeat(url, lambda: body_of([("png", small_image(next(_numbers) + 10_000_000))]))
+    """An image of 1 MB, and the next one when it is answered."""
+    await _repeat(url, lambda: body_of([("jpeg", new_photo())]))
 
 
-HONEST: Final = "honest"
+async def _honest_paced(url: str) -> None:
+    """An image of 1 MB a second, whether the one before is answered or not."""
+    await asyncio.sleep(next(_numbers) / NUM)
+    async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as tasks:
+
+        async def ask() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                body = body_of([("jpeg", new_photo())])
+                await client.post(f"{url}/v1/chat/completions", content=body)
+
+        while True:
+            tasks.create_task(ask())
+            await asyncio.sleep(1.0)
+
+
+CLOSED: Final = "honest clients, closed loop"
+OPEN: Final = "honest clients, open loop"
 CROWD: Final = "honest crowd"
 """As many honest ones as there are attackers of all kinds."""
-DRIPPING: Final = "dripping URLs"
 ALL: Final = "all of these"
+HOSTED: Final = {"dripping URLs": _drip, "redirect loops": _redirect}
 KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
-    HONEST: _honest,
-    "announced bodies": _announce,
+    "8 answers, read": functools.partial(_send_streams, num=4, n=8, is_read=True),
+    "8 answers, unread": functools.partial(_send_streams, num=4, n=8, is_read=False),
+    "128 images": _with(lambda: small_image(0), "png", 128),
+    "8 photos": _with(lambda: _photo(1400, 1400, 75), "jpeg", 8),
+    "schema bombs": lambda url: _repeat(url, _bomb),
     "large PNGs": _with(_large_png, "png", 4),
-    "scanned JPEGs": _with(_scanned_jpeg, "jpeg", 4),
-    "many images": _with(lambda: small_image(0), "png", 100),
-    "unread streams": _stream_unread,
     "leavers": _leave,
+    "scanned JPEGs": _with(_scanned_jpeg, "jpeg", 4),
+    "announced bodies": _announce,
+    "unread streams": functools.partial(_send_streams, num=1, n=1, is_read=False),
+}
+_REFERENCES: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
+    CLOSED: _honest,
+    OPEN: _honest_paced,
 }
 
 
 async def main(kind: str, url: str) -> None:
     print("ready", flush=True)
-    kinds = [each for each in KINDS if each == kind or (kind == ALL and each != HONEST)]
+    kinds = list(KINDS.values()) if kind == ALL else []
     if kind == CROWD:
-        kinds = [HONEST] * len(KINDS)  # `DRIPPING` is in nobody's list, and `HONEST` is in this one
-    attacks = [KINDS[each](url) for each in kinds for _ in range(NUM)]
-    if kind in (DRIPPING, ALL):
-        attacks.append(_drip(url))
+        kinds = [_honest] * len(KINDS)
+    if found := (KINDS | _REFERENCES).get(kind):
+        kinds = [found]
+    attacks = [each(url) for each in kinds for _ in range(NUM)]
+    attacks += [HOSTED[kind](url)] if kind in HOSTED else []
     await asyncio.gather(*attacks)
 
 

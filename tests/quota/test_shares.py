@@ -38,6 +38,29 @@ def test_a_small_request_is_not_behind_all_items_of_a_large_one() -> None:
     assert queue.pop() == "small"
 
 
+def test_request_with_few_items_is_before_requests_with_many() -> None:
+    """Twenty requests of eight images each wait: a single image waits for none of them."""
+    queue: FairQueue[str] = FairQueue()
+    for number in range(160):
+        queue.push(f"many {number}", flow=number % 20, cost=3)
+    for number in range(7):
+        queue.push(f"few {number}", flow=f"few {number}", cost=3)
+        assert queue.pop() == f"few {number}"
+        queue.pop()
+
+
+def test_request_with_many_items_is_served_though_small_ones_never_stop() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(100):
+        queue.push(f"many {number}", flow="many", cost=1)
+    served: Counter[str] = Counter()
+    while served["many"] < 100:
+        if "few" not in queue:
+            queue.push("few", flow=object(), cost=1)
+        served[(queue.pop() or "").split()[0]] += 1
+    assert served["few"] <= 100 * 8, "each of its items waits for eight of others at the most"
+
+
 def test_a_large_item_waits_for_no_more_small_ones_than_its_own_work() -> None:
     """Nobody starves, however many requests keep coming."""
     queue: FairQueue[object] = FairQueue()
@@ -200,7 +223,7 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
         queue.discard(number)
     assert len(queue._tenants) < 200
     queue.validate()
-    assert {f"stays {number}" for number in range(3)} <= set(queue._tenants)
+    assert {(f"stays {number}", "") for number in range(3)} <= set(queue._tenants)
 
 
 def history(seed: int) -> None:

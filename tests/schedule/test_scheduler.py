@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from afferent.errors import EncoderCacheFull, PromptTooLong
 from afferent.schedule.scheduler import Scheduler
-from afferent.schedule.step import EncoderInput, Limits, Request, Step
+from afferent.schedule.step import UNLIMITED, EncoderInput, Limits, Request, Step
 from afferent.types import Placeholder
 from tests.schedule.naive import NaiveWorker
 from tests.schedule.settings import STATE_MACHINE
@@ -19,6 +19,7 @@ MOST_STEPS_FOR_THE_FIRST = 40
 limits = st.builds(
     Limits,
     max_num_seqs=st.sampled_from([1, 2, 3, 4, 4, 4]),
+    max_step_decodes=st.sampled_from([1, 2, UNLIMITED]),
     max_num_batched_tokens=st.integers(4, 12),
     max_step_prefills=st.sampled_from([1, 2, 9]),
     max_num_batched_embeds=st.sampled_from([6, 6, 8, 14]),
@@ -32,6 +33,9 @@ limits = st.builds(
 parts = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(sorted(SIZES))), max_size=4)
 kinds = st.sampled_from(["prompt", "prompt", "prompt", "cross", "cross", "session"])
 shapes = st.tuples(parts, st.integers(1, 4), st.sampled_from([1, 2, 4, 9]), kinds)
+
+budgets = st.sampled_from([1, 4, UNLIMITED, UNLIMITED])
+"""Of a step, which its engine asks for."""
 
 
 def laid_out(gaps: list[tuple[int, bytes]], *, flat: bool = False) -> list[EncoderInput]:
@@ -120,13 +124,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def too_long_at_once(self, items: list[EncoderInput]) -> bool:
         """One of the items may not be cut, and does not fit beside the others' decoding."""
-        most = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1
+        most = self.limits.max_num_batched_tokens - self.limits.most_decodes + 1
         return not self.limits.can_split_items and any(i.placeholder.length > most for i in items)
 
-    @rule()
-    def step(self) -> None:
+    @rule(num_embeds=budgets, num_decodes=budgets)
+    def step(self, num_embeds: int = UNLIMITED, num_decodes: int = UNLIMITED) -> None:
         """A step whose tokens come back later; or the next one in a pipeline."""
-        step = self.scheduler.next_step()
+        step = self.scheduler.next_step(num_embeds=num_embeds, num_decodes=num_decodes)
+        assert len(step.decode) <= min(num_decodes, self.limits.most_decodes)
+        rows = sum(SIZES[each.key] for each in step.encode)
+        assert rows <= num_embeds or len(step.encode) == 1
         self.sampled += self.worker.do(step)
         self.check_embeddings()
         self.check_first_in_line(step)

@@ -206,6 +206,85 @@ def test_tenants_have_steps_by_weight() -> None:
     assert had["flood"] == 2000 - had["heavy"]
 
 
+def answered(scheduler: Scheduler, num_steps: int) -> Counter[str]:
+    """Return the tokens that each sequence gets in so many steps; the first word of its id."""
+    had: Counter[str] = Counter()
+    for _ in range(num_steps):
+        found = scheduler.next_step()
+        chosen = [chunk.sequence_id for chunk in found.prefill if chunk.samples]
+        for id in [*found.decode, *chosen]:
+            had[id.split()[0]] += 1
+            scheduler.record(id, is_eos=False)
+    return had
+
+
+def test_answers_of_one_request_share_the_tokens_of_one_request() -> None:
+    scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=4)
+    for number in range(8):
+        add(scheduler, f"eight {number}", 1, max_tokens=1000, answer_of="eight")
+    for id in ("one", "two"):
+        add(scheduler, id, 1, max_tokens=1000)
+    answered(scheduler, 3)  # all have begun
+    had = answered(scheduler, 300)
+    assert had["eight"] == pytest.approx(600, abs=8)
+    assert had["one"] == had["two"] == 300, "each of them has a token in each step"
+
+
+def test_new_request_has_a_token_while_many_answers_are_written() -> None:
+    """It waits for the end of no answer, though more of them run than have tokens in a step."""
+    scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=4)
+    for number in range(30):
+        add(scheduler, f"long {number}", 1, max_tokens=10_000)
+    answered(scheduler, 100)
+    add(scheduler, "new", 1, max_tokens=20)
+    assert answered(scheduler, 100)["new"] >= 12, "as many as each of the others"
+
+
+def test_answers_are_shared_between_tenants() -> None:
+    scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=4)
+    for number in range(30):
+        add(scheduler, f"flood {number}", 1, max_tokens=10_000, share=Share("flood"))
+    for number in range(4):
+        add(scheduler, f"heavy {number}", 1, max_tokens=10_000, share=Share("heavy", 3.0))
+    answered(scheduler, 3)
+    had = answered(scheduler, 100)
+    assert had["heavy"] == pytest.approx(300, abs=8)
+
+
+def test_sequences_beyond_a_step_begin_only_with_space_for_their_answers() -> None:
+    """So a sequence that only waits for its turn is never preempted, nor preempts another one."""
+    scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=2, kv_num_blocks=40)
+    for id in ("a", "b"):
+        add(scheduler, id, 2, max_tokens=8)
+    answered(scheduler, 1)
+    add(scheduler, "large", 2, max_tokens=18)
+    assert scheduler.next_step().prefill == [], "it would take all that is left"
+    assert scheduler.num_running == 2
+    scheduler.abort("large")
+    add(scheduler, "small", 2, max_tokens=8)
+    assert ids(scheduler.next_step()) == ["small"]
+
+
+def test_step_encodes_within_the_rows_that_its_engine_asks_for() -> None:
+    scheduler = scheduler_with(max_num_batched_embeds=100)
+    add(scheduler, "a", 12, *(item(b"a%d" % n, 4 * n, 4) for n in range(3)))
+    found = scheduler.next_step(num_embeds=1)
+    assert found.encode == [Encode("a", 0, b"a0")], "one item, however large"
+    assert found.prefill == [Chunk("a", 0, 4, False)]
+    found = scheduler.next_step(num_embeds=8)
+    assert found.encode == [Encode("a", 1, b"a1"), Encode("a", 2, b"a2")]
+
+
+def test_rows_of_a_step_go_to_the_request_that_is_next() -> None:
+    scheduler = scheduler_with(max_num_batched_tokens=100)
+    add(scheduler, "many", 40, *(item(b"m%d" % n, 4 * n, 4) for n in range(10)))
+    assert len(scheduler.next_step(num_embeds=8).encode) == 2
+    add(scheduler, "few", 5, item(b"dog", 0, 4))
+    found = scheduler.next_step(num_embeds=4)
+    assert found.encode == [Encode("few", 0, b"dog")]
+    assert ids(found) == ["few"]
+
+
 def test_who_lacks_memory_leaves_its_turn_to_those_who_have_it() -> None:
     """The small one's turn comes first; the large one holds what it needs, and came before."""
     scheduler = scheduler_with(max_num_batched_tokens=4, cache_num_embeds=8)

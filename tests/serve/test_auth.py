@@ -114,3 +114,23 @@ async def _count_requests() -> None:
     for request_id in "abcde":
         ACCESS.leave(request_id)
     assert PLACES.inside == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"),
+        ("2001:db8:0:0:ffff::9", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("testclient", ""),
+    ],
+)
+def test_address_pays_for_requests_without_a_tenant(host: str, address: str) -> None:
+    places = Places()
+    entered = asyncio.run(Access(places).enter("r", Headers({}), host=host))
+    assert entered == places.introduced["r"] == Share(address=address)
+    acme = Headers({"x-api-key": "acme-key-0123456789"})
+    assert asyncio.run(ACCESS.enter("s", acme, host=host)).address == ""

@@ -50,7 +50,13 @@ class Saboteur:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._store, name)
-        if not callable(real) or name in ("block", "forget", "discard", "release_permit"):
+        if not callable(real) or name in (
+            "block",
+            "forget",
+            "discard",
+            "introduce",
+            "release_permit",
+        ):
             return real
 
         async def call(*args: Any, **kwargs: Any) -> Any:

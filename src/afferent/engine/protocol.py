@@ -31,6 +31,8 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
         sampling: How the answer's tokens are chosen.
         share: Whose it is, for an engine that divides its steps fairly; with
             `afferent.schedule.Scheduler` that is to pass it on.
+        answer_of: The request that this one answers, where several answer one (``n`` above 1): an
+            engine that divides its steps fairly counts them as one. Empty: it stands alone.
     """
 
     request_id: RequestId
@@ -38,6 +40,7 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     items: list[Item]
     sampling: Sampling
     share: Share = NAMELESS
+    answer_of: str = ""
 
 
 class Accepted(Struct, frozen=True):

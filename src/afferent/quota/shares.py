@@ -3,8 +3,9 @@
 Tenants get work in proportion to their weights (start-time fair queueing); what one leaves, the
 others have. Of one tenant's requests each gets as much, and the one that would be done first goes
 first (self-clocked fair queueing), so that a small request is not behind all items of a large one.
-The items of a request keep their order. Nobody starves: whoever waits comes nearer with each item
-that is served.
+While many items of a request wait, each of them is charged as several, so that a request with few
+items waits less. The items of a request keep their order. No request starves: each comes nearer
+with each item that is served.
 
 Work is told beforehand, and `FairQueue.charge` corrects it by what it was.
 """
@@ -23,13 +24,25 @@ from afferent.quota.earliest import Earliest
 H = TypeVar("H", bound=Hashable)
 
 _KEPT_IDLE = 64
+_MOST_CHARGED = 8
+"""Items of a request that an item is charged for, while so many of them wait."""
 
 
 class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Whose work it is; twice the ``weight`` is twice the work. The nameless are one tenant."""
+    """The payer of work; twice the ``weight`` is twice the work.
+
+    Requests without a tenant are paid by the ``address`` of their client, so that one client does
+    not take the share of all others. Those without an address, too, have one payer.
+    """
 
     tenant: Annotated[str, Meta(max_length=128)] = ""
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    address: Annotated[str, Meta(max_length=64)] = ""
+
+    @property
+    def payer(self) -> tuple[str, str]:
+        """What distinguishes payers: the address counts only where there is no tenant."""
+        return self.tenant, "" if self.tenant else self.address
 
 
 NAMELESS = Share()
@@ -37,13 +50,19 @@ NAMELESS = Share()
 
 @dataclass(slots=True, eq=False)
 class _Flow(Generic[H]):
-    """Items of one request, which wait; ``tag`` is when the first of them would be done, in the
+    """Items of one request, which wait; ``done`` is when the first of them would be done, in the
     time of its tenant.
     """
 
     name: Hashable
     costs: dict[H, float]
-    tag: float
+    done: float
+
+    @property
+    def tag(self) -> float:
+        """The place among the requests of the tenant: later with each item that waits."""
+        num_more = min(len(self.costs), _MOST_CHARGED) - 1
+        return self.done + num_more * next(iter(self.costs.values()))
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +85,7 @@ class FairQueue(Generic[H]):
 
     def __init__(self) -> None:
         self._where: dict[H, tuple[_Tenant[H], _Flow[H]]] = {}  # in order of arrival
-        self._tenants: dict[str, _Tenant[H]] = {}
+        self._tenants: dict[tuple[str, str], _Tenant[H]] = {}
         self._ready: Earliest[float, _Tenant[H]] = Earliest()  # those that wait, by their `start`
         self._now = 0.0
 
@@ -86,7 +105,7 @@ class FairQueue(Generic[H]):
         A tenant has at most as many places as are left free: alone it has half of them, and however
         many others queue with all they have, one that comes new finds some.
         """
-        tenant = self._tenants.get(share.tenant)
+        tenant = self._tenants.get(share.payer)
         num_waiting = tenant.num_waiting if tenant is not None else 0
         return num_waiting < limit - len(self)
 
@@ -110,6 +129,8 @@ class FairQueue(Generic[H]):
                 self._ready.put(tenant, tenant.start)
         else:
             waits.costs[item] = cost
+            if len(waits.costs) <= _MOST_CHARGED:
+                tenant.ready.put(waits, waits.tag)
         tenant.num_waiting += 1
         self._where[item] = (tenant, waits)
 
@@ -125,7 +146,7 @@ class FairQueue(Generic[H]):
             return None
         tenant, flow = found
         item, cost = next(iter(flow.costs.items()))
-        self._now, tenant.now = tenant.start, flow.tag
+        self._now, tenant.now = tenant.start, max(tenant.now, flow.done)
         tenant.start += cost / tenant.weight
         self._remove(item)
         if tenant.flows:
@@ -172,11 +193,11 @@ class FairQueue(Generic[H]):
     # Inner steps
 
     def _tenant(self, share: Share) -> _Tenant[H]:
-        tenant = self._tenants.get(share.tenant)
+        tenant = self._tenants.get(share.payer)
         if tenant is None:
             if len(self._tenants) >= 2 * len(self._ready) + _KEPT_IDLE:
                 self._forget_idle()
-            tenant = self._tenants[share.tenant] = _Tenant(share.weight, self._now)
+            tenant = self._tenants[share.payer] = _Tenant(share.weight, self._now)
         tenant.weight = share.weight
         return tenant
 
@@ -201,9 +222,9 @@ class FairQueue(Generic[H]):
         if not flow.costs:
             del tenant.flows[flow.name]
             tenant.ready.remove(flow)
-        elif is_first:
-            # Of what is taken out unserved, the next one has the place.
-            flow.tag = tenant.now + next(iter(flow.costs.values()))
+        else:
+            if is_first:  # of what is taken out unserved, the next one has the place
+                flow.done = tenant.now + next(iter(flow.costs.values()))
             tenant.ready.put(flow, flow.tag)
         if not tenant.flows:
             self._ready.remove(tenant)

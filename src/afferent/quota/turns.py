@@ -47,7 +47,7 @@ class Turns(Generic[H]):
 
     def __init__(self) -> None:
         self._turns: dict[H, _Turn[H]] = {}
-        self._tenants: dict[str, _Tenant[H]] = {}
+        self._tenants: dict[tuple[str, str], _Tenant[H]] = {}
         self._ready: Earliest[float, _Tenant[H]] = Earliest()  # those that have items that wait
         self._now = 0.0
         self._num_arrivals = 0
@@ -118,7 +118,7 @@ class Turns(Generic[H]):
         self._ready.put(turn.tenant, turn.tenant.had)
 
     def _tenant(self, share: Share) -> _Tenant[H]:
-        tenant = self._tenants.get(share.tenant)
+        tenant = self._tenants.get(share.payer)
         if tenant is None:
             if len(self._tenants) >= 2 * len(self._turns) + _KEPT_IDLE:
                 self._tenants = {
@@ -126,6 +126,6 @@ class Turns(Generic[H]):
                     for name, each in self._tenants.items()
                     if each.num_items or each.had > self._now
                 }
-            tenant = self._tenants[share.tenant] = _Tenant(share.weight, self._now)
+            tenant = self._tenants[share.payer] = _Tenant(share.weight, self._now)
         tenant.weight = share.weight
         return tenant

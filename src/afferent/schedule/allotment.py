@@ -1,9 +1,9 @@
-"""How a step's tokens are divided among prompts: by turns. Pure."""
+"""How a step's tokens and encoder rows are divided among prompts: by turns. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from afferent.quota.turns import Turns
 from afferent.schedule.sequence import Sequence
@@ -11,18 +11,22 @@ from afferent.schedule.sequence import Sequence
 
 @dataclass(slots=True)
 class Allotment:
-    """Tokens that are kept for sequences which have not been visited yet."""
+    """Tokens and rows that are reserved for sequences which the step has not visited yet."""
 
     tokens: dict[str, int]
+    rows: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0
+    num_rows: int = 0
 
     def __post_init__(self) -> None:
         self.num_tokens = sum(self.tokens.values())
+        self.num_rows = sum(self.rows.values())
 
     def take(self, sequence_id: str) -> int:
-        """What is kept for a sequence, and now no more."""
+        """Return the tokens reserved for a sequence, and end its reservations."""
         number = self.tokens.pop(sequence_id, 0)
         self.num_tokens -= number
+        self.num_rows -= self.rows.pop(sequence_id, 0)
         return number
 
 
@@ -34,6 +38,7 @@ def allot(
     num_tokens: int,
     num_prefills: int,
     may_begin: Callable[[Sequence, int], bool],
+    encodable: Callable[[Sequence, int, int], tuple[int, int]],
 ) -> Allotment:
     """Whose turn it is gets all that it can use, then the next one.
 
@@ -44,6 +49,8 @@ def allot(
         num_tokens: The step's, for prompts.
         num_prefills: How many sequences may compute a part of their prompts.
         may_begin: Of the first who waits, and how many others begin in this step.
+        encodable: Of a sequence, tokens and rows that are reserved already: how many of these
+            tokens it can compute within the step's encoder rows, and how many rows they need.
     """
     line = sorted(
         (turns.rank(sequence.id), sequence.id)
@@ -52,6 +59,8 @@ def allot(
     )
     line.reverse()
     tokens: dict[str, int] = {}
+    rows: dict[str, int] = {}
+    num_rows = 0
     begun: list[str] = []
     while num_tokens > 0 and len(tokens) < num_prefills:
         first = turns.first
@@ -65,8 +74,12 @@ def allot(
             sequence = running[line.pop()[1]]
         else:
             break
-        tokens[sequence.id] = min(sequence.prefill_left, num_tokens)
-        num_tokens -= tokens[sequence.id]
+        most = min(sequence.prefill_left, num_tokens)
+        most, needed = encodable(sequence, most, num_rows)
+        if most or needed:
+            tokens[sequence.id], rows[sequence.id] = most, needed
+            num_tokens -= most
+            num_rows += needed
     for sequence_id in begun:
         turns.put_back(sequence_id)
-    return Allotment(tokens)
+    return Allotment(tokens, rows)

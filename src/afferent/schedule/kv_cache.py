@@ -17,6 +17,7 @@ class KvCache:
         self.num_blocks, self._block_tokens = num_blocks, block_tokens
         self.num_free = num_blocks
         self._num_reserved = 0  # by sessions
+        self._num_unpromised = num_blocks  # since `count_promised`
 
     # Questions
 
@@ -46,6 +47,13 @@ class KvCache:
         total = self._num_reserved + need + self._blocks(largest)
         return need <= self.num_free and total <= self.num_blocks
 
+    def fits_beside(self, sequence: Sequence) -> bool:
+        """Whether its prompt and answer take at most half of the space that is left when all
+        running sequences have grown to their ends. So it never causes a preemption, and smaller
+        sequences still find space after it.
+        """
+        return 2 * self._blocks(sequence.kv_need_tokens) <= self._num_unpromised
+
     def room_for(self, sequence: Sequence) -> int:
         """How many more positions of it could be computed."""
         held = sequence.num_blocks
@@ -54,6 +62,21 @@ class KvCache:
         return held * self._block_tokens - sequence.num_computed
 
     # Changes
+
+    def count_promised(self, running: Iterable[Sequence]) -> None:
+        """Count the blocks that are left when all running sequences have grown to their ends, for
+        `fits_beside`. O(running sequences).
+        """
+        promised = sum(
+            self._blocks(each.kv_need_tokens) - each.num_blocks
+            for each in running
+            if not each.is_session
+        )
+        self._num_unpromised = self.num_free - promised
+
+    def promise(self, sequence: Sequence) -> None:
+        """Count what a sequence that begins now may come to need."""
+        self._num_unpromised -= self._blocks(sequence.kv_need_tokens)
 
     def reserve(self, session: Sequence) -> None:
         """Take all that a session may need."""

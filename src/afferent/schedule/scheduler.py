@@ -20,12 +20,14 @@ from collections.abc import Sequence as Items
 from operator import attrgetter
 
 from afferent.errors import EncoderCacheFull, InvalidRequest
+from afferent.quota.served import Served
 from afferent.quota.turns import Turns
 from afferent.schedule.allotment import Allotment, allot
 from afferent.schedule.encoder_cache import EncoderCache
 from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Input, Sequence
 from afferent.schedule.step import (
+    UNLIMITED,
     EncoderInput,
     FinishReason,
     Limits,
@@ -33,7 +35,7 @@ from afferent.schedule.step import (
     Request,
     Step,
 )
-from afferent.schedule.step_builder import StepBuilder, prompt_tokens
+from afferent.schedule.step_builder import StepBuilder
 
 _arrival = attrgetter("arrival")
 
@@ -63,6 +65,7 @@ class Scheduler:
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._turns: Turns[str] = Turns()  # of all who have prompt left
+        self._answers: Served[str] = Served()  # tokens of answers, by request, of what runs
         self._dropped: list[str] = []
         self._ended: deque[Sequence] = deque()
         self._reset_caches()
@@ -191,24 +194,35 @@ class Scheduler:
         self._running.clear()
         self._waiting.clear()
         self._turns = Turns()
+        self._answers.clear()
         self._dropped.clear()
         self._reset_caches()
         return lost
 
     # Action
 
-    def next_step(self) -> Step:
-        """What to do now; an empty step when there is nothing before the next event.
+    def next_step(self, *, num_embeds: int = UNLIMITED, num_decodes: int = UNLIMITED) -> Step:
+        """Return the work to do now; an empty step when there is none before the next event.
 
         O(running sequences + items that their windows newly reach).
+
+        Args:
+            num_embeds: Rows of embeddings to encode in this step, beside `Limits`, for engines that
+                bound the time of a step. One item is encoded in any case.
+            num_decodes: Sequences that have a token in this step, beside `Limits`; 1 at least.
         """
         self._shed()
         sessions = [sequence for sequence in self._running.values() if sequence.inputs]
         placed = [p for session in sessions if (p := self._take_up_input(session)) is not None]
-        builder = self._build(self._allot())
+        num_embeds = min(num_embeds, self._limits.max_num_batched_embeds)
+        if self._waiting and self._has_many:
+            self._kv.count_promised(self._running.values())
+        decoding = self._decoding(min(num_decodes, self._limits.max_step_decodes))
+        allotment = self._allot(num_embeds, num_decodes=len(decoding))
+        builder = self._build(allotment, decoding, num_embeds)
         if not builder.has_work and builder.is_blocked:
             # Nobody moves, so nobody will let go: who came first takes what it needs.
-            builder = self._build(None)
+            builder = self._build(None, decoding, num_embeds)
         self._charge(builder)
         step = Step(
             drop=self._dropped,
@@ -271,25 +285,79 @@ class Scheduler:
             self._turns.begin(session.id)
         return placed
 
-    def _allot(self) -> Allotment:
+    def _decoding(self, limit: int) -> list[str]:
+        """Return the sequences that have a token in this step: all, or the fair choice."""
+        found = [sequence for sequence in self._running.values() if sequence.is_decoding]
+        if len(found) > limit:
+            rank = self._answers.rank
+            found.sort(key=lambda each: (*rank(each.answer_of, each.share), each.arrival))
+            del found[limit:]
+        return [sequence.id for sequence in found]
+
+    @property
+    def _has_many(self) -> bool:
+        """Whether more sequences may come to run than have a token in a step."""
+        return len(self._running) + len(self._waiting) > self._limits.max_step_decodes
+
+    def _may_begin(self, sequence: Sequence, num_running: int) -> bool:
+        """Whether a sequence may run beside so many others."""
+        if num_running >= self._limits.max_num_seqs:
+            return False
+        running = self._running.values()
+        if num_running < self._limits.max_step_decodes:
+            return self._kv.can_admit(sequence, running)
+        return self._kv.can_admit(sequence, running) and self._kv.fits_beside(sequence)
+
+    def _encodable(
+        self, sequence: Sequence, num_tokens: int, num_embeds: int, num_reserved: int
+    ) -> tuple[int, int]:
+        """Return how many of the tokens a sequence can compute within the rows that are left, and
+        how many rows these need. The first item of a step may exceed them.
+        """
+        start, rows, index = sequence.num_computed, 0, sequence.index
+        reached = index.in_window(start, start + num_tokens, self._limits.lookahead_tokens)
+        for ordinal in range(max(reached.start, sequence.num_acquired), reached.stop):
+            item = index[ordinal]
+            if item.key in self._cache:
+                continue
+            needed = item.placeholder.length
+            if num_reserved + rows and num_reserved + rows + needed > num_embeds:
+                return min(num_tokens, max(0, index.span(ordinal)[0] - start)), rows
+            rows += needed
+        return num_tokens, rows
+
+    def _allot(self, num_embeds: int, *, num_decodes: int) -> Allotment:
         limits, num_running = self._limits, len(self._running)
 
         def may_begin(sequence: Sequence, num_others: int) -> bool:
-            has_place = num_running + num_others < limits.max_num_seqs
-            return has_place and self._kv.can_admit(sequence, self._running.values())
+            return self._may_begin(sequence, num_running + num_others)
+
+        def encodable(sequence: Sequence, num_tokens: int, num_reserved: int) -> tuple[int, int]:
+            return self._encodable(sequence, num_tokens, num_embeds, num_reserved)
 
         return allot(
             self._turns,
             self._running,
             self._waiting,
-            num_tokens=prompt_tokens(limits, self._running),
+            num_tokens=limits.max_num_batched_tokens - num_decodes,
             num_prefills=limits.max_step_prefills,
             may_begin=may_begin,
+            encodable=encodable,
         )
 
-    def _build(self, allotment: Allotment | None) -> StepBuilder:
+    def _build(
+        self, allotment: Allotment | None, decoding: Items[str], num_embeds: int
+    ) -> StepBuilder:
         """A step: of what runs already, in order of arrival, then of those who wait."""
-        builder = StepBuilder(self._limits, self._cache, self._kv, self._running, allotment)
+        builder = StepBuilder(
+            self._limits,
+            self._cache,
+            self._kv,
+            self._running,
+            allotment,
+            decoding=frozenset(decoding),
+            num_embeds=num_embeds,
+        )
         for sequence in sorted(self._running.values(), key=_arrival):
             if sequence.is_running:  # not preempted by one before it
                 builder.visit(sequence)
@@ -301,6 +369,7 @@ class Scheduler:
     def _requeue(self, victim: Sequence) -> None:
         """A preempted sequence begins again as soon as it may: it has had its turn."""
         del self._running[victim.id]
+        self._answers.leave(victim.answer_of, victim.share)
         if victim.num_computed > 0:
             self._dropped.append(victim.id)
         victim.rewind()
@@ -310,16 +379,18 @@ class Scheduler:
 
     def _admit(self, builder: StepBuilder) -> None:
         """Those who wait begin, by turns, as long as the first of them can."""
-        while len(self._running) < self._limits.max_num_seqs and builder.can_admit:
+        while builder.can_admit:
             sequence_id = self._turns.first
             if sequence_id is None:
                 return
             first = self._waiting[sequence_id]
-            if not self._kv.can_admit(first, self._running.values()):
+            if not self._may_begin(first, len(self._running)):
                 return
             del self._waiting[sequence_id]
             self._turns.begin(sequence_id)
             self._running[sequence_id] = first
+            self._answers.enter(first.answer_of, first.share)
+            self._kv.promise(first)
             first.is_running = True
             if first.is_session:
                 self._kv.reserve(first)
@@ -328,6 +399,9 @@ class Scheduler:
     def _charge(self, builder: StepBuilder) -> None:
         for sequence_id, work in builder.work.items():
             self._turns.charge(sequence_id, work)
+        for sequence_id in builder.decode:
+            sequence = self._running[sequence_id]
+            self._answers.charge(sequence.answer_of, sequence.share, 1)
         for sequence in builder.advanced:
             if not sequence.is_prefilling:
                 self._turns.leave(sequence.id)
@@ -350,6 +424,7 @@ class Scheduler:
         self._leave_turns(sequence)
         if sequence.is_running:
             del self._running[sequence.id]
+            self._answers.leave(sequence.answer_of, sequence.share)
             self._kv.release(sequence)
             self._cache.release_all(sequence.id)
             if sequence.num_computed > 0:

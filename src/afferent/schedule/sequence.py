@@ -40,6 +40,7 @@ class Sequence:
     """What ``num_known`` can come to, with all input that was accepted."""
     session_tokens: int = 0
     share: Share = NAMELESS
+    answer_of: str = ""
     inputs: deque[Input] = field(default_factory=deque)
     prefill_end: int = 0
     """Positions before it are given, and computed in chunks; those after it are decoded."""
@@ -81,6 +82,7 @@ class Sequence:
             max_known=request.num_tokens + request.max_tokens,
             session_tokens=request.session_tokens,
             share=request.share,
+            answer_of=request.answer_of or request.id,
             prefill_end=request.num_tokens,
         )
         sequence._check_length(sequence.max_known)

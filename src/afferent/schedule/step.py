@@ -33,7 +33,12 @@ class Limits:
     """
 
     max_num_seqs: int
-    """Sequences that run at a time."""
+    """Sequences that run at a time: they hold a part of the KV cache."""
+    max_step_decodes: int = UNLIMITED
+    """Sequences that have a token of their answer in a step. Where more run, each request gets as
+    many tokens as the others; the first ``max_step_decodes`` sequences are admitted when their
+    prompts fit, the others only when their whole answers fit as well.
+    """
     max_num_batched_tokens: int = UNLIMITED
     """Positions computed in a step, decoded tokens included."""
     max_step_prefills: int = UNLIMITED
@@ -64,18 +69,23 @@ class Limits:
         return (
             UNLIMITED
             if self.can_split_items
-            else self.max_num_batched_tokens - self.max_num_seqs + 1
+            else self.max_num_batched_tokens - self.most_decodes + 1
         )
+
+    @property
+    def most_decodes(self) -> int:
+        """Tokens of answers in a step, at the most."""
+        return min(self.max_num_seqs, self.max_step_decodes)
 
     def __post_init__(self) -> None:
         for field in fields(self):
             least = 0 if field.name in ("lookahead_tokens", "can_split_items") else 1
             if getattr(self, field.name) < least:
                 raise ConfigError(f"{field.name} is below {least}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens < self.most_decodes:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
-                f"({self.max_num_seqs}): prompts would wait until decoding ends"
+                f"({self.most_decodes}): prompts would wait until decoding ends"
             )
 
 
@@ -107,7 +117,11 @@ class Request:
     items: Sequence[EncoderInput] = ()
     session_tokens: int = 0
     share: Share = NAMELESS
-    """Whose it is: prompts are computed by fair shares."""
+    """Tenant and weight: prompts and answers are computed by fair shares."""
+    answer_of: str = ""
+    """The request that this sequence answers, where several sequences answer one: together they get
+    the share of one request. Empty: the sequence is a request of its own.
+    """
     cross_attention: bool = False
     """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from afferent.schedule.allotment import Allotment
 from afferent.schedule.encoder_cache import EncoderCache, Plan
@@ -22,17 +22,23 @@ class StepBuilder:
         kv: KvCache,
         running: Mapping[str, Sequence],
         allotment: Allotment | None,
+        *,
+        decoding: Collection[str],
+        num_embeds: int,
     ) -> None:
         """
         Args:
+            decoding: Sequences that have a token of their answer in this step.
+            num_embeds: Rows to encode; a single item may have more.
             allotment: Tokens for prompts. Without one, who came first takes what it can use, and
                 preempts at once if it finds no room for embeddings, without a step's grace.
         """
         self._limits, self._cache, self._kv, self._running = limits, cache, kv, running
         self._force = allotment is None
         self._allotment = allotment or Allotment({})
-        self._tokens_left = prompt_tokens(limits, running)
-        self._embeds_left = limits.max_num_batched_embeds
+        self._decoding = decoding
+        self._tokens_left = limits.max_num_batched_tokens - len(decoding)
+        self._embeds_left = num_embeds
         self._lacks_room = False
         self._lacks_kv = False
         self.encode: list[Encode] = []
@@ -66,7 +72,8 @@ class StepBuilder:
         """Give the sequence what it can use."""
         own = self._allotment.take(sequence.id)
         if sequence.is_decoding:
-            self._decode(sequence)
+            if sequence.id in self._decoding:
+                self._decode(sequence)
             return
         # What is kept for others, in tokens and in places.
         left = self._tokens_left - self._allotment.num_tokens
@@ -145,7 +152,8 @@ class StepBuilder:
         if plan is None or (self._lacks_room and plan.takes_room):
             return False
         if plan.needs_encode:
-            if plan.num_embeds > self._embeds_left:
+            reserved = self._allotment.num_rows
+            if plan.num_embeds > self._embeds_left - reserved and (self.encode or reserved > 0):
                 return False
             self._embeds_left -= plan.num_embeds
             self.work[sequence.id] += plan.num_embeds
@@ -184,9 +192,3 @@ class StepBuilder:
         self._allotment.take(victim.id)
         victim.is_running = False
         self.preempted.append(victim)
-
-
-def prompt_tokens(limits: Limits, running: Mapping[str, Sequence]) -> int:
-    """What a step has for prompts, beside one token for each sequence that decodes."""
-    num_decodes = sum(sequence.is_decoding for sequence in running.values())
-    return limits.max_num_batched_tokens - num_decodes

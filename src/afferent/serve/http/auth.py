@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -59,11 +60,12 @@ class Access:
         """Whether clients have to send one, which is then nobody else's business."""
         return bool(self._keys)
 
-    async def enter(self, request_id: str, headers: Mapping[str, str]) -> Share:
+    async def enter(self, request_id: str, headers: Mapping[str, str], *, host: str = "") -> Share:
         """Of the tenant whose request it is, which has a place until `leave`.
 
         Args:
             headers: As for `tenant_of`.
+            host: The client's address: it pays for requests without a tenant.
 
         Raises:
             NotAuthenticated: There is no key, or nobody's.
@@ -74,7 +76,9 @@ class Access:
         if self._doors is not None:
             self._doors.enter(request_id)
         if tenant is None:
-            return NAMELESS
+            share = Share(address=_network(host)) if host else NAMELESS
+            self._store.introduce(request_id, share)
+            return share
         if tenant.max_requests:
             try:
                 await self._store.acquire_permit(
@@ -128,6 +132,21 @@ def headers_to_pass_on(
     return [
         (name, value) for name, value in headers if not (access.has_keys and name in KEY_HEADERS)
     ]
+
+
+def _network(host: str) -> str:
+    """Return what pays for a client: its address, and of IPv6 the /64 network, within which a
+    client may choose its address.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _place(request_id: str) -> str:

@@ -163,7 +163,10 @@ class Endpoint:
 
     async def _read(self, exchange: _Exchange) -> Call:
         trace, store = exchange.trace, self._pipeline.store
-        share = await self._access.enter(trace.request_id, exchange.request.headers)
+        request = exchange.request
+        share = await self._access.enter(
+            trace.request_id, request.headers, host=request.client.host if request.client else ""
+        )
         trace.tenant, trace.media = share.tenant, "unknown"
         start_ns = time.monotonic_ns()
         reader = BodyReader(

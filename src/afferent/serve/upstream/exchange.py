@@ -124,7 +124,9 @@ class Passage:
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
-        exchange.share = await self._access.enter(exchange.id, request.headers)
+        exchange.share = await self._access.enter(
+            exchange.id, request.headers, host=request.client.host if request.client else ""
+        )
         trace.tenant, trace.media = exchange.share.tenant, "none"
         tenancy.check_path(path_of(request), exchange.share.tenant)
         if not self._upstream.is_ready:

@@ -12,9 +12,9 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from afferent.engine.reference.asked_form import form_of
 from afferent.engine.reference.core.forms import Forms
 from afferent.engine.reference.core.pins import Grids, Pins, Wanted
 from afferent.engine.reference.core.ranks import Ranks
+from afferent.engine.reference.core.step_budget import StepBudget
 from afferent.engine.remote import messages as remote
 from afferent.errors import AfferentError, ConnectionClosed, FormatError, InternalError, WorkerDied
 from afferent.runtime import wire
@@ -32,6 +33,9 @@ from afferent.schedule.step import EncoderInput, Limits, Request, Step
 from afferent.types import Failure, Sampling, Span, encode, span_since
 
 log = logging.getLogger(__name__)
+
+_LEAST_DECODES: Final = 16
+"""In a step, where more sequences have answers to write."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +71,8 @@ class EngineLoop:
         self._ranks, self._pins, self._forms, self._stats = ranks, pins, forms, stats
         self._info = ranks.info
         self._scheduler = Scheduler(limits)
+        self._rows_budget = StepBudget(1)
+        self._decodes_budget = StepBudget(limits.most_decodes)
         self._requests: dict[str, _Running] = {}
         self._numbers = itertools.count(1)
         self._stirred = asyncio.Event()
@@ -117,7 +123,7 @@ class EngineLoop:
         """Do steps until the workers are lost."""
         try:
             while True:
-                step = self._scheduler.next_step()
+                step = self._next_step()
                 if step.is_empty:
                     self._stirred.clear()
                     await self._stirred.wait()
@@ -172,10 +178,15 @@ class EngineLoop:
                 for item in request.items
             ],
             share=request.share,
+            answer_of=request.answer_of,
             cross_attention=self._info.cross_attention,
         )
 
     # Steps
+
+    def _next_step(self) -> Step:
+        num_decodes = max(_LEAST_DECODES, self._decodes_budget.num)
+        return self._scheduler.next_step(num_embeds=self._rows_budget.num, num_decodes=num_decodes)
 
     async def _do(self, step: Step) -> None:
         self._stats.num_steps += 1
@@ -202,7 +213,11 @@ class EngineLoop:
         )
         self._stats.num_prompt_tokens += sum(chunk.num_tokens for chunk in prefill)
         self._stats.num_decode_tokens += len(decode)
-        self._take(work, await self._ranks.do(work))
+        start_s = time.monotonic()
+        answers = await self._ranks.do(work)
+        if not prefill and len(decode) >= self._decodes_budget.num:
+            self._decodes_budget.measured(len(decode), time.monotonic() - start_s)
+        self._take(work, answers)
 
     async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
         """The first half of a step; the items that failed, by key."""
@@ -224,7 +239,9 @@ class EngineLoop:
                 encode=held.items,
                 begin=begin,
             )
+            start_s = time.monotonic()
             answers = await self._ranks.do(work)
+            self._rows_budget.measured(_num_rows(wanted, held.items), time.monotonic() - start_s)
         finally:
             if lease:
                 self._pins.let_go(lease)
@@ -353,6 +370,12 @@ class EngineLoop:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _num_rows(wanted: Sequence[Wanted], items: Sequence[m.EncodeItem]) -> int:
+    """Return the rows that a step encodes, without those that were found."""
+    made = {item.key for item in items if not item.found}
+    return sum(each.item.placeholder.length for each in wanted if each.item.key in made)
 
 
 def _in_prompts(step: Step) -> list[str]:

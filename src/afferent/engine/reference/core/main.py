@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 _seldom = Seldom(log)
 
 _KV_BLOCK_TOKENS = 16
+_RUNNING_PER_DECODE = 16
+"""How many times more requests may hold a part of the KV cache than have a token in a step, so that
+a new request does not wait until an answer has ended.
+"""
 
 
 class EngineCore:
@@ -210,7 +214,8 @@ def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
     """The budgets, for the model that the workers have loaded."""
     kv_tokens = settings.kv_budget.tokens_for(info)
     return Limits(
-        max_num_seqs=_max_num_seqs(settings),
+        max_num_seqs=_RUNNING_PER_DECODE * _max_num_seqs(settings),
+        max_step_decodes=_max_num_seqs(settings),
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_batched_embeds=settings.max_num_batched_embeds,
         cache_nbytes=settings.encoder_cache_nbytes,

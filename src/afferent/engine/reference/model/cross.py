@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class CrossDecoder:
         self._config.num_hidden_layers = model.config.decoder_layers
         never = model.generation_config.suppress_tokens or []
         self._never = torch.tensor(never, dtype=torch.int64, device=model.device)
+        # transformers 5.24 has renamed it.
+        names = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
 
     def begin(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> _State:
         """See `Decoder.begin`."""
@@ -71,8 +75,8 @@ class CrossDecoder:
             encoder_outputs=(heard,),
             decoder_input_ids=torch.tensor([ids], device=device),
             decoder_position_ids=torch.arange(chunk.start, chunk.end, device=device)[None],
-            past_key_values=state.cache,
             use_cache=True,
+            **{self._cache_name: state.cache},
         )
         state.hears = False
         logits: torch.Tensor = out.logits[:, -1]
