@@ -214,6 +214,27 @@ def test_install_command_of_the_other_package_is_recognized(words: str, is_other
     assert bool(INSTALLS_ANOTHER.search(f"pip install {words}")) is is_other
 
 
+# The packages
+
+
+def test_architecture_names_every_package_in_one_line() -> None:
+    """In about 600 words, drawings and links' targets left out."""
+    page = DOCS / "architecture.md"
+    (packages,) = [rows for head, _, *rows in tables_of(page) if head[0] == "package"]
+    listed = [name for row in packages for name in re.findall(r"`([^`]+)`", row[0])]
+    package = ROOT / "src" / "afferent"
+    there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    there |= {path.name for path in package.glob("[!_]*.py")}
+    assert sorted(listed) == sorted(there)
+    assert all(len(row) == len(packages[0]) for row in packages)
+    for name, task, begin_with in packages:
+        assert task.count(" ") > 0, f"{name} has no task"
+        for path in re.findall(r"`([^`]+)`", begin_with):
+            assert (package / name.strip("`") / path).exists(), f"{name} has no {path}"
+    text = re.sub(r"\]\([^)]*\)", "]", without_blocks(page))
+    assert 500 <= len(re.findall(r"[\w'-]+", text)) <= 700
+
+
 # Blocks
 
 
