@@ -43,6 +43,9 @@ $(VENV)/.ready: pyproject.toml $(wildcard src/afferent/preprocess/native/*)
 		|| { echo "Afferent needs Python 3.11 or newer; try make PYTHON=python3.12 ..."; exit 1; }
 	@echo "==> setting up $(VENV) (a few minutes, once)"
 	@$(PYTHON) -m venv $(VENV)
+	@# The package's former name, in an environment from before; on the package index it is another project.
+	@$(BIN)/python -m pip uninstall --quiet --yes afferent 2> /dev/null
+	@rm -rf src/afferent.egg-info
 	@echo "==> installing $(TORCH), then the rest"
 	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[engine,bench,dev]'

@@ -1,4 +1,4 @@
-"""A record of the render benchmark as a picture for the README.
+"""A record of the render benchmark as a picture for its note.
 
 python -m benchmarks.plot docs/benchmarks/2026-11-render.json docs/pictures/render.svg
 """

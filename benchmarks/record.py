@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from afferent import __version__
+
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
@@ -88,8 +90,8 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("afferent", "numpy", "msgspec"):
+    found = {"python": platform.python_version(), "afferent": __version__}
+    for name in ("numpy", "msgspec"):
         found[name] = metadata.version(name)
     return found
 

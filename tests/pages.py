@@ -14,7 +14,7 @@ URL = "http://127.0.0.1:8000"
 """Of the server that the pages talk to."""
 SHELLS = ("", "bash", "console", "sh")
 WORD_FOR_WORD = {"docs/tutorial.md"}
-"""Pages whose shell blocks are followed in one shell, by `test_tutorial`."""
+"""Pages whose blocks of ``sh`` are followed in one shell, by `test_tutorial`."""
 
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
 _FRAGMENT = re.compile(r"<!-- fragment: [^>]+ -->\n\Z")

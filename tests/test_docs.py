@@ -15,8 +15,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+import afferent
 from afferent import config, errors
+from afferent.operate import machine
 from benchmarks import run as benchmarks
 from tests.pages import (
     DOCS,
@@ -90,7 +93,8 @@ def anchors_of(page: Path) -> set[str]:
 def test_commands_are_understood(page: Path) -> None:
     """By the parsers that read them: verbs, flags and values."""
     for block in blocks_of(page, *SHELLS):
-        if block.is_fragment or name_of(page) in WORD_FOR_WORD:
+        is_followed = block.language == "sh" and name_of(page) in WORD_FOR_WORD
+        if block.is_fragment or is_followed:
             continue
         for command in commands_of(block):
             check_command(command)
@@ -166,6 +170,70 @@ def test_every_make_target_is_listed() -> None:
     targets = "setup serve test lint type fmt bench docs check clean"
     for target in targets.split():
         assert f"make {target} " in listed.stdout
+
+
+# The name of the package
+
+
+INSTALLS_ANOTHER = re.compile(r"pip3? install[^\n`]*\bafferent(?![-\w./])")
+"""On the package index, `afferent` is another project."""
+
+
+def test_package_name_is_the_same_in_sources_and_metadata() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == machine.DISTRIBUTION != "afferent"
+    assert project["version"] == afferent.__version__
+    extras = project["optional-dependencies"].values()
+    required = [*project["dependencies"], *(line for extra in extras for line in extra)]
+    assert "afferent" not in {Requirement(line).name for line in required}
+
+
+def test_install_commands_never_name_the_other_package() -> None:
+    written = [*PAGES, ROOT / "Makefile", *(ROOT / "deploy").glob("*")]
+    for folder in ("benchmarks", "examples", "src", "tests", "tools", "training"):
+        written += (ROOT / folder).rglob("*.py")
+    named = {
+        str(path.relative_to(ROOT))
+        for path in written
+        if path.is_file() and INSTALLS_ANOTHER.search(path.read_text())
+    }
+    assert named == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "is_other"),
+    [
+        ("afferent", True),
+        ("--upgrade 'afferent[engine]'", True),
+        ("numpy afferent==0.3", True),
+        ("afferent-mm", False),
+        ("'.[engine]'", False),
+        ("/srv/afferent/clone", False),
+    ],
+)
+def test_install_command_of_the_other_package_is_recognized(words: str, is_other: bool) -> None:
+    assert bool(INSTALLS_ANOTHER.search(f"pip install {words}")) is is_other
+
+
+# The packages
+
+
+def test_architecture_names_every_package_in_one_line() -> None:
+    """In about 600 words, drawings and links' targets left out."""
+    page = DOCS / "architecture.md"
+    (packages,) = [rows for head, _, *rows in tables_of(page) if head[0] == "package"]
+    listed = [name for row in packages for name in re.findall(r"`([^`]+)`", row[0])]
+    package = ROOT / "src" / "afferent"
+    there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    there |= {path.name for path in package.glob("[!_]*.py")}
+    assert sorted(listed) == sorted(there)
+    assert all(len(row) == len(packages[0]) for row in packages)
+    for name, task, begin_with in packages:
+        assert task.count(" ") > 0, f"{name} has no task"
+        for path in re.findall(r"`([^`]+)`", begin_with):
+            assert (package / name.strip("`") / path).exists(), f"{name} has no {path}"
+    text = re.sub(r"\]\([^)]*\)", "]", without_blocks(page))
+    assert 500 <= len(re.findall(r"[\w'-]+", text)) <= 700
 
 
 # Blocks

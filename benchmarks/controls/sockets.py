@@ -18,4 +18,4 @@ def load_zmq() -> Any:
         importlib.import_module("zmq.asyncio")
         return importlib.import_module("zmq")
     except ImportError as error:
-        raise ConfigError("this benchmark needs pyzmq: pip install 'afferent[bench]'") from error
+        raise ConfigError("this benchmark needs pyzmq: pip install '.[bench]'") from error

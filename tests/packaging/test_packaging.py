@@ -60,6 +60,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    assert {file.name.split("-")[0] for file in (wheel, sdist)} == {"afferent_mm"}
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"afferent"}
     assert "afferent/py.typed" in names

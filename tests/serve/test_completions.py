@@ -143,7 +143,7 @@ def test_what_the_server_says_of_its_model(address: str) -> None:
         "input_modalities": ["text", "image"],  # the model has no audio, the engine no video
         "output_modalities": ["text"],
     }
-    assert version == {"version": metadata.version("afferent")}
+    assert version == {"version": metadata.version("afferent-mm")}
 
 
 @pytest.mark.parametrize("name", ["shapes", "latest", "openai/gpt"])

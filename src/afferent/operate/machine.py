@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 from packaging.requirements import Requirement
@@ -24,6 +24,9 @@ from afferent.runtime.sockets import new_address
 from afferent.types import GiB, MiB
 
 Level = Literal["ok", "could be better", "wrong"]
+
+DISTRIBUTION: Final = "afferent-mm"
+"""The name of the package in the index, where `afferent` is another project."""
 
 _LEAST_KERNEL, _GOOD_KERNEL = (5, 4), (5, 14)
 _LEAST_FILES, _GOOD_FILES = 1024, 16384
@@ -162,14 +165,14 @@ def _versions(extras: Sequence[str]) -> Finding:
     python = platform.python_version()
     if wrong:
         names = f"[{','.join(extras)}]" if extras else ""
-        mend = f"{sys.executable} -m pip install --upgrade 'afferent{names}'"
+        mend = f"{sys.executable} -m pip install --upgrade '.{names}' in the clone of Afferent"
         return Finding(what="packages", level="wrong", found="; ".join(wrong), mend=mend)
     return Finding(what="packages", level="ok", found=f"as declared, with Python {python}")
 
 
 def _requirements() -> list[str]:
     try:
-        return metadata.requires("afferent") or []
+        return metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:  # the sources, never installed
         return []
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from importlib import metadata
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from afferent import __version__
 from afferent.engine.metrics import engine_readings
 from afferent.errors import (
     AfferentError,
@@ -108,7 +108,7 @@ class Status:
 
     async def _version(self, _: Request) -> Response:
         """The version of this server."""
-        return json_answer({"version": metadata.version("afferent")})
+        return json_answer({"version": __version__})
 
     async def _health(self, _: Request) -> Response:
         """This process answers; never waits for another."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
-from importlib import metadata
 from typing import Any
 
 import msgspec
 from starlette.routing import Route
 
+from afferent import __version__
 from afferent.errors import InvalidRequest, Param, walk
 from afferent.serve.apis.api import Api
 from afferent.serve.apis.statuses import status_of
@@ -70,7 +70,7 @@ def document(
             paths.setdefault(route.path_format, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Afferent", "version": metadata.version("afferent")},
+        "info": {"title": "Afferent", "version": __version__},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": _SECURITY_SCHEMES},
         "tags": [{"name": name} for name in [*(api.name for api in apis.values()), _OPERATION_TAG]],
