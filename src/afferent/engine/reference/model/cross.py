@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
