@@ -21,7 +21,10 @@ class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fiel
         0, "longest prompt and answer, in tokens; 0: what the model allows", Group.COMMON, ge=0
     )
     max_num_seqs: int = setting(
-        128, "requests that the engine runs at a time, a token each a step", Group.COMMON, gt=0
+        128,
+        "answers that get a token in a step; more requests run, and take turns",
+        Group.COMMON,
+        gt=0,
     )
     kv_cache_tokens: int = setting(
         0,
