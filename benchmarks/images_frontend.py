@@ -79,7 +79,6 @@ class Frontend:
                 limits=config.request_limits,
                 shares=config.shares,
                 timeout_s=config.request_timeout_s,
-                num_workers=config.alloc_workers,
             ),
         )
         self._numbers = itertools.count()

@@ -313,13 +313,6 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         ge=0,
         le=2**31,
     )
-    alloc_workers: int = setting(
-        1,
-        "threads that read and hash a request's media before they are allocated; 0: one by one",
-        Group.PREPROCESSING,
-        ge=0,
-        le=64,
-    )
 
     tier: str = setting(
         "",

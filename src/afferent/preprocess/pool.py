@@ -24,7 +24,6 @@ from pathlib import Path
 from afferent.errors import ConfigError, Unavailable, UnsupportedModel
 from afferent.preprocess import sandbox
 from afferent.preprocess.launch import PoolSettings, worker_names
-from afferent.preprocess.model_index import keep_index
 from afferent.preprocess.registry import runs_foreign_code
 from afferent.preprocess.worker import Worker, load_lazy_modules
 from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
@@ -208,7 +207,6 @@ def _keep_libraries_quiet() -> None:
 def main() -> None:
     child = ChildProcess.start()
     child.report("loading the model's processor")
-    keep_index()
     try:
         Zygote(child, child.settings(PoolSettings)).run()
     except UnsupportedModel as error:

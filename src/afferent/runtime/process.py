@@ -29,7 +29,6 @@ from msgspec import Struct
 from afferent.errors import ConfigError
 from afferent.runtime import logs, shortage
 from afferent.runtime.heartbeat import PERIOD_S, Board, BoardPlace
-from afferent.runtime.turns import next_turn
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +217,7 @@ class ChildProcess:
         """Beat from the event loop until cancelled: a loop that does not turn is silent."""
         while self.board is not None:
             self.beat()
-            await next_turn(PERIOD_S)
+            await asyncio.sleep(PERIOD_S)
 
     def beat_in_thread(self) -> None:
         """Beat for the rest of this process's life, however long its main thread computes.

@@ -132,7 +132,6 @@ class _Base:
                 limits_by_tenant=config.limits_by_tenant,
                 shares=config.shares,
                 timeout_s=self.timeout_s,
-                num_workers=config.alloc_workers,
                 has_tier=bool(config.tier),
                 accepted=accepted,
             ),

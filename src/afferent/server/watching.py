@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 
 from afferent.runtime.heartbeat import PERIOD_S, Board, Watch
-from afferent.runtime.turns import next_turn
 from afferent.server.parts import SUPERVISOR, Part
 
 
@@ -37,4 +37,4 @@ class Watcher:
                 part = self._parts[name]
                 self.forget(part)
                 on_frozen(part)
-            await next_turn(PERIOD_S)
+            await asyncio.sleep(PERIOD_S)

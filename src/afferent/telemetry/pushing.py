@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from afferent.errors import AfferentError, Unavailable
-from afferent.runtime.turns import next_turn
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import REGISTRY, Registry
 
@@ -29,7 +29,7 @@ async def push_counts(sink: Sink, registry: Registry = REGISTRY) -> None:
     """Push until cancelled; while nobody is there, nothing is lost by waiting."""
     is_refused = False
     while True:
-        await next_turn(PERIOD_S)
+        await asyncio.sleep(PERIOD_S)
         if not sink.is_open:
             continue
         try:

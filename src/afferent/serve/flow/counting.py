@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 from afferent import errors
-from afferent.runtime.turns import next_turn
 from afferent.serve.flow.request import MediaPart
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import SECONDS, SHORT_SECONDS, WAIT_SECONDS, counter, histogram
@@ -158,9 +157,7 @@ class AnswerTimes:
 async def count_lateness() -> None:
     """How late this event loop comes to what is due, again and again, until cancelled."""
     while True:
-        if JOURNAL.num_running:
-            due_s = time.monotonic() + _TICK_S
-            await asyncio.sleep(_TICK_S)
-        else:
-            due_s = await next_turn(_IDLE_TICK_S)
+        tick_s = _TICK_S if JOURNAL.num_running else _IDLE_TICK_S
+        due_s = time.monotonic() + tick_s
+        await asyncio.sleep(tick_s)
         LOOP_SECONDS.labels().observe(max(0.0, time.monotonic() - due_s))

@@ -49,7 +49,7 @@ class ItemSettings:
     """Of those that have limits of their own."""
     shares: Shares
     timeout_s: float
-    num_workers: int
+    num_workers: int = 1
     has_tier: bool = False
     """Whether other nodes may have what is missing here."""
     accepted: Accepted = Accepted.DECODED

@@ -26,7 +26,6 @@ from afferent.engine.reference import messages as m
 from afferent.engine.reference.kv_budget import KvBudget
 from afferent.engine.reference.launch import WorkerSettings
 from afferent.engine.reference.model.grids import as_arrays
-from afferent.engine.reference.worker import imports
 from afferent.engine.reference.worker.zygote import keep_one
 from afferent.engine.weights import weights_digest
 from afferent.errors import (
@@ -40,7 +39,6 @@ from afferent.errors import (
     UnusableEmbeddings,
     in_a_line,
 )
-from afferent.preprocess.model_index import keep_index
 from afferent.runtime import wire
 from afferent.runtime.process import LOST_PARTNERS, ChildProcess
 from afferent.store.client.daemon_store import DaemonStore
@@ -227,18 +225,14 @@ def main() -> None:
     child = ChildProcess.start()
     settings = child.settings(WorkerSettings)
     child.report("importing torch and transformers")
-    import_model(Path(settings.model_folder), has_partners=settings.num_workers > 1)
+    import_model(Path(settings.model_folder))
     raise SystemExit(keep_one(child, partial(_work, child, settings)))
 
 
-def import_model(folder: Path, *, has_partners: bool) -> None:
-    """All that takes long and is the same for each worker. What is wrong with the model, the worker
-    says when it loads it.
+def import_model(folder: Path) -> None:
+    """Import the modules that each worker needs. A worker reports errors of the model itself, when
+    it loads it.
     """
-    keep_index()
-    imports.defer_compiler()
-    if not has_partners:
-        imports.leave_out_distributed()
     from afferent.engine.reference.model.runner import model_class
     from afferent.engine.reference.worker import encoding  # noqa: F401
 
