@@ -142,9 +142,10 @@ audit: setup  ## ask whether a version in the lock has a known fault (pip-audit,
 	@$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
 	@$(BIN)/pip-audit --requirement deploy/requirements.lock --no-deps --disable-pip $(ARGS)
 
-lint: setup  ## check format and style
+lint: setup  ## check format, style and language
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/python -m tools.language
 
 type: setup  ## check types, those of the documentation's programs too
 	@$(BIN)/mypy
