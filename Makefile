@@ -38,19 +38,21 @@ help:  ## list the commands
 
 setup: $(VENV)/.ready  ## make the virtual environment and install everything into it
 
-$(VENV)/.ready: pyproject.toml $(wildcard src/afferent/preprocess/native/*)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Afferent needs Python 3.11 or newer; try make PYTHON=python3.12 ..."; exit 1; }
-	@echo "==> setting up $(VENV) (a few minutes, once)"
-	@$(PYTHON) -m venv $(VENV)
-	@# The package's former name, in an environment from before; on the package index it is another project.
-	@$(BIN)/python -m pip uninstall --quiet --yes afferent 2> /dev/null
-	@rm -rf src/afferent.egg-info
-	@echo "==> installing $(TORCH), then the rest"
+$(VENV)/.ready: $(VENV)/.quick
+	@echo "==> installing $(TORCH), then the rest (a few minutes, once)"
 	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[engine,bench,dev]'
 	@touch $@
 	@echo "==> ready"
+
+# The library, the server and the tests of pure logic: no torch.
+$(VENV)/.quick: pyproject.toml $(wildcard src/afferent/preprocess/native/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Afferent needs Python 3.11 or newer; try make PYTHON=python3.12 ..."; exit 1; }
+	@echo "==> setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[server,test]'
+	@touch $@
 
 serve: setup  ## serve the built-in model, or MODEL=folder, with ARGS="--explain ..."
 	@$(BIN)/afferent serve $(MODEL) $(ARGS)
@@ -64,7 +66,7 @@ else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-quick: setup  ## run the tests that start no process (under a minute)
+quick: $(VENV)/.quick  ## run the tests that start no process (under a minute, without torch)
 	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)
 
 package: setup  ## build wheel and sdist, install them into an empty environment, check their types
