@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
@@ -39,7 +39,7 @@ class BodyReader:
         media_keys: MediaKeys,
         *,
         tenant: str = "",
-        paths: Container[tuple[str | None, ...]] | None = None,
+        paths: Collection[tuple[str | None, ...]] | None = None,
     ) -> None:
         """
         Args:
