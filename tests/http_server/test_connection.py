@@ -347,6 +347,25 @@ def test_what_others_may_read_differently_is_refused(host: Host, head: bytes) ->
     assert not host.app.began
 
 
+@pytest.mark.parametrize(
+    "end", [b"%0A", b"%0a", b"%0D", b"%00", b"%1f/x", b"%7F", b"%09", b"%C2%85", b"%c2%9f?a=b"]
+)
+def test_path_with_control_character_is_refused(host: Host, end: bytes) -> None:
+    """A router of Starlette takes ``/read%0A`` for ``/read``."""
+    for target in (b"/read" + end, b"http://a/read" + end):
+        with host.connect(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n") as sock:
+            assert rest_of(sock).startswith(b"HTTP/1.1 400")
+    assert not host.app.began
+
+
+def test_path_with_other_encoded_characters_is_read(host: Host) -> None:
+    with host.connect() as sock:
+        for target in (b"/a%20b", b"/a%2Fb", b"/%C3%A9", b"/%250A", b"/read?a=%0A"):
+            sock.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            answer_to(sock, b"\r\n\r\n0")
+    assert host.app.began == ["/a b", "/a/b", "/é", "/%0A", "/read"]
+
+
 def test_old_clients_name_no_host(host: Host) -> None:
     with host.connect(b"GET /read HTTP/1.0\r\n\r\n") as sock:
         assert rest_of(sock).startswith(b"HTTP/1.1 200")
