@@ -71,7 +71,8 @@ class HttpConnection(asyncio.Protocol):
         self._shared = shared
         self._timer = Timer()
         self._phase = _Phase.HEAD
-        self._rest = b""  # received, and not parsed
+        self._rest: bytes | bytearray = b""  # received, and not parsed
+        self._num_searched = 0  # bytes of it, in which no head ends
         self._may_skip_line = True
         self._is_idle = False
         self._num_dropped = 0
@@ -120,8 +121,27 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._phase is _Phase.LINGER:
             self._drop(len(data))
-            return
-        self._parse(self._rest + data if self._rest else data)
+        elif not self._rest:
+            self._parse(data)
+        elif self._phase is not _Phase.HEAD:
+            self._parse(self._rest + data)
+        else:
+            self._grow_head(data)
+
+    def _grow_head(self, data: bytes) -> None:
+        """Add to a head that is not complete; parse it once it may be, or has to be refused."""
+        if not isinstance(self._rest, bytearray):
+            self._rest = bytearray(self._rest)
+        self._rest += data
+        start = max(self._num_searched - len(END) + 1, 0)
+        self._num_searched = len(self._rest)
+        if (
+            self._rest.find(END, start) >= 0
+            or has_bare_lf(self._rest, start)
+            or len(self._rest) > MAX_HEAD_NBYTES
+            or self._rest == b"\r\n"  # no head
+        ):
+            self._parse(bytes(self._rest))
 
     def _parse(self, data: bytes) -> None:
         """Read ``data`` as far as it goes, and keep the rest."""
@@ -140,6 +160,7 @@ class HttpConnection(asyncio.Protocol):
         if self._phase is _Phase.LINGER or self._transport.get_protocol() is not self:
             return
         self._rest = data[pos:]
+        self._num_searched = len(self._rest)
         if self._rest and self._phase is _Phase.ANSWER:
             self._flow.pause_reading()
 
@@ -156,7 +177,7 @@ class HttpConnection(asyncio.Protocol):
         if (len(data) if end < 0 else end) - pos > MAX_HEAD_NBYTES:
             raise BadRequest(f"the head has more than {MAX_HEAD_NBYTES} bytes", status=431)
         if end < 0:
-            if has_bare_lf(data[pos:]):
+            if has_bare_lf(data[pos:], 0):
                 raise BadRequest("a line of the head does not end with CRLF")
             return pos
         raw = data[pos:end]
@@ -232,7 +253,7 @@ class HttpConnection(asyncio.Protocol):
         if self._phase is not _Phase.HEAD or self._transport.is_closing():
             return
         self._flow.resume_reading()
-        self._parse(self._rest)
+        self._parse(bytes(self._rest))
 
     def _become_websocket(self, head: Head, data: bytes) -> None:
         self._shared.connections.discard(self)

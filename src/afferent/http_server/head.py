@@ -113,9 +113,11 @@ def parse_head(data: bytes, *, single: Collection[bytes] = ()) -> Head:
     )
 
 
-def has_bare_lf(data: bytes) -> bool:
-    """Return whether a line ends with LF alone: such a head never gets the end that is expected."""
-    return _BARE_LF.search(data) is not None
+def has_bare_lf(data: bytes | bytearray, pos: int) -> bool:
+    """Return whether a line ends with LF alone, from a position on: such a head never gets the end
+    that is expected.
+    """
+    return _BARE_LF.search(data, pos) is not None
 
 
 def parse_field(line: bytes) -> tuple[bytes, bytes] | None:
