@@ -69,6 +69,9 @@ class Wire(asyncio.Transport):
     def get_protocol(self) -> Any:
         return self.protocol
 
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
     def get_write_buffer_size(self) -> int:
         return 0
 
