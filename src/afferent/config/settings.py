@@ -262,8 +262,8 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     allowed_hosts: tuple[_HostName, ...] = setting(
         (),
-        "names, besides localhost, by which clients reach a server on a loopback address without "
-        "keys, such as that of a proxy on this machine",
+        "names, besides localhost, by which pages reach a server without keys, and on a loopback "
+        "address all clients, such as that of a proxy on this machine",
         Group.LIMITS,
         unit="NAME,...",
     )
