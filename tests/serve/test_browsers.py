@@ -78,6 +78,9 @@ def test_guard_page_by_address_passes_on_a_network(host: str) -> None:
     [
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
+        {"origin": "http://[::1"},
+        {"origin": ""},
         {"origin": "http://localhost:3000"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
