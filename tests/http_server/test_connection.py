@@ -473,6 +473,35 @@ def test_an_answer_that_is_taken_slowly_and_steadily(hasty_host: Host) -> None:
         assert time.monotonic() - start > 2 * HASTY.write_timeout_s
 
 
+LAST_ANSWERS = {
+    "HTTP/1.0, body unfinished": b"POST /large HTTP/1.0\r\nContent-Length: 9\r\n\r\n",
+    "body unfinished": (
+        b"POST /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"
+    ),
+    "HTTP/1.0, more behind": b"GET /large HTTP/1.0\r\n\r\n" + bytes(MiB),
+    "more behind": b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + bytes(MiB),
+}
+
+
+@pytest.mark.parametrize("name", LAST_ANSWERS)
+def test_last_answer_that_is_taken_slowly_is_whole(hasty_host: Host, name: str) -> None:
+    with hasty_host.connect_with_little_room(LAST_ANSWERS[name]) as sock:
+        start, answer = time.monotonic(), b""
+        while data := sock.recv(64 * KiB):
+            answer += data
+            time.sleep(max(0.0, start + len(answer) / (3 * MiB) - time.monotonic()))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert len(body) == 8 * MiB
+
+
+def test_last_answer_that_is_not_taken_is_dropped(hasty_host: Host) -> None:
+    data = LAST_ANSWERS["HTTP/1.0, body unfinished"]
+    with hasty_host.connect_with_little_room(data) as sock, pytest.raises(ConnectionResetError):
+        drip_from(sock)
+    assert hasty_host.app.ended == ["/large"]
+
+
 def test_a_client_that_leaves_while_its_next_request_is_worked_on(host: Host) -> None:
     """It was sent behind one that was answered with a stream."""
     stream = b"GET /short HTTP/1.1\r\nHost: a\r\n\r\n"
