@@ -14,9 +14,9 @@ from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
 LEAST_FROZEN_TIMEOUT_S = 3.0
+"""Shorter, and a moment of overload would be taken for death."""
 _LEAST_WORKER_NBYTES = 64 * MiB
 _TIMEOUT_S, _UPSTREAM_TIMEOUT_S = 300.0, 86_400.0
-"""Shorter, and a moment of overload would be taken for death."""
 
 _API_KEY = r"^[!-~]{16,256}\Z"
 _OPTIONAL_API_KEY = rf"{_API_KEY}|^\Z"

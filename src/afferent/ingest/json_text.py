@@ -55,7 +55,10 @@ class JsonText:
         """
         self._text += piece
         if len(self._text) - self._markers_nbytes > self._max_nbytes:
-            raise BodyTooLarge(f"the body has more than {self._max_nbytes} bytes besides its media")
+            setting = "--max-json-nbytes" if self._is_parsed else "--max-body-nbytes"
+            raise BodyTooLarge(
+                f"the body has more than {self._max_nbytes} bytes besides its media ({setting})"
+            )
         if self._is_parsed and len(self._text) - self._checked >= _CHECKED_NBYTES:
             self._check_shape()
 
