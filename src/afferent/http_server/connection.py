@@ -122,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
         elif not self._rest:
             self._parse(data)
         elif self._phase is not _Phase.HEAD:
-            self._parse(self._rest + data)
+            self._parse(bytes(self._rest) + data)
         else:
             self._grow_head(data)
 
