@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from afferent import cli
-from tests.callbacks import slowness
+from tests.callbacks import measured
 from tests.wrong_folders import FOLDERS, make_folder
 
 _STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec")
@@ -181,10 +180,10 @@ def _refused_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> s
     global _started
     lines = []
     for command in (["config", "check"], ["serve"]):
-        start_s = time.process_time()
         _started = []
         try:
-            status = cli.main([*command, *arguments])
+            with measured() as cost:
+                status = cli.main([*command, *arguments])
             started = _started
         finally:
             _started = None
@@ -192,7 +191,7 @@ def _refused_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> s
         assert (status, said.out, started) == (2, "", [])
         (line,) = said.err.splitlines()
         lines.append(line)
-        assert time.process_time() - start_s < 3 * slowness()
+        assert cost.process_s < 3 * cost.slowness
     assert lines[0] == lines[1]
     return lines[0]
 

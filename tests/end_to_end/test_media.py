@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_a_picture_that_is_there_is_no_video(server: Server, rng: np.random.Gene
     assert server.post(ask([data_url(data)], QUESTION)).status_code == 200
     with pytest.raises(openai.BadRequestError, match="video"):
         chat(server, "shapes", [media_part("video", data)])
+
+
+def test_no_thread_of_a_preprocess_worker_has_capabilities(
+    server: Server,
+) -> None:
+    workers = server.idle_preprocess_workers()
+    assert workers
+    for worker in workers:
+        for thread in Path(f"/proc/{worker.pid}/task").iterdir():
+            assert re.search(r"^CapPrm:\t0+$", (thread / "status").read_text(), re.MULTILINE)
 
 
 def test_what_the_model_does_not_take(server: Server) -> None:

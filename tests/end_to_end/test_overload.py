@@ -39,7 +39,7 @@ class Burst:
     """Of the goal for callbacks."""
 
 
-SHORT = Burst(24, num_pictures=8, arena_mib=8, min_served=6, most_ms=2000.0, slack=SLACK)
+SHORT = Burst(24, num_pictures=8, arena_mib=8, min_served=6, most_ms=5000.0, slack=SLACK)
 LONG = Burst(200, num_pictures=28, arena_mib=256, min_served=30, most_ms=250.0, slack=1.0)
 NUM_REFUSED = 8
 DECODE_NBYTES = 64 * MiB  # of one picture, generously

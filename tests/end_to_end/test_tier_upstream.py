@@ -151,7 +151,7 @@ def test_no_request_fails_whatever_the_link_does(fleet: Fleet, fault: str) -> No
     url, said = fleet.encoded_and_kept()
 
     def slow(piece: bytes) -> bytes:
-        time.sleep(0.5)
+        time.sleep(3 * TIMEOUT_S)  # a process that is late itself must not find it in time
         return piece
 
     def flip(piece: bytes) -> bytes:

@@ -347,6 +347,25 @@ def test_what_others_may_read_differently_is_refused(host: Host, head: bytes) ->
     assert not host.app.began
 
 
+@pytest.mark.parametrize(
+    "end", [b"%0A", b"%0a", b"%0D", b"%00", b"%1f/x", b"%7F", b"%09", b"%C2%85", b"%c2%9f?a=b"]
+)
+def test_path_with_control_character_is_refused(host: Host, end: bytes) -> None:
+    """A router of Starlette takes ``/read%0A`` for ``/read``."""
+    for target in (b"/read" + end, b"http://a/read" + end):
+        with host.connect(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n") as sock:
+            assert rest_of(sock).startswith(b"HTTP/1.1 400")
+    assert not host.app.began
+
+
+def test_path_with_other_encoded_characters_is_read(host: Host) -> None:
+    with host.connect() as sock:
+        for target in (b"/a%20b", b"/a%2Fb", b"/%C3%A9", b"/%250A", b"/read?a=%0A"):
+            sock.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            answer_to(sock, b"\r\n\r\n0")
+    assert host.app.began == ["/a b", "/a/b", "/é", "/%0A", "/read"]
+
+
 def test_old_clients_name_no_host(host: Host) -> None:
     with host.connect(b"GET /read HTTP/1.0\r\n\r\n") as sock:
         assert rest_of(sock).startswith(b"HTTP/1.1 200")
@@ -452,6 +471,35 @@ def test_an_answer_that_is_taken_slowly_and_steadily(hasty_host: Host) -> None:
             # By the clock: what each small sleep takes too long must not add up.
             time.sleep(max(0.0, start + nbytes / (2 * MiB) - time.monotonic()))
         assert time.monotonic() - start > 2 * HASTY.write_timeout_s
+
+
+LAST_ANSWERS = {
+    "HTTP/1.0, body unfinished": b"POST /large HTTP/1.0\r\nContent-Length: 9\r\n\r\n",
+    "body unfinished": (
+        b"POST /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"
+    ),
+    "HTTP/1.0, more behind": b"GET /large HTTP/1.0\r\n\r\n" + bytes(MiB),
+    "more behind": b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + bytes(MiB),
+}
+
+
+@pytest.mark.parametrize("name", LAST_ANSWERS)
+def test_last_answer_that_is_taken_slowly_is_whole(hasty_host: Host, name: str) -> None:
+    with hasty_host.connect_with_little_room(LAST_ANSWERS[name]) as sock:
+        start, answer = time.monotonic(), b""
+        while data := sock.recv(64 * KiB):
+            answer += data
+            time.sleep(max(0.0, start + len(answer) / (3 * MiB) - time.monotonic()))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert len(body) == 8 * MiB
+
+
+def test_last_answer_that_is_not_taken_is_dropped(hasty_host: Host) -> None:
+    data = LAST_ANSWERS["HTTP/1.0, body unfinished"]
+    with hasty_host.connect_with_little_room(data) as sock, pytest.raises(ConnectionResetError):
+        drip_from(sock)
+    assert hasty_host.app.ended == ["/large"]
 
 
 def test_a_client_that_leaves_while_its_next_request_is_worked_on(host: Host) -> None:

@@ -15,6 +15,7 @@ import pytest
 from afferent.http_server.connection import HttpConnection
 from afferent.http_server.head import MAX_HEAD_NBYTES, Head, parse_head
 from afferent.http_server.shared import ConnectionLimits, Shared
+from tests.callbacks import measured
 from tests.http_server.framing_cases import ACCEPTED, CASES, REFUSED, Case
 
 LIMITS = ConnectionLimits(header_timeout_s=60.0, discard_timeout_s=60.0, write_timeout_s=60.0)
@@ -67,6 +68,9 @@ class Wire(asyncio.Transport):
     def get_protocol(self) -> Any:
         return self.protocol
 
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -105,9 +109,9 @@ class Outcome:
     has_ended: bool
 
 
-async def fed(pieces: list[bytes]) -> Outcome:
-    """Feed a connection piece by piece; between two of them the application runs."""
-    app, wire = App(), Wire()
+def connected(app: App) -> tuple[HttpConnection, Wire]:
+    """Open a connection, of which nothing has come yet."""
+    wire = Wire()
     shared = Shared(
         app=app,
         limits=LIMITS,
@@ -118,9 +122,16 @@ async def fed(pieces: list[bytes]) -> Outcome:
         max_connections=0,
         on_change=lambda: None,
     )
-    connection = HttpConnection(shared)
-    wire.protocol = connection
+    connection = wire.protocol = HttpConnection(shared)
     connection.connection_made(wire)
+    return connection, wire
+
+
+async def fed(pieces: list[bytes]) -> Outcome:
+    """Feed a connection piece by piece; between two of them the application runs."""
+    app = App()
+    connection, wire = connected(app)
+    shared = connection._shared
     for piece in pieces:
         if wire.is_closed:
             break
@@ -307,6 +318,32 @@ def test_head_is_parsed() -> None:
         expects_continue=False,
         is_websocket=False,
     )
+
+
+def test_head_in_small_pieces_is_searched_once() -> None:
+    """Before, each piece had all of the head searched again."""
+    head = b"GET /read HTTP/1.1\r\nHost: a\r\nX: " + b"a: b\r\n" * 10_000 + b"x" * 2_000
+
+    async def main() -> None:
+        connection, wire = connected(App())
+        connection.data_received(head)
+        with measured() as cost:
+            for _ in range(2_000):
+                connection.data_received(b"x")
+        assert not wire.is_closed
+        connection.connection_lost(None)
+        assert cost.thread_s < 0.2 * cost.slowness
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_heads_in_pieces_of_any_size_are_read(size: int) -> None:
+    data = b"GET /read HTTP/1.1\r\nHost: a\r\n\r\n\r\nGET /read HTTP/1.1\r\nHost: b\r\n\r\n"
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert len(asyncio.run(fed(pieces)).bodies) == 2
+    refused = asyncio.run(fed([b"GET /read HTTP/1.1", b"\r", b"\nHost: a", b"\n"]))
+    assert refused.written.startswith(b"HTTP/1.1 400")
 
 
 def test_request_behind_a_large_body_has_a_limit_of_its_own() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,13 +22,20 @@ import uvloop
 
 from afferent.http_server.server import HttpServer
 from afferent.http_server.shared import ConnectionLimits
+from afferent.live.feed import Feed
+from afferent.live.launch import PageSettings
+from afferent.live.observing import Observer
+from afferent.live.site import site
 from tests.http_server.framing_cases import Case, upgrades_around
 from tests.server import wait_until
 
 LIMITS = ConnectionLimits(header_timeout_s=30.0, discard_timeout_s=30.0, write_timeout_s=30.0)
+MUST_BE_THERE = "TESTS_NEED_PROXIES"
+"""Names programs of which the absence fails, with spaces between."""
 ROUNDS = 2
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\nX-Client: attacker\r\n\r\n"
 VICTIM = b"GET /victim HTTP/1.1\r\nHost: a\r\nX-Client: %s\r\n\r\n"
+LAST = b"GET /victim HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Client: %s\r\n\r\n"
 
 CADDY = """
 {{
@@ -116,7 +125,7 @@ class Echo:
 
 
 @contextlib.contextmanager
-def serving(app: Echo) -> Iterator[int]:
+def serving(app: Any, *, websocket_paths: frozenset[str] = frozenset()) -> Iterator[int]:
     """Serve in a thread of its own; yield the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port, started = listener.getsockname()[1], threading.Event()
@@ -124,7 +133,12 @@ def serving(app: Echo) -> Iterator[int]:
 
     async def main() -> None:
         servers.append(
-            HttpServer(app, listener, LIMITS, refuse=lambda *_: b"{}", drain_timeout_s=5.0)
+            HttpServer(
+                *(app, listener, LIMITS),
+                refuse=lambda *_: b"{}",
+                drain_timeout_s=5.0,
+                websocket_paths=websocket_paths,
+            )
         )
         asyncio.get_running_loop().call_soon(started.set)
         await servers[0].serve()
@@ -139,11 +153,19 @@ def serving(app: Echo) -> Iterator[int]:
         thread.join(30)
 
 
+def need(program: str) -> None:
+    """Skip where a program is not installed; where it must be, fail."""
+    if shutil.which(program) is None:
+        why = f"there is no {program} here"
+        if program in os.environ.get(MUST_BE_THERE, "").split():
+            pytest.fail(why)
+        pytest.skip(why)
+
+
 @contextlib.contextmanager
 def proxied(name: str, port: int, folder: Path) -> Iterator[Path]:
     """Run a proxy in front of the port; yield the path of its socket."""
-    if shutil.which(name) is None:
-        pytest.skip(f"there is no {name} here")
+    need(name)
     file, text, command = PROXIES[name]
     path = folder / "socket"
     config = folder / file
@@ -176,29 +198,103 @@ def connect(address: Path | int) -> socket.socket:
     return sock
 
 
-def answers_of(sock: socket.socket, *, within_s: float) -> bytes:
-    """Return all that comes until the connection ends, or nothing comes for a while."""
-    found, deadline = b"", time.monotonic() + 30
-    sock.settimeout(30)
-    with contextlib.suppress(OSError):
-        while time.monotonic() < deadline and (data := sock.recv(65_536)):
-            found += data
-            sock.settimeout(within_s)
-    return found
+@dataclass(frozen=True)
+class Answer:
+    """One answer, from its head to the end of its body."""
+
+    status: int
+    body: bytes
+
+
+class Client:
+    """Reads whole answers, one after another, from one connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._data, self._has_ended = sock, b"", False
+
+    def send(self, data: bytes) -> None:
+        """Send this, unless the other side has ended the connection."""
+        with contextlib.suppress(ConnectionError):
+            self._sock.sendall(data)
+
+    def answer(self) -> Answer | None:
+        """Return the next answer; ``None`` at the end of the connection."""
+        if (head := self._until(b"\r\n\r\n")) is None:
+            return None
+        status = int(head.split(b" ", 2)[1])
+        if status == 100:
+            return self.answer()
+        fields = dict(re.findall(rb"(?m)^([\w-]+):[ \t]*(.*?)\r?$", head.lower()))
+        if (length := fields.get(b"content-length")) is not None:
+            return Answer(status, self._take(int(length)))
+        if fields.get(b"transfer-encoding") == b"chunked":
+            return Answer(status, self._chunks())
+        while self._receive():
+            pass
+        return Answer(status, self._take(len(self._data)))
+
+    def rest(self) -> list[Answer]:
+        """Return all answers up to the end of the connection."""
+        found = []
+        while (answer := self.answer()) is not None:
+            found.append(answer)
+        return found
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while nbytes := int(self._until(b"\r\n") or b"0", 16):
+            body += self._take(nbytes + 2)[:-2]
+        self._until(b"\r\n")
+        return body
+
+    def _until(self, end: bytes) -> bytes | None:
+        while end not in self._data:
+            if not self._receive():
+                assert not self._data, self._data
+                return None
+        found, _, self._data = self._data.partition(end)
+        return found
+
+    def _take(self, nbytes: int) -> bytes:
+        while len(self._data) < nbytes:
+            assert self._receive(), self._data
+        found, self._data = self._data[:nbytes], self._data[nbytes:]
+        return found
+
+    def _receive(self) -> bool:
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            data = self._sock.recv(65_536)
+        self._data += data
+        return bool(data)
 
 
 def attack(address: Path | int, case: Case, app: Echo) -> None:
-    """Send the case as one client, and ask as another; each must get its own answer."""
+    """Send the case as one client, and ask as another; each must get its own answers.
+
+    A last request of each client is the marker behind which no answer can come.
+    """
     for round_ in range(ROUNDS):
-        with connect(address) as attacker, connect(address) as victim:
-            attacker.sendall(case.data)
-            got = answers_of(attacker, within_s=0.05)
-            name = b"victim-%d" % round_
-            victim.sendall(VICTIM % name)
-            mine = answers_of(victim, within_s=0.05)
-            assert got.count(b"HTTP/1.1 ") <= 1 + got.count(b"HTTP/1.1 100"), got
-            assert mine.count(b"HTTP/1.1 200") == 1, mine
-            assert b"/victim " + name + b" " in mine, mine
+        with connect(address) as first, connect(address) as second:
+            attacker, victim = Client(first), Client(second)
+            attacker.send(case.data)
+            got = [attacker.answer()]
+            mine = []
+            for number in range(2):
+                name = b"victim-%d-%d" % (round_, number)
+                victim.send((VICTIM, LAST)[number] % name)
+                mine.append(victim.answer())
+                assert mine[-1] is not None
+                assert (mine[-1].status, name in mine[-1].body) == (200, True), mine
+            assert victim.rest() == []
+            if got[0] is not None:
+                attacker.send(LAST % b"attacker-last")
+                got += attacker.rest()
+                # The connection may have ended behind the answer to the case.
+                assert [
+                    each for each in got[1:] if each and b"attacker-last" not in each.body
+                ] == []
+                assert len(got) <= 2, got
     assert "/smuggled" not in app.paths
 
 
@@ -209,11 +305,73 @@ def test_there_are_variants_of_every_kind() -> None:
     assert len(VARIANTS) >= 13
 
 
-def test_direct_client_gets_one_answer() -> None:
+@pytest.mark.parametrize("websocket_paths", [frozenset(), frozenset({"/read"})])
+def test_direct_client_gets_one_answer(websocket_paths: frozenset[str]) -> None:
     app = Echo()
-    with serving(app) as port:
+    with serving(app, websocket_paths=websocket_paths) as port:
         for case in VARIANTS:
             attack(port, case, app)
+    assert "/read" in app.paths
+
+
+def test_attack_sees_an_answer_that_comes_late() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab"
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def confuse() -> None:
+        """Answer the first request once more, a little later, and others as they want it."""
+        attacker, victim = listener.accept()[0], listener.accept()[0]
+        with listener, attacker, victim:
+            attacker.recv(65_536)
+            attacker.sendall(answer)
+            for _ in range(2):
+                name = victim.recv(65_536).partition(b"X-Client: ")[2].strip()
+                victim.sendall(answer.replace(b"2\r", b"%d\r" % len(name))[:-2] + name)
+            victim.shutdown(socket.SHUT_WR)
+            attacker.recv(65_536)
+            time.sleep(0.2)
+            attacker.sendall(answer)
+
+    thread = threading.Thread(target=confuse)
+    thread.start()
+    with pytest.raises(AssertionError, match=r"Answer\(status=200, body=b'ab'\)"):
+        attack(listener.getsockname()[1], VARIANTS[0], Echo())
+    thread.join(30)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("path", [b"/ask", b"/about"])
+def test_live_page_gives_one_answer(path: bytes, is_own: bool) -> None:
+    """Whether the page asks, or the request is refused before its body is read."""
+    fields = b"Host: localhost\r\nSec-Fetch-Site: same-origin\r\nContent-Type: application/json\r\n"
+    settings = PageSettings(
+        sockets_folder="/nowhere",
+        host="127.0.0.1",
+        key="",
+        api_url="http://127.0.0.1:9",
+        api_key="",
+        can_ask=True,
+        timeout_s=5.0,
+    )
+    page = site(settings, Feed(Observer(Path("/nowhere"), name="page")))
+    with serving(page) as port:
+        for case in VARIANTS:
+            data = case.data.replace(b"/read", path)
+            data = data.replace(b"Host: a\r\n", fields, 1) if is_own else data
+            with connect(port) as sock:
+                client = Client(sock)
+                client.send(data)
+                assert client.answer() is not None
+                client.send(LAST % b"last")
+                assert len(client.rest()) == 1, case.name
+
+
+def test_program_that_must_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MUST_BE_THERE, "caddy no-such-program")
+    with pytest.raises(pytest.fail.Exception, match="no-such-program"):
+        need("no-such-program")
+    with pytest.raises(pytest.skip.Exception):
+        need("no-such-program-either")
 
 
 @pytest.mark.parametrize("proxy", PROXIES)
@@ -248,8 +406,7 @@ _DIGEST = hashlib.sha256(b"abcd").hexdigest()
 
 
 def test_curl_asking_for_h2c_gets_its_answer() -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("there is no curl here")
+    need("curl")
     with serving(Echo()) as port:
         url = f"http://127.0.0.1:{port}/curl"
         command = ["curl", "-sS", "--http2", "-d", "abcd", url, url]
@@ -258,8 +415,7 @@ def test_curl_asking_for_h2c_gets_its_answer() -> None:
 
 
 def test_java_client_asking_for_h2c_gets_its_answer(tmp_path: Path) -> None:
-    if shutil.which("java") is None:
-        pytest.skip("there is no java here")
+    need("javac")  # `java Ask.java` compiles
     (tmp_path / "Ask.java").write_text(_JAVA)
     with serving(Echo()) as port:
         command = ["java", str(tmp_path / "Ask.java"), f"http://127.0.0.1:{port}"]

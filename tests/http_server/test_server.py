@@ -65,6 +65,13 @@ class Slow:
         if scope["path"] == "/slow":
             self.began.set()
             await self.may_answer.wait()
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+            self.began.set()
+            await self.may_answer.wait()
+            await send({"type": "http.response.body", "body": b"b"})
+            return
         await PlainTextResponse("here")(scope, receive, send)
 
 
@@ -167,6 +174,28 @@ def test_leave_serves_a_request_that_was_on_its_way() -> None:
         return answer
 
     answer = asyncio.run(main())
+    assert answer.endswith(b"here")
+    assert b"connection: close" in answer
+
+
+def test_leave_serves_a_request_behind_a_stream_that_promised_to_keep_the_connection() -> None:
+    async def main() -> tuple[bytes, bytes]:
+        running = Running()
+        reader, writer = await running.connect(b"/stream")
+        await running.app.began.wait()
+        running.server.leave()
+        await running.server.is_ending.wait()
+        await asyncio.sleep(0.01)  # the connection is told
+        running.app.may_answer.set()
+        stream = await reader.readuntil(b"0\r\n\r\n")
+        writer.write(REQUEST % b"/")
+        answer = await reader.read()
+        await running.serving
+        writer.close()
+        return stream, answer
+
+    stream, answer = asyncio.run(main())
+    assert b"connection: close" not in stream
     assert answer.endswith(b"here")
     assert b"connection: close" in answer
 

@@ -14,6 +14,7 @@ import httpx2 as httpx
 import msgspec
 import pytest
 
+from afferent.live import asking as asking_module
 from afferent.live import site as site_module
 from afferent.live.feed import Feed
 from afferent.live.launch import PageSettings
@@ -186,6 +187,37 @@ def test_nobody_there_and_nobody_may() -> None:
     sent = {**PAGE, "content-type": "application/json"}
     assert ask("POST", "/ask", sent, body=b"{}").status_code == 502
     assert ask("POST", "/ask", sent, body=b"{}", can_ask=False).status_code == 403
+
+
+def test_question_that_does_not_arrive_in_time_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking_module, "_BODY_TIMEOUT_S", 0.1)
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(3600)
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def run() -> httpx.Response:
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        feed = Feed(Observer(Path("/nowhere"), name="page"))
+        app = site(settings(api_url=f"http://{host}:{port}"), feed)
+        sent = {**PAGE, "content-type": "application/json", "content-length": "100"}
+        async with server, httpx.AsyncClient(transport=httpx.ASGITransport(app)) as own:
+            url = "http://127.0.0.1:9000/ask"
+            found = await own.post(url, headers=sent, content=endless())
+            await ended.wait()
+            return found
+
+    ended = asyncio.Event()
+    answer = asyncio.run(run())
+    assert answer.status_code == 408
+    assert answer.json() == {"error": {"message": "the question did not arrive in time"}}
 
 
 # The files

@@ -38,12 +38,21 @@ def call(number: int, *arguments: int) -> str:
 
 
 def in_child(
-    attempt: Callable[[], str], *, is_foreign: bool = False, memory_nbytes: int = 64 * MiB
+    attempt: Callable[[], str],
+    *,
+    is_foreign: bool = False,
+    memory_nbytes: int = 64 * MiB,
+    before: Callable[[], object] = lambda: None,
 ) -> str:
-    """What ``attempt`` returns in a fork that is confined first, or how the fork ended."""
+    """What ``attempt`` returns in a fork that is confined first, or how the fork ended.
+
+    Args:
+        before: Is called in the fork before it is confined.
+    """
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
+            before()
             sandbox.enter(memory_nbytes=memory_nbytes, runs_foreign_code=is_foreign)
             os.write(write, b"+" + attempt().encode())
         except BaseException as error:
@@ -187,12 +196,31 @@ def log() -> dict[str, str]:
 
 def capabilities() -> dict[str, str]:
     """What root may do that others may not."""
+    return {"held": in_child(_held)}
+
+
+def _held(folder: Path = Path("/proc/thread-self")) -> str:
+    lines = (folder / "status").read_text().splitlines()
+    return " ".join(line.split()[1] for line in lines if line.startswith(("CapEff", "CapPrm")))
+
+
+def capabilities_of_threads() -> dict[str, str]:
+    """The same of a process whose second thread was started before it was confined."""
+
+    def start() -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def drop_and_start() -> None:
+        sandbox.drop_capabilities()
+        start()
 
     def held() -> str:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return " ".join(line.split()[1] for line in lines if line.startswith(("CapEff", "CapPrm")))
+        return ", ".join(map(_held, Path("/proc/self/task").iterdir()))
 
-    return {"held": in_child(held)}
+    return {
+        "started after": in_child(held, before=drop_and_start),
+        "started before": in_child(held, before=start),
+    }
 
 
 if __name__ == "__main__":

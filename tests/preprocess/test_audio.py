@@ -81,14 +81,14 @@ def test_limits() -> None:
     stereo = tone(1.0, 16_000, channels=2)
     file = make_audio(stereo, 16_000)
     assert len(decode_audio(file, 16_000, LIMITS).samples) == 16_000
-    for limits in (
-        Limits(max_audio_s=0.9),
-        Limits(max_audio_channels=1),
-        Limits(max_audio_rate_hz=8000),
+    for limits, named in (
+        (Limits(max_audio_s=0.9), "--max-audio-s"),
+        (Limits(max_audio_channels=1), "--max-audio-channels"),
+        (Limits(max_audio_rate_hz=8000), "--max-audio-rate-hz"),
     ):
-        with pytest.raises(MediaTooLarge):
+        with pytest.raises(MediaTooLarge, match=named):
             probe_audio(file, limits)
-        with pytest.raises(MediaTooLarge):
+        with pytest.raises(MediaTooLarge, match=named):
             decode_audio(file, 16_000, limits)
 
 

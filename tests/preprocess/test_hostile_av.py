@@ -6,11 +6,16 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 MAX_CASE_S = 10.0
+"""Of processor time."""
 MAX_CASE_KB = 300_000
-MAX_ALL_S = 280.0
+MAX_ALL_S = 900.0
+"""On a busy machine; by itself it takes a minute or two."""
 
 
+@pytest.mark.timeout(1000)
 def test_hostile_files() -> None:
     wrong: list[str] = []
     outcomes: dict[str, int] = {}

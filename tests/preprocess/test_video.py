@@ -104,16 +104,16 @@ def test_frames_are_upright(matrix: tuple[int, int, int, int], turn: Any) -> Non
 
 def test_limits() -> None:
     file = make_video(num_frames=31)
-    for limits in (
-        Limits(max_video_frames=30),
-        Limits(max_video_s=0.9),
-        Limits(max_frame_pixels=160 * 96 - 1),
+    for limits, named in (
+        (Limits(max_video_frames=30), "--max-video-frames"),
+        (Limits(max_video_s=0.9), "--max-video-s"),
+        (Limits(max_frame_pixels=160 * 96 - 1), "--max-frame-pixels"),
     ):
-        with pytest.raises(MediaTooLarge), open_video(file, limits):
+        with pytest.raises(MediaTooLarge, match=named), open_video(file, limits):
             pass
     with open_video(file, Limits(max_video_decoded_nbytes=160 * 96 * 3 * 2)) as video:
         assert len(list(video.frames([1, 1, 5]))) == 3
-        with pytest.raises(MediaTooLarge):
+        with pytest.raises(MediaTooLarge, match="--max-video-decoded-nbytes"):
             video.frames([1, 2, 3])
 
 

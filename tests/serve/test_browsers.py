@@ -20,11 +20,14 @@ def ask(
     headers: Mapping[str, str],
     *,
     method: str = "POST",
-    names: frozenset[str] | None = own_names("127.0.0.1"),
+    names: frozenset[str] = own_names("127.0.0.1"),
     origins: tuple[str, ...] = (),
+    is_loopback: bool = True,
 ) -> httpx.Response:
     async def run() -> httpx.Response:
-        app: Any = BrowserGuard(PlainTextResponse("here"), names=names, origins=origins)
+        app: Any = BrowserGuard(
+            PlainTextResponse("here"), names=names, origins=origins, is_loopback=is_loopback
+        )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
             return await client.request(method, "/v1/chat/completions", headers=headers)
@@ -47,7 +50,27 @@ def test_guard_foreign_name_on_loopback_is_refused_with_the_setting(host: str) -
     error = answer.json()["error"]
     assert error["code"] == "invalid_request"
     assert "--allowed-hosts" in error["message"]
-    assert ask({"host": host}, names=None).status_code == 200  # on an address of a network
+    assert ask({"host": host}, is_loopback=False).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_guard_page_whose_name_leads_here_is_refused(method: str) -> None:
+    """DNS rebinding: the page's origin is the server's, by a name that is not configured."""
+    rebound = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
+    for is_here in (True, False):
+        answer = ask(rebound, method=method, is_loopback=is_here)
+        assert answer.status_code == 421
+        assert "--allowed-hosts" in answer.json()["error"]["message"]
+    names = own_names("0.0.0.0") | {"evil.example"}
+    assert ask(rebound, method=method, names=names, is_loopback=False).status_code == 200
+    allowed = ("http://evil.example:8000",)
+    assert ask(rebound, method=method, origins=allowed, is_loopback=False).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3:8000", "[fd00::1]:8000", HOST])
+def test_guard_page_by_address_passes_on_a_network(host: str) -> None:
+    headers = {"host": host, "origin": f"http://{host}"}
+    assert ask(headers, is_loopback=False).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -55,6 +78,9 @@ def test_guard_foreign_name_on_loopback_is_refused_with_the_setting(host: str) -
     [
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
+        {"origin": "http://[::1"},
+        {"origin": ""},
         {"origin": "http://localhost:3000"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
@@ -63,9 +89,9 @@ def test_guard_foreign_name_on_loopback_is_refused_with_the_setting(host: str) -
 )
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
 def test_guard_page_of_another_origin_is_refused(headers: dict[str, str], method: str) -> None:
-    for names in (own_names("127.0.0.1"), None):
+    for is_here in (True, False):
         sent = {"host": HOST, "content-type": "text/plain", **headers}
-        answer = ask(sent, method=method, names=names)
+        answer = ask(sent, method=method, is_loopback=is_here)
         assert answer.status_code == 403
         assert "--cors-origin" in answer.json()["error"]["message"]
 
@@ -108,7 +134,8 @@ def test_guard_websocket_of_another_origin_is_refused() -> None:
     async def receive() -> Any:
         return {"type": "websocket.connect"}
 
-    asyncio.run(BrowserGuard(app, names=None, origins=())(scope, receive, keep))
+    guard = BrowserGuard(app, names=own_names(""), origins=(), is_loopback=False)
+    asyncio.run(guard(scope, receive, keep))
     assert sent[0]["type"] == "websocket.http.response.start"
     assert sent[0]["status"] == 403
 

@@ -123,6 +123,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "escaped keys": lambda: filled('"\\\\u0075rl":"\\\\u0064"', IN_CONTENT, "]}]}"),
     "data": lambda: filled('{"data":"aaaaaaa"}', IN_CONTENT, "]}]}"),
     "brackets": lambda: filled("[]", '{"tools":[', "]}"),
+    "objects": lambda: ('{"tools":[' + "{}," * 20_000 + "0]}").encode(),
     "metadata": lambda: named(lambda n: f'"k{n}":"v"', TEXT[:-1] % "a" + ',"metadata":{', "}}"),
     "unknown keys": lambda: named(lambda n: f'"k{n}":0', '{"model":"shapes",', "}"),
     "long text": lambda: (TEXT % ("a" * 1_000_000)).encode(),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.errors import ResponseNotFound
+from afferent.errors import InvalidRequest, ResponseNotFound
 from afferent.serve.upstream import tenancy
+from afferent.serve.upstream.media_locations import TABLE
 from afferent.serve.upstream.tenancy import RESPONSES, SALTED, check_path, salt_of
 
 _JSON = st.recursive(
@@ -85,6 +86,51 @@ def test_a_tenant_has_no_stored_responses() -> None:
         check_path(path, "")
     check_path(RESPONSES, "a")
     check_path("/v1/responses/render", "a")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/chat/completions/",
+        "/v1/./chat/completions",
+        "/x/../v1/chat/completions",
+        "/v1%2Fchat/completions",  # was %252F
+        "/v1;a=b/chat/completions",
+        "/v1/chat/completions;a",
+        "/V1/chat/completions",
+        "/v1\\chat\\completions",
+        "/v1/chat/completions\n",
+        "/v1/chat/completions ",
+        "/prefix/v1/chat/completions",
+        "//v1/responses/resp_1",
+        "/v1/responses/resp_1/cancel/",
+        "/v1/responses/resp_1/cancel\n",
+        "/v1/responses/render/../resp_1",
+        "/v1/responses//render/x",
+        "/prefix/v1/responses/resp_1",
+        "/v1/Responses/resp_1",
+        "/v1/x/../responses/resp_1",
+        "/score/",
+    ],
+)
+def test_other_spellings_of_paths_are_refused_for_tenants(path: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_path(path, "a")
+    check_path(path, "")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/a/b", "/v1/audio/transcriptions", "/tokenize", "/", "/ping/"]
+)
+def test_paths_of_endpoints_without_memory_pass(path: str) -> None:
+    check_path(path, "a")
+
+
+@pytest.mark.parametrize("path", sorted(TABLE.keys() | SALTED))
+def test_every_endpoint_with_media_or_salt_passes(path: str) -> None:
+    check_path(path, "a")
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"nonsense", b'"x"', b"{"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,6 +33,7 @@ from afferent.store.client.store import Store
 from afferent.store.client.views import DroppedPins
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import CreateItem, Find, ReserveItem, SealItem
+from afferent.store.protocol.requests import Get
 from afferent.types import Handle, KiB, MiB, ObjectKind, TensorSpec
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, SHARES, STORES, SharedDaemon
@@ -242,6 +244,34 @@ def test_views_over_a_restart_of_the_store() -> None:
             store.view(handle)
         with store.view(stored(store)) as tree:
             assert tree["name"] == "cat"
+
+
+def test_array_that_goes_while_its_request_is_released_leaves_no_pin(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread drops the array, and yet another one releases what was dropped."""
+    keys = [KEY, b"l" * 32]
+    handles = [store.put("writer", TREE, key=key) for key in keys]
+    store.release("writer")
+    store.acquire("r", [Find(key) for key in keys])
+    trees = [store.view_for("r", handle) for handle in handles]
+    take, tell = store._request_views.take, store._tell
+
+    def take_and_lose(*arguments: Any) -> Any:
+        found = take(*arguments)
+        trees.clear()
+        return found
+
+    def tell_late(request: Any) -> None:
+        if isinstance(request, Get):
+            time.sleep(0.2)
+        tell(request)
+
+    monkeypatch.setattr(store._request_views, "take", take_and_lose)
+    monkeypatch.setattr(store, "_tell", tell_late)
+    store.forget("r")
+    wait_until(lambda: not is_pinned(store), timeout_s=20.0)
+    assert store.evict(FEATURES).num_objects == 2
 
 
 def test_a_view_outlives_its_store() -> None:

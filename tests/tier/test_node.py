@@ -312,15 +312,15 @@ def test_a_tier_that_hangs_midway_costs_one_time_out(play: Play, then: str) -> N
         (key,) = await make_and_keep(one, tier) if then == "fetch" else (new_key(),)
         tier.faults |= {"look-up": takes_most_of_it, then: hangs}
         start_s = time.monotonic()
-        await two.want(key, cost_us=5_000_000)
-        assert time.monotonic() - start_s < 1.4
+        await two.want(key, cost_us=9_000_000)
+        assert time.monotonic() - start_s < 5.0, "two time-outs take 5.7 s"
         assert then in tier.calls
         tier.faults.clear()
 
     def takes_most_of_it(deadline_s: float) -> None:
         time.sleep(max(0.0, deadline_s - time.monotonic() - 0.3))
 
-    play(scenario, timeout_s=1.0)
+    play(scenario, timeout_s=3.0, wait_s=4.0)
 
 
 def test_what_waits_for_an_exchange_waits_one_time_out(play: Play) -> None:
@@ -340,10 +340,10 @@ def test_what_waits_for_an_exchange_waits_one_time_out(play: Play) -> None:
             tasks.append(asyncio.create_task(want()))
             if len(tasks) <= 4:
                 await until(lambda: len(tier.calls) > num_calls)  # noqa: B023
-        assert max(await asyncio.gather(*tasks)) < 1.6
+        assert max(await asyncio.gather(*tasks)) < 5.0, "two time-outs take 6 s"
         tier.faults.clear()
 
-    play(scenario, timeout_s=1.0)
+    play(scenario, timeout_s=3.0)
 
 
 def test_a_tier_that_is_down_costs_nothing(play: Play) -> None:

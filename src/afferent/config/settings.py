@@ -14,9 +14,9 @@ from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
 LEAST_FROZEN_TIMEOUT_S = 3.0
+"""Shorter, and a moment of overload would be taken for death."""
 _LEAST_WORKER_NBYTES = 64 * MiB
 _TIMEOUT_S, _UPSTREAM_TIMEOUT_S = 300.0, 86_400.0
-"""Shorter, and a moment of overload would be taken for death."""
 
 _API_KEY = r"^[!-~]{16,256}\Z"
 _OPTIONAL_API_KEY = rf"{_API_KEY}|^\Z"
@@ -262,8 +262,8 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     allowed_hosts: tuple[_HostName, ...] = setting(
         (),
-        "names, besides localhost, by which clients reach a server on a loopback address without "
-        "keys, such as that of a proxy on this machine",
+        "names, besides localhost, by which pages reach a server without keys, and on a loopback "
+        "address all clients, such as that of a proxy on this machine",
         Group.LIMITS,
         unit="NAME,...",
     )

@@ -23,15 +23,12 @@ from afferent.http_server.head import (
     has_bare_lf,
     parse_head,
 )
+from afferent.http_server.linger import LINGER_S, Linger
 from afferent.http_server.shared import Shared
 from afferent.http_server.timer import Timer
 from afferent.http_server.websocket import WebSocketConnection
-from afferent.types import MiB
 
 _TCP_KEEPALIVE_S: Final = 10
-_LINGER_S: Final = 2.0
-_LINGER_NBYTES: Final = 4 * MiB
-"""After a last answer, what is still on its way is read: a reset would destroy the answer."""
 
 
 def guard(listener: socket.socket, *, timeout_s: float) -> None:
@@ -71,10 +68,11 @@ class HttpConnection(asyncio.Protocol):
         self._shared = shared
         self._timer = Timer()
         self._phase = _Phase.HEAD
-        self._rest = b""  # received, and not parsed
+        self._rest: bytes | bytearray = b""  # received, and not parsed
+        self._num_searched = 0  # bytes of it, in which no head ends
         self._may_skip_line = True
         self._is_idle = False
-        self._num_dropped = 0
+        self._lingering: Linger | None = None
         self._framing: Framing | None = None
         self._exchange: Exchange | None = None
 
@@ -105,11 +103,12 @@ class HttpConnection(asyncio.Protocol):
     def shut_down(self) -> None:
         """Close the connection after the request that it serves, or at once if it is idle."""
         if self._phase is not _Phase.HEAD:
-            if self._exchange is not None:
-                self._exchange.keep_alive = False
+            exchange = self._exchange
+            if exchange is not None and not (exchange.is_begun and self._shared.is_lingering):
+                exchange.keep_alive = False  # else its client has read that it may ask again
         elif self._shared.is_lingering:
             if not self._rest:
-                self._timer.start(_LINGER_S, self._on_time)
+                self._timer.start(LINGER_S, self._on_time)
         elif not self._rest:
             self._transport.close()
 
@@ -118,10 +117,29 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is _Phase.LINGER:
-            self._drop(len(data))
-            return
-        self._parse(self._rest + data if self._rest else data)
+        if self._lingering is not None:
+            self._lingering.drop(len(data))
+        elif not self._rest:
+            self._parse(data)
+        elif self._phase is not _Phase.HEAD:
+            self._parse(bytes(self._rest) + data)
+        else:
+            self._grow_head(data)
+
+    def _grow_head(self, data: bytes) -> None:
+        """Add to a head that is not complete; parse it once it may be, or has to be refused."""
+        if not isinstance(self._rest, bytearray):
+            self._rest = bytearray(self._rest)
+        self._rest += data
+        start = max(self._num_searched - len(END) + 1, 0)
+        self._num_searched = len(self._rest)
+        if (
+            self._rest.find(END, start) >= 0
+            or has_bare_lf(self._rest, start)
+            or len(self._rest) > MAX_HEAD_NBYTES
+            or self._rest == b"\r\n"  # no head
+        ):
+            self._parse(bytes(self._rest))
 
     def _parse(self, data: bytes) -> None:
         """Read ``data`` as far as it goes, and keep the rest."""
@@ -140,6 +158,7 @@ class HttpConnection(asyncio.Protocol):
         if self._phase is _Phase.LINGER or self._transport.get_protocol() is not self:
             return
         self._rest = data[pos:]
+        self._num_searched = len(self._rest)
         if self._rest and self._phase is _Phase.ANSWER:
             self._flow.pause_reading()
 
@@ -156,7 +175,7 @@ class HttpConnection(asyncio.Protocol):
         if (len(data) if end < 0 else end) - pos > MAX_HEAD_NBYTES:
             raise BadRequest(f"the head has more than {MAX_HEAD_NBYTES} bytes", status=431)
         if end < 0:
-            if has_bare_lf(data[pos:]):
+            if has_bare_lf(data[pos:], 0):
                 raise BadRequest("a line of the head does not end with CRLF")
             return pos
         raw = data[pos:end]
@@ -217,22 +236,30 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._flow.resume_reading()
         else:
-            self._transport.close()
+            self._end()
 
     def _await_next(self) -> None:
         self._phase, self._framing, self._exchange = _Phase.HEAD, None, None
-        if self._shared.is_ending:
-            self._transport.close()
+        if self._shared.is_ending and not self._shared.is_lingering:
+            self._end()
             return
         self._is_idle = True
-        self._timer.start(self._shared.limits.idle_timeout_s, self._on_time)
+        idle_s = LINGER_S if self._shared.is_ending else self._shared.limits.idle_timeout_s
+        self._timer.start(idle_s, self._on_time)
+
+    def _end(self) -> None:
+        """End the connection behind a last answer; requests sent ahead are dropped."""
+        if self._rest:
+            self._linger()
+        else:
+            self._transport.close()
 
     def _go_on(self) -> None:
         """Read the request that was sent ahead."""
         if self._phase is not _Phase.HEAD or self._transport.is_closing():
             return
         self._flow.resume_reading()
-        self._parse(self._rest)
+        self._parse(bytes(self._rest))
 
     def _become_websocket(self, head: Head, data: bytes) -> None:
         self._shared.connections.discard(self)
@@ -276,17 +303,13 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(b"".join(lines))
         self._linger()
 
-    def _drop(self, nbytes: int) -> None:
-        self._num_dropped += nbytes
-        if self._num_dropped > _LINGER_NBYTES:
-            self._transport.abort()
-
     def _linger(self) -> None:
         """End our side; read and drop what comes until the client ends its own."""
         self._phase, self._rest, self._framing = _Phase.LINGER, b"", None
         self._flow.resume_reading()
-        self._transport.write_eof()
-        self._timer.start(_LINGER_S, self._transport.abort)
+        self._lingering = Linger(
+            self._transport, self._timer, write_timeout_s=self._shared.limits.write_timeout_s
+        )
 
 
 def _path(head: Head) -> str:

@@ -10,7 +10,7 @@ from afferent.types import KiB
 
 MAX_BUFFERED_NBYTES = 64 * KiB
 """Of a body that the application has not received yet; then reading pauses."""
-_MIN_NBYTES_PER_S = 32 * KiB
+MIN_NBYTES_PER_S = 32 * KiB
 """Of an answer that is ready to be sent."""
 
 
@@ -74,7 +74,7 @@ class Flow:
 
     def _check_client(self) -> None:
         taken_nbytes = self._left_nbytes - self._transport.get_write_buffer_size()
-        if taken_nbytes < _MIN_NBYTES_PER_S * self._write_timeout_s:
+        if taken_nbytes < MIN_NBYTES_PER_S * self._write_timeout_s:
             reset(self._transport)
         else:
             self._watch_client()

@@ -23,6 +23,8 @@ _FIELD: Final = re.compile(rb"(%b{1,256}):[ \t]*([\t -~\x80-\xff]*)" % _TOKEN)
 _ABSOLUTE: Final = re.compile(rb"(?i:http)://([^/?]+)(.*)")
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_CONTROL: Final = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff]|[Cc]2%[89][0-9A-Fa-f])")
+"""Control characters in a path, encoded. A router whose patterns end in ``$`` drops a last LF."""
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
 _SINGLE: Final = frozenset(
@@ -111,9 +113,11 @@ def parse_head(data: bytes, *, single: Collection[bytes] = ()) -> Head:
     )
 
 
-def has_bare_lf(data: bytes) -> bool:
-    """Return whether a line ends with LF alone: such a head never gets the end that is expected."""
-    return _BARE_LF.search(data) is not None
+def has_bare_lf(data: bytes | bytearray, pos: int) -> bool:
+    """Return whether a line ends with LF alone, from a position on: such a head never gets the end
+    that is expected.
+    """
+    return _BARE_LF.search(data, pos) is not None
 
 
 def parse_field(line: bytes) -> tuple[bytes, bytes] | None:
@@ -155,6 +159,8 @@ def _target(target: bytes, host: bytes | None) -> tuple[bytes, bytes]:
     if not target.startswith(b"/"):
         raise BadRequest("the target is not a path")
     path, _, query = target.partition(b"?")
+    if _CONTROL.search(path) is not None:
+        raise BadRequest("the path has a control character")
     return path, query
 
 

@@ -31,7 +31,10 @@ def is_from_own_page(headers: Mapping[str, str]) -> bool:
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    try:
+        return origin is None or urlsplit(origin).netloc == headers.get("host")
+    except ValueError:  # not a URL
+        return False
 
 
 def own_names(host: str) -> frozenset[str]:

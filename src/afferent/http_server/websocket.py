@@ -16,6 +16,7 @@ from websockets.server import ServerProtocol
 
 from afferent.http_server.exchange import ClientGone, Message, Scope, date_field, status_line
 from afferent.http_server.flow import Flow
+from afferent.http_server.head import END
 from afferent.http_server.shared import Shared
 from afferent.http_server.timer import Timer
 from afferent.types import MiB
@@ -35,7 +36,9 @@ class WebSocketConnection(asyncio.Protocol):
     """WebSocket of one client, from its request on.
 
     Invariants:
-        - The application decides whether the WebSocket is opened: before, nothing is written.
+        - The application decides whether the WebSocket is opened: before, nothing is written, and
+          frames that the client sent ahead are not looked at.
+        - Reading is paused while the client does not take what is written: each ping has an answer.
         - It gets ``websocket.disconnect`` once, however the connection ends.
     """
 
@@ -51,7 +54,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._opcode = Opcode.TEXT
         self._events: deque[Message] = deque([{"type": "websocket.connect"}])
         self._arrived = asyncio.Event()
-        self._is_gone = self._is_over = False
+        self._early = b""  # frames that came before the WebSocket was open
+        self._is_gone = self._is_over = self._is_write_paused = False
 
     def start(self, data: bytes) -> None:
         """Answer the handshake.
@@ -59,7 +63,9 @@ class WebSocketConnection(asyncio.Protocol):
         Args:
             data: The request's head, and what was received behind it.
         """
-        self._protocol.receive_data(data)
+        end = data.index(END) + len(END)
+        self._early = data[end:]
+        self._protocol.receive_data(data[:end])
         events = self._protocol.events_received()
         accepted = events and isinstance(events[0], Request) and self._protocol.accept(events[0])
         if not isinstance(accepted, Response) or accepted.status_code != 101:
@@ -71,16 +77,21 @@ class WebSocketConnection(asyncio.Protocol):
         self._scope["extensions"] = {"websocket.http.response": {}}
         self._scope["scheme"], self._scope["state"] = "ws", {}
         self._shared.run(asyncio.get_running_loop().create_task(self._run()))
-        self._take(events[1:])
 
     # The connection
 
     def data_received(self, data: bytes) -> None:
+        if self._protocol.state is State.CONNECTING:
+            self._early += data
+            self._flow.pause_reading()
+            return
         self._protocol.receive_data(data)
         self._take(self._protocol.events_received())
         self._flush()
 
     def eof_received(self) -> None:
+        if self._protocol.state is State.CONNECTING:
+            return  # the connection is closed
         self._protocol.receive_eof()
         self._flush()
 
@@ -92,10 +103,20 @@ class WebSocketConnection(asyncio.Protocol):
         self._shared.leave(self)
 
     def pause_writing(self) -> None:
+        self._is_write_paused = True
         self._flow.pause_writing()
+        self._flow.pause_reading()
 
     def resume_writing(self) -> None:
+        self._is_write_paused = False
         self._flow.resume_writing()
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        """Read again, if there is room for what may come and for the answers to it."""
+        is_connecting = self._protocol.state is State.CONNECTING
+        if not (is_connecting or self._is_write_paused or len(self._events) > _MAX_WAITING):
+            self._flow.resume_reading()
 
     def shut_down(self) -> None:
         """Tell the client that the server restarts."""
@@ -191,7 +212,7 @@ class WebSocketConnection(asyncio.Protocol):
     async def _receive(self) -> Message:
         while not self._events:
             self._arrived.clear()
-            self._flow.resume_reading()
+            self._resume_reading()
             await self._arrived.wait()
         return self._events.popleft()
 
@@ -239,6 +260,10 @@ class WebSocketConnection(asyncio.Protocol):
         self._protocol.send_response(response)
         self._flush()
         self._timer.start(_PING_S, self._ping)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+        self._resume_reading()
 
     def _deny(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
         """Answer with HTTP, in one piece, and end the connection."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -166,7 +166,7 @@ class BodyCutter:
         max_media: int,
         max_depth: int = 64,
         is_parsed: bool = True,
-        paths: Container[tuple[str | None, ...]] | None = None,
+        paths: Collection[tuple[str | None, ...]] | None = None,
         marker: str | None = None,
     ) -> None:
         """
@@ -178,7 +178,8 @@ class BodyCutter:
         """
         self._sink, self._max_media = sink, max_media
         self._keys = _key_search(keys)
-        self._paths, self._path = paths, None if paths is None else JsonPath()
+        self._paths = paths
+        self._path = None if paths is None else JsonPath(max_steps=max(map(len, paths), default=0))
         self._marker = marker or f"afferent-media:{secrets.token_hex(16)}"
         self._json = JsonText(max_nbytes=max_json_nbytes, is_parsed=is_parsed, max_depth=max_depth)
         self._media: list[CutMedia] = []

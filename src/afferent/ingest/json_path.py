@@ -12,6 +12,8 @@ ELEMENT: Final = "*"
 
 _TOKEN: Final = re.compile(rb'"((?:[^"\\]++|\\.)*+)("?)|[\[\]{},]', re.DOTALL)
 _REST_OF_STRING: Final = re.compile(rb'((?:[^"\\]++|\\.)*+)("?)', re.DOTALL)
+_OPENING: Final = (b"{", b"[")
+_CLOSING: Final = (b"}", b"]")
 _MAX_KEY_NBYTES: Final = 512
 _string = msgspec.json.Decoder(str)
 
@@ -23,19 +25,26 @@ class JsonPath:
 
     Invariants:
         - A step of an object is the key whose value the text is in, or ``None`` before a key.
+        - Of nesting beyond ``max_steps``, only the depth is kept: the state has a bound.
         - Of a string that goes on, only as much is kept as a key may have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_steps: int) -> None:
+        """
+        Args:
+            max_steps: Steps of the longest path that the caller looks for.
+        """
+        self._max_steps = max_steps
         self._steps: list[str | None] = []
+        self._num_deeper = 0
         self._is_in_string = False
         self._string = b""  # its beginning
         self._backslash = b""  # that escapes the next byte
 
     @property
-    def steps(self) -> tuple[str | None, ...]:
-        """Keys of objects, and `ELEMENT` for each list."""
-        return tuple(self._steps)
+    def steps(self) -> tuple[str | None, ...] | None:
+        """Keys of objects, and `ELEMENT` for each list; ``None`` of more than ``max_steps``."""
+        return None if self._num_deeper else tuple(self._steps)
 
     def feed(self, text: bytes) -> None:
         """Go on through the next bytes of the text."""
@@ -68,6 +77,13 @@ class JsonPath:
         self._backslash = text[end:]  # one backslash at most: the pattern takes pairs
 
     def _punctuate(self, byte: bytes) -> None:
+        if self._num_deeper or len(self._steps) == self._max_steps:
+            if byte in _OPENING:
+                self._num_deeper += 1
+                return
+            if self._num_deeper:
+                self._num_deeper -= byte in _CLOSING
+                return
         match byte:
             case b"{":
                 self._steps.append(None)
@@ -80,8 +96,8 @@ class JsonPath:
                 self._steps.pop()
 
     def _take_key(self, raw: bytes) -> None:
-        if not self._steps or self._steps[-1] is not None:
-            return  # a value
+        if self._num_deeper or not self._steps or self._steps[-1] is not None:
+            return  # a value, or too deep
         key = raw.decode(errors="replace")
         if "\\" in key:
             try:

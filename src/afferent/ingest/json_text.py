@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 
 from afferent.errors import BodyTooLarge, InvalidRequest
@@ -17,21 +14,6 @@ _CHECKED_NBYTES = 4096
 _MAX_VALUES = 1 << 16
 
 
-def check_keys(text: bytes) -> None:
-    """Refuse a document in which an object has a key twice: of two programs that read it, one may
-    take the first value and the other the last.
-
-    Text that is not JSON passes: its parser says what is wrong with it.
-
-    Raises:
-        InvalidRequest: A key stands twice in an object.
-    """
-    try:
-        _pairs_decoder.decode(text.decode())
-    except (ValueError, RecursionError):  # not JSON; a `UnicodeDecodeError` is a `ValueError`
-        return
-
-
 def check_encoding(text: bytes) -> None:
     """Refuse text that a JSON parser would read in another encoding than UTF-8.
 
@@ -40,19 +22,6 @@ def check_encoding(text: bytes) -> None:
     """
     if b"\0" in text[:4] or text.startswith((b"\xef\xbb\xbf", b"\xfe\xff", b"\xff\xfe")):
         raise InvalidRequest("the body must be JSON in UTF-8, without a byte order mark")
-
-
-def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
-    seen = set[str]()
-    if len(dict(pairs)) == len(pairs):
-        return
-    for key, _ in pairs:
-        if key in seen:
-            raise InvalidRequest(f"the key {key[:100]!r} stands twice in an object")
-        seen.add(key)
-
-
-_pairs_decoder = json.JSONDecoder(object_pairs_hook=_check_pairs)
 
 
 class JsonText:
@@ -86,7 +55,10 @@ class JsonText:
         """
         self._text += piece
         if len(self._text) - self._markers_nbytes > self._max_nbytes:
-            raise BodyTooLarge(f"the body has more than {self._max_nbytes} bytes besides its media")
+            setting = "--max-json-nbytes" if self._is_parsed else "--max-body-nbytes"
+            raise BodyTooLarge(
+                f"the body has more than {self._max_nbytes} bytes besides its media ({setting})"
+            )
         if self._is_parsed and len(self._text) - self._checked >= _CHECKED_NBYTES:
             self._check_shape()
 

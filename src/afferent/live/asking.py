@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -14,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 _PATH: Final = "/v1/chat/completions"
 _MAX_ASKED: Final = 4
 _CONNECT_TIMEOUT_S: Final = 5.0
+_BODY_TIMEOUT_S: Final = 30.0
+"""For all of a question: its connection is one of few."""
 _PASSED_BACK: Final = (b"content-type", b"x-request-id", b"retry-after")
 
 
@@ -46,6 +49,9 @@ class Asking:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
             await stack.aclose()
             return _refusal(502, "no frontend answers; try again")
+        except _TooSlow:
+            await stack.aclose()
+            return _refusal(408, "the question did not arrive in time")
         except ClientDisconnect:
             await stack.aclose()
             return Response(status_code=499)
@@ -90,8 +96,25 @@ class ClosingStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+class _TooSlow(Exception):
+    """A question that did not arrive in time."""
+
+
 async def _body(request: Request) -> AsyncIterator[bytes]:
-    async for chunk in request.stream():
+    """
+    Raises:
+        _TooSlow: The body has not ended in time.
+    """
+    loop, chunks = asyncio.get_running_loop(), request.stream()
+    deadline = loop.time() + _BODY_TIMEOUT_S
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise _TooSlow from None
+        if chunk is None:
+            return
         if chunk:
             yield chunk
 

@@ -153,6 +153,7 @@ class Zygote:
         gc.enable()
         os.nice(_NICENESS)
         _keep_libraries_quiet()
+        sandbox.drop_capabilities()  # the store starts a thread
         store = DaemonStore(settings.store_address, name=name, writable=True)
         sandbox.enter(
             memory_nbytes=settings.memory_nbytes,

@@ -10,6 +10,7 @@ may read.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -42,14 +43,16 @@ def enter(*, memory_nbytes: int, runs_foreign_code: bool = False) -> None:
             libraries. Other code has loaded before what it will need.
 
     Raises:
-        ConfigError: The kernel refuses, or is not one that we know the calls of.
+        ConfigError: The kernel refuses, or is not one that we know the calls of; or another thread
+            was started before `drop_capabilities`.
     """
     _limit(resource.RLIMIT_DATA, data_nbytes() + memory_nbytes)
     _limit(resource.RLIMIT_NOFILE, max(_fds()) + _SPARE_FDS)
     _limit(resource.RLIMIT_FSIZE, _written_nbytes() + _LOG_NBYTES)
     _limit(resource.RLIMIT_NPROC, _num_tasks() + _SPARE_THREADS if runs_foreign_code else 0)
     _limit(resource.RLIMIT_CORE, 0)
-    _drop_capabilities()
+    drop_capabilities()
+    _check_threads()
     seccomp.confine(runs_foreign_code=runs_foreign_code)
 
 
@@ -77,10 +80,14 @@ def data_nbytes() -> int:
     return int(_status("VmData").removesuffix(" kB")) * 1024
 
 
-def _status(name: str) -> str:
-    match = re.search(rf"^{name}:\s+(.*)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+_SELF: Final = Path("/proc/thread-self")
+
+
+def _status(name: str, *, of: Path = _SELF) -> str:
+    text = (of / "status").read_text()
+    match = re.search(rf"^{name}:\s+(.*)$", text, re.MULTILINE)
     if match is None:
-        raise ConfigError(f"/proc/self/status has no {name}")
+        raise ConfigError(f"{of}/status has no {name}")
     return match[1]
 
 
@@ -109,8 +116,15 @@ def _num_tasks() -> int:
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
 
 
-def _drop_capabilities() -> None:
-    """Root keeps the right to what is root's, and nothing else."""
+def drop_capabilities() -> None:
+    """Leave root the right to what is root's, and nothing else.
+
+    Each thread has capabilities of its own, and gets those of the thread that starts it: so call
+    this before any thread is started.
+
+    Raises:
+        ConfigError: The kernel refuses.
+    """
     if int(_status("CapPrm"), 16) == 0:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -119,3 +133,10 @@ def _drop_capabilities() -> None:
     if libc.capset(head, none):
         reason = os.strerror(ctypes.get_errno())
         raise ConfigError(f"the kernel refused to confine a preprocess worker: {reason}")
+
+
+def _check_threads() -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if int(_status("CapPrm", of=thread), 16):
+                raise ConfigError("a thread of a process that is to be confined has capabilities")

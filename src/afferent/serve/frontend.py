@@ -274,7 +274,7 @@ def _guarded(app: ASGIApp, config: ServeConfig, access: Access) -> ASGIApp:
         return app
     names = own_names(config.host) | {name.lower() for name in config.allowed_hosts}
     return BrowserGuard(
-        app, names=names if is_loopback(config.host) else None, origins=config.cors_origin
+        app, names=names, origins=config.cors_origin, is_loopback=is_loopback(config.host)
     )
 
 

@@ -200,11 +200,13 @@ def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> Au
         raise InvalidMedia(f"the audio has {channels} channels at {rate_hz} Hz")
     if channels > limits.max_audio_channels:
         raise MediaTooLarge(
-            f"the audio has {channels} channels; at most {limits.max_audio_channels} are accepted"
+            f"the audio has {channels} channels; at most {limits.max_audio_channels} are accepted "
+            "(--max-audio-channels)"
         )
     if rate_hz > limits.max_audio_rate_hz:
         raise MediaTooLarge(
-            f"the audio's rate is {rate_hz} Hz; at most {limits.max_audio_rate_hz} are accepted"
+            f"the audio's rate is {rate_hz} Hz; at most {limits.max_audio_rate_hz} are accepted "
+            "(--max-audio-rate-hz)"
         )
     most = math.floor(limits.max_audio_s * rate_hz)
     if num_frames <= 0 or num_frames >= 1 << 62:
@@ -215,4 +217,6 @@ def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> Au
 
 
 def _too_long(limits: Limits) -> MediaTooLarge:
-    return MediaTooLarge(f"the audio lasts longer than the {limits.max_audio_s:.0f} s accepted")
+    return MediaTooLarge(
+        f"the audio lasts longer than the {limits.max_audio_s:.0f} s accepted (--max-audio-s)"
+    )

@@ -101,7 +101,7 @@ class _OpenVideo:
         if nbytes > self._limits.max_video_decoded_nbytes:
             raise MediaTooLarge(
                 f"the frames taken from the video have {nbytes} bytes; at most "
-                f"{self._limits.max_video_decoded_nbytes} are accepted"
+                f"{self._limits.max_video_decoded_nbytes} are accepted (--max-video-decoded-nbytes)"
             )
         times = self._walked.shown[np.asarray(indices, np.int64)].tolist()
         return self._decoded(times)
@@ -255,7 +255,7 @@ def _check_pixels(width: int, height: int, limits: Limits) -> None:
     if width * height > limits.max_frame_pixels:
         raise MediaTooLarge(
             f"the video is {width} x {height} pixels; at most {limits.max_frame_pixels} "
-            "in all are accepted"
+            "in all are accepted (--max-frame-pixels)"
         )
 
 
@@ -265,9 +265,11 @@ def _check_length(num_frames: int, duration_s: float, limits: Limits) -> None:
     if duration_s > limits.max_video_s:
         raise MediaTooLarge(
             f"the video lasts {duration_s:.0f} seconds; at most {limits.max_video_s:.0f} "
-            "are accepted"
+            "are accepted (--max-video-s)"
         )
 
 
 def _too_many(limits: Limits) -> MediaTooLarge:
-    return MediaTooLarge(f"the video has more than {limits.max_video_frames} frames")
+    return MediaTooLarge(
+        f"the video has more than {limits.max_video_frames} frames (--max-video-frames)"
+    )

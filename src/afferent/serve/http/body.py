@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +13,8 @@ from afferent.admit.gate import Gate
 from afferent.config import Limits, RequestLimits
 from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
 from afferent.ingest.cutter import BodyCutter, MediaKeys
-from afferent.ingest.json_text import check_encoding, check_keys
+from afferent.ingest.json_keys import check_keys
+from afferent.ingest.json_text import check_encoding
 from afferent.ingest.pace import Pace
 from afferent.ingest.raw import SMALL_NBYTES, RawBuffer
 from afferent.serve.flow.call import ReceivedBody
@@ -22,7 +23,6 @@ from afferent.types import Modality
 
 _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
-_LONG_JSON_NBYTES = 64 << 10
 _JSON_WINDOW_NBYTES = 16 << 10
 """Where there are no media, which are searched and no more, there may be much to look at."""
 
@@ -39,7 +39,7 @@ class BodyReader:
         media_keys: MediaKeys,
         *,
         tenant: str = "",
-        paths: Container[tuple[str | None, ...]] | None = None,
+        paths: Collection[tuple[str | None, ...]] | None = None,
     ) -> None:
         """
         Args:
@@ -94,10 +94,8 @@ class BodyReader:
                 await pace.rest()
         cut = self._cutter.finish()
         check_encoding(cut.json)
-        if len(cut.json) < _LONG_JSON_NBYTES:
-            check_keys(cut.json)
-        else:
-            await asyncio.to_thread(check_keys, cut.json)
+        for _ in check_keys(cut.json):
+            await pace.rest()
         media = self._buffer.finish(self._sink.parts, origin="data")
         by_marker = {
             item.marker: replace(raw, is_frames=True) if item.is_frames else raw

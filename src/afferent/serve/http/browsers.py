@@ -16,15 +16,22 @@ class BrowserGuard:
     """ASGI application in front of another one that asks for no key."""
 
     def __init__(
-        self, app: ASGIApp, *, names: Container[str] | None, origins: Collection[str]
+        self,
+        app: ASGIApp,
+        *,
+        names: Container[str],
+        origins: Collection[str],
+        is_loopback: bool,
     ) -> None:
         """
         Args:
-            names: Names by which the server is reached, in lower case, besides addresses; ``None``:
-                by any name.
+            names: Names by which the server is reached, in lower case, besides addresses.
             origins: Origins whose pages may ask; ``*``: all.
+            is_loopback: Whether the server is reached from its own machine alone. Elsewhere,
+                programs may reach it by any name, and pages by these.
         """
         self._app, self._names, self._origins = app, names, origins
+        self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._refusal(Headers(scope=scope)) if "headers" in scope else None
@@ -36,18 +43,22 @@ class BrowserGuard:
         await answer(scope, receive, send)  # of a WebSocket, too: its handshake is refused
 
     def _refusal(self, headers: Headers) -> tuple[int, str] | None:
+        origin = headers.get("origin")
+        is_allowed = origin is not None and ("*" in self._origins or origin in self._origins)
+        # A page whose name leads here by now (DNS rebinding) has the origin that it asks.
+        is_page = origin is not None and not is_allowed
         host = headers.get("host")
-        if self._names is not None and host is not None and not is_reached_by(host, self._names):
+        if (is_page or self._is_loopback) and not self._is_reached_by(host):
             return 421, (
-                f"the server is not reached by the name {host[:100]!r}: "
+                f"the server is not reached by the name {(host or '')[:100]!r}: "
                 "add the name to --allowed-hosts, or set an API key"
             )
-        origin = headers.get("origin")
-        if origin is not None and ("*" in self._origins or origin in self._origins):
-            return None
-        if not is_from_own_page(headers):
+        if not is_allowed and not is_from_own_page(headers):
             return 403, (
                 "a page of another origin may not use a server without keys: "
                 "add its origin to --cors-origin, or set an API key"
             )
         return None
+
+    def _is_reached_by(self, host: str | None) -> bool:
+        return host is None or is_reached_by(host, self._names)

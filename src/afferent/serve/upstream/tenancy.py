@@ -6,12 +6,14 @@ Three fields at the top of a body are written here. All else reaches the upstrea
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
-from afferent.errors import ResponseNotFound
+from afferent.errors import InvalidRequest, ResponseNotFound
 
 RESPONSES: Final = "/v1/responses"
 SALTED: Final = frozenset(
@@ -34,13 +36,35 @@ _salt = msgspec.json.Decoder(str | None)
 
 
 def check_path(path: str, tenant: str) -> None:
-    """See to it that a tenant reads, cancels or deletes no stored response.
+    """See to it that a tenant reads, cancels or deletes no stored response, and names each endpoint
+    where tenants are kept apart in one way only.
+
+    A proxy between, or an upstream with a prefix of its paths, may read another path than this one.
+
+    Args:
+        path: Without percent encoding.
 
     Raises:
-        ResponseNotFound: The path is that of one.
+        ResponseNotFound: The path is that of a stored response.
+        InvalidRequest: It is another spelling of such a path, or of one whose requests get a salt.
     """
-    if tenant and _STORED.fullmatch(path):
+    if not tenant or path in SALTED:
+        return
+    plain = _plain(path)
+    if _STORED.fullmatch(plain):
         raise ResponseNotFound(_APART)
+    if plain.endswith(tuple(SALTED)) or f"{RESPONSES}/" in plain:
+        raise InvalidRequest(
+            f"there is no endpoint {path[:100]!r}: where tenants are configured, a path has no "
+            "prefix, no empty or relative segments, no parameters, and no slash at its end"
+        )
+
+
+def _plain(path: str) -> str:
+    """Return the path that the most lenient reader would see."""
+    decoded = unquote(path).replace("\\", "/").lower()
+    segments = (segment.partition(";")[0].strip() for segment in decoded.split("/"))
+    return posixpath.normpath("/" + "/".join(segment for segment in segments if segment))
 
 
 def written(body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:

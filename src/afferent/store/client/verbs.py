@@ -138,11 +138,14 @@ class Verbs(ABC):
         The message goes before that of the release, so the memory is pinned all the time.
         """
         by_segment: dict[int, list[Handle]] = {}
-        for handle, root in self._request_views.take(request, handles):
+        # Kept to the end: the release of an array that goes before could overtake its pin.
+        alive = self._request_views.take(request, handles)
+        for handle, root in alive:
             weakref.finalize(root, self._pin_dropper(), handle).atexit = False
             by_segment.setdefault(handle.segment, []).append(handle)
         for pinned in by_segment.values():  # those of a former life are refused, as a batch
             self._tell(requests.Get(NO_REPLY, VIEWS, pinned))
+        alive.clear()
 
     @abstractmethod
     def _pin_dropper(self) -> Callable[[Handle], None]:
