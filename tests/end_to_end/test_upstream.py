@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -740,33 +741,82 @@ def test_stored_responses_hold_no_references(front: Front, picture: str) -> None
     assert json.loads(front.engine.heard[-1].body) == text
 
 
-def test_tenants_share_nothing_that_the_engine_remembers(tmp_path: Path, picture: str) -> None:
-    keys = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
+KEYS = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Front]:
+    """A server with two tenants, and a key for clients of neither."""
     file = tmp_path / "afferent.toml"
     file.write_text(
         "".join(
-            f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in keys.items()
+            f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in KEYS.items()
         )
     )
+    with standing(tmp_path, "--config", str(file), "--api-key", "default-0123456789") as front:
+        yield front
+
+
+def of(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_tenants_share_nothing_that_the_engine_remembers(apart: Front, picture: str) -> None:
     salts = []
-    with standing(tmp_path, "--config", str(file)) as front:
-        for key in (*keys.values(), keys["first"]):
-            headers = {"authorization": f"Bearer {key}"}
-            for body in (chat(image(picture)), chat({"type": "text", "text": "What?"})):
-                answer = front.post("/v1/chat/completions", body, **headers)
-                assert answer.status_code == 200, answer.text
-                salts.append(json.loads(front.engine.heard[-1].body)["cache_salt"])
-            num_heard = len(front.engine.heard)
-            continued = {"model": "any", "input": "go on", "previous_response_id": "resp_1"}
-            refused = [
-                front.post("/v1/responses", continued, **headers),
-                front.post("/v1/responses/resp_1/cancel", {}, **headers),
-                httpx.get(f"{front.server.url}/v1/responses/resp_1", headers=headers),
-            ]
-            assert [answer.status_code for answer in refused] == [404] * 3
-            assert len(front.engine.heard) == num_heard
-    assert salts[:2] == salts[4:] == salts[:1] * 2
-    assert salts[2:4] == salts[2:3] * 2 != salts[:2]
+    for key in (*KEYS.values(), "default-0123456789", KEYS["first"]):
+        for body in (chat(image(picture)), chat({"type": "text", "text": "What?"})):
+            answer = apart.post("/v1/chat/completions", body, **of(key))
+            assert answer.status_code == 200, answer.text
+            salts.append(json.loads(apart.engine.heard[-1].body)["cache_salt"])
+        num_heard = len(apart.engine.heard)
+        continued = {"model": "any", "input": "go on", "previous_response_id": "resp_1"}
+        stored = f"{apart.server.url}/v1/responses/resp_1"
+        refused = [
+            apart.post("/v1/responses", continued, **of(key)),
+            apart.post("/v1/responses/resp_1/cancel", {}, **of(key)),
+            httpx.get(stored, headers=of(key)),
+        ]
+        assert [answer.status_code for answer in refused] == [404] * 3
+        assert len(apart.engine.heard) == num_heard
+    assert all(one == other for one, other in zip(salts[::2], salts[1::2], strict=True))
+    assert len(set(salts)) == 3
+    assert salts[0] == salts[-1]
+
+
+def test_no_client_names_the_salt_of_another(apart: Front) -> None:
+    """Whatever JSON the engine's parser takes, and however the path is written."""
+    path, client = f"{apart.server.url}/v1/chat/completions", of(KEYS["second"])
+    victim = apart.post("/v1/chat/completions", chat(), **of(KEYS["first"]))
+    assert victim.status_code == 200
+    salt = json.loads(apart.engine.heard[-1].body)["cache_salt"]
+    own = f'"cache_salt": "{salt}", "messages": []'
+    for member in ('"n": NaN', '"x": "\\ud800"', '"n": -Infinity', '"deep": ' + "[" * 9000):
+        apart.engine.heard.clear()
+        body = f"{{{own}, {member}}}".encode()
+        answer = httpx.post(path, content=body, headers=client, timeout=60)
+        assert answer.status_code in (200, 400)
+        assert all(salt not in heard.body.decode() for heard in apart.engine.heard)
+    apart.engine.heard.clear()
+    for tail in ("%0a", "%0A", "%00", "#x", "%0d"):
+        head = f"POST /v1/chat/completions{tail} HTTP/1.1\r\nHost: localhost\r\n"
+        assert raw_status(apart, head + f"Authorization: {client['authorization']}\r\n") == 400
+    assert apart.engine.heard == []
+
+
+def raw_status(front: Front, head: str) -> int:
+    """The status of the answer to a request with a body of two bytes."""
+    where = httpx.URL(front.server.url)
+    with socket.create_connection((where.host, where.port)) as sock:
+        sock.sendall((head + "Content-Length: 2\r\nConnection: close\r\n\r\n{}").encode())
+        answer = sock.makefile("rb").read()
+    return int(answer.split()[1])
+
+
+def test_endpoint_without_a_salt_is_refused_with_tenants(apart: Front, front: Front) -> None:
+    answer = apart.post("/v2/embed", {"texts": ["a"]}, **of(KEYS["first"]))
+    assert answer.status_code == 400
+    assert "/v1/embeddings" in answer.json()["error"]["message"]
+    assert front.post("/v2/embed", {"texts": ["a"]}).status_code == 200
 
 
 # The gate

@@ -27,7 +27,7 @@ def check_keys(text: bytes) -> None:
         InvalidRequest: A key stands twice in an object.
     """
     try:
-        _pairs_decoder.decode(text.decode())
+        _pairs_decoder.decode(text.decode("utf-8", "surrogatepass"))  # as Python's own parser does
     except (ValueError, RecursionError):  # not JSON; a `UnicodeDecodeError` is a `ValueError`
         return
 

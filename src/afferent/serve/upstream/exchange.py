@@ -19,7 +19,7 @@ from afferent.engine.upstream import (
     UpstreamAnswer,
     UpstreamRequest,
 )
-from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable
+from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable, InvalidRequest
 from afferent.http_server.exchange import hang_up
 from afferent.ingest.raw import RawMedia
 from afferent.quota.shares import NAMELESS, Share
@@ -32,9 +32,10 @@ from afferent.serve.http.body import BodyReader
 from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings, tell
 from afferent.serve.http.failures import failure_of
 from afferent.serve.http.responses import new_id, path_of, refusal
-from afferent.serve.upstream import media_locations, tenancy
+from afferent.serve.upstream import media_locations
 from afferent.serve.upstream.error_answers import without_references
 from afferent.serve.upstream.items import Referenced, ReferenceStage
+from afferent.serve.upstream.tenancy import Tenancy
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.explain import Explainer, make_console
 from afferent.telemetry.journal import JOURNAL
@@ -47,6 +48,7 @@ OTHER = "upstream"
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that come before the first token is computed."""
 _EVENT = re.compile(rb"(?m)^event: ")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class Passage:
         """
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._apis = settings, access, apis
+        self._tenancy = Tenancy(has_tenants=access.has_tenants, secret=upstream.salt_key)
         counting.APIS.update({OTHER, *(api.name for api in apis.values())})
         self._explainer = Explainer(make_console()) if settings.explain else None
 
@@ -126,7 +129,8 @@ class Passage:
         request, trace = exchange.request, exchange.trace
         exchange.share = await self._access.enter(exchange.id, request.headers)
         trace.tenant, trace.media = exchange.share.tenant, "none"
-        tenancy.check_path(path_of(request), exchange.share.tenant)
+        _check_target(exchange.scope)
+        self._tenancy.check_path(path_of(request))
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""
@@ -176,7 +180,7 @@ class Passage:
         others = self._others(document, body)
         if not document.places:
             reader.let_others_come()
-            passed = tenancy.written(body.json, path, tenant=tenant, has_media=False)
+            passed = self._tenancy.write(body.json, path, tenant=tenant, has_media=False)
             return media_locations.restore(passed, others)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
@@ -186,7 +190,7 @@ class Passage:
         reader.let_others_come()
         exchange.urls = [self._upstream.sign(each) for each in exchange.referenced.references]
         written = document.write(exchange.urls, names=exchange.referenced.names)
-        written = tenancy.written(written, path, tenant=tenant, has_media=True)
+        written = self._tenancy.write(written, path, tenant=tenant, has_media=True)
         return media_locations.restore(written, others)
 
     def _others(self, document: media_locations.Document, body: ReceivedBody) -> dict[str, bytes]:
@@ -281,6 +285,17 @@ def target_of(scope: Scope) -> str:
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")
+
+
+def _check_target(scope: Scope) -> None:
+    """Refuse a target that the upstream could take for that of another endpoint than this server:
+    its router ignores a line break at the end of a path, and a URL ends at a number sign.
+
+    Raises:
+        InvalidRequest: It has control characters or a number sign.
+    """
+    if _CONTROL.search(scope["path"]) or "#" in target_of(scope):
+        raise InvalidRequest("the path has characters that no endpoint has")
 
 
 def _is_json(request: Request) -> bool:

@@ -6,12 +6,15 @@ Three fields at the top of a body are written here. All else reaches the upstrea
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import re
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import msgspec
 
-from afferent.errors import ResponseNotFound
+from afferent.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
 
 RESPONSES: Final = "/v1/responses"
 SALTED: Final = frozenset(
@@ -24,78 +27,191 @@ SALTED: Final = frozenset(
     }
 )
 """Paths whose requests may name a salt of the prefix cache (``cache_salt``)."""
-_STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+")
+UNSALTED: Final[dict[str, str]] = {
+    "/cohere/v2/chat": "/v1/chat/completions",
+    "/cohere/v2/chat/render": "/v1/chat/completions/render",
+    "/v2/embed": "/v1/embeddings",
+}
+"""Paths whose requests use the prefix cache, and can name no salt; and what to call in their place.
+"""
+_STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+", re.DOTALL)
 _APART: Final = (
     "a stored response can't be had where tenants are configured: send the conversation in input"
 )
+_TAG: Final = b"afferent/tenant/v2"
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_salt = msgspec.json.Decoder(str | None)
 
 
-def check_path(path: str, tenant: str) -> None:
-    """See to it that a tenant reads, cancels or deletes no stored response.
+class Tenancy:
+    """What keeps the tenants of a server apart.
+
+    The salts are keyed: a tenant that could compute another's salt could find the other's prompts
+    by how fast they are answered.
+    """
+
+    def __init__(self, *, has_tenants: bool, secret: bytes) -> None:
+        """
+        Args:
+            has_tenants: Whether tenants are configured. Then requests with the key of no tenant are
+                kept apart as well.
+            secret: The salts' key: the same in all frontends of a server, and unknown to clients.
+        """
+        self._has_tenants, self._secret = has_tenants, secret
+
+    def check_path(self, path: str) -> None:
+        """Refuse endpoints that can't be kept apart.
+
+        Raises:
+            ResponseNotFound: The path is that of a stored response, of whichever tenant.
+            UnsupportedParameter: The upstream takes no salt there.
+        """
+        if not self._has_tenants:
+            return
+        if _STORED.fullmatch(path):
+            raise ResponseNotFound(_APART)
+        if path in UNSALTED:
+            raise UnsupportedParameter(
+                f"vLLM takes no cache_salt at {path}, so that tenants would share its prefix "
+                f"cache: use {UNSALTED[path]}"
+            )
+
+    def write(self, body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
+        """Return a body with the fields that keep what the upstream remembers apart.
+
+        ``cache_salt`` is written where tenants are configured, made from the tenant's name and the
+        client's own salt. ``store`` is ``false`` there, since the upstream would let each read all,
+        and where there are media: what would be stored are references, which lead nowhere after
+        the answer.
+
+        Args:
+            body: JSON. It is returned as it is where no field has to be written.
+            path: Of the endpoint.
+            tenant: Its name; empty for the default tenant.
+            has_media: Whether references stand in the body.
+
+        Raises:
+            InvalidRequest: A field has to be written, and the body is no JSON object.
+            ResponseNotFound: The body continues a stored response, of whichever tenant.
+        """
+        is_salted = self._has_tenants and path in SALTED
+        is_unstored = path == RESPONSES and (self._has_tenants or has_media)
+        if not is_salted and not is_unstored:
+            return body
+        fields = _fields_of(body)
+        if (
+            self._has_tenants
+            and path == RESPONSES
+            and _is_given(fields.get("previous_response_id"))
+        ):
+            raise ResponseNotFound(_APART)
+        new: dict[str, bytes] = {}
+        if is_salted:
+            salt = self.salt_of(tenant, _own_salt(fields.get("cache_salt")))
+            new["cache_salt"] = msgspec.json.encode(salt)
+        if is_unstored:
+            new["store"] = b"false"
+        return _with_fields(body, fields, new)
+
+    def salt_of(self, tenant: str, own: bytes = b"") -> str:
+        """Return the salt of a tenant's requests: 64 hexadecimal digits.
+
+        Args:
+            own: The client's, which parts a tenant's requests further.
+        """
+        digest = hmac.new(self._secret, _TAG, hashlib.sha256)
+        for text in (tenant.encode(), own):
+            digest.update(len(text).to_bytes(8, "little") + text)
+        return digest.hexdigest()
+
+
+Fields = dict[str, bytes]
+"""The members of an object, as they are written."""
+
+
+def _fields_of(body: bytes) -> Fields:
+    """Read the members of an object as vLLM's parser does, which is Python's: it takes more than
+    the standard has (``NaN``, halves of surrogate pairs).
 
     Raises:
-        ResponseNotFound: The path is that of one.
+        InvalidRequest: It takes no object from this text.
     """
-    if tenant and _STORED.fullmatch(path):
-        raise ResponseNotFound(_APART)
+    try:
+        return {key: bytes(value) for key, value in _object.decode(body).items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # perhaps it is only unusual
+    try:
+        return dict(_members(body.decode("utf-8", "surrogatepass")))
+    except (ValueError, RecursionError, IndexError) as error:
+        raise InvalidRequest("the body must be a JSON object") from error
 
 
-def written(body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
-    """Return a body with the fields that keep what the upstream remembers apart.
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
+_BLANK: Final = re.compile(r"[ \t\n\r]*")
 
-    ``cache_salt`` is written for tenants, made from the tenant's name and the client's own salt.
-    ``store`` is ``false`` for tenants, since the upstream would let each read all, and where there
-    are media: what would be stored are references, which lead nowhere after the answer.
 
-    Args:
-        body: JSON. One that is no object is returned as it is, for the upstream to refuse.
-        path: Of the endpoint.
-        tenant: Its name; empty where none are configured.
-        has_media: Whether references stand in the body.
-
+def _members(text: str) -> Iterator[tuple[str, bytes]]:
+    """
     Raises:
-        ResponseNotFound: The body continues a stored response, of whichever tenant.
+        ValueError: The text is no object.
+        IndexError: It breaks off.
+        RecursionError: It is nested too deeply.
     """
-    is_salted = bool(tenant) and path in SALTED
-    is_unstored = path == RESPONSES and (bool(tenant) or has_media)
-    if not is_salted and not is_unstored:
-        return body
+    at = _after(text, 0, "{")
+    mark = text[at]
+    at = _skip(text, at + 1) if mark == "}" else at
+    while mark != "}":
+        key, end = _scan(text, at)
+        if not isinstance(key, str):
+            raise ValueError("a key is no string")
+        start = _after(text, end, ":")
+        _, end = _scan(text, start)
+        yield key, text[start:end].encode("utf-8", "surrogatepass")
+        at = _skip(text, end)
+        mark = text[at]
+        if mark not in ",}":
+            raise ValueError("a member is followed by something else")
+        at = _skip(text, at + 1)
+    if at != len(text):
+        raise ValueError("something follows the object")
+
+
+def _skip(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return at if found is None else found.end()
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    at = _skip(text, at)
+    if text[at] != mark:
+        raise ValueError(f"{mark} is missing")
+    return _skip(text, at + 1)
+
+
+def _with_fields(body: bytes, fields: Fields, new: Fields) -> bytes:
+    """Return the object with these members; without a change of all others."""
+    if fields.keys() & new.keys():
+        return b"{" + _joined({**fields, **new}) + b"}"
+    end = body.rindex(b"}")
+    # Behind all others: of a key that stands twice, vLLM takes the last one.
+    return body[:end] + (b"," if fields else b"") + _joined(new) + body[end:]
+
+
+def _joined(fields: Fields) -> bytes:
+    return b",".join(json.dumps(key).encode() + b":" + value for key, value in fields.items())
+
+
+def _own_salt(raw: bytes | None) -> bytes:
     try:
-        fields = _object.decode(body)
-    except msgspec.MsgspecError:
-        return body
-    if tenant and path == RESPONSES and _is_given(fields.get("previous_response_id")):
-        raise ResponseNotFound(_APART)
-    if is_salted:
-        salt = salt_of(tenant, _own_salt(fields.get("cache_salt")))
-        fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
-    if is_unstored:
-        fields["store"] = msgspec.Raw(b"false")
-    return msgspec.json.encode(fields)
+        own = None if raw is None else json.loads(raw)
+    except (ValueError, RecursionError):
+        own = raw
+    if own is None:
+        return b""
+    if isinstance(own, str):
+        return own.encode("utf-8", "surrogatepass")
+    return raw or b""  # what is no salt parts as well
 
 
-def salt_of(tenant: str, own: str = "") -> str:
-    """Return the salt of a tenant's requests: 64 hexadecimal digits.
-
-    Args:
-        own: The client's, which parts a tenant's requests further.
-    """
-    digest = hashlib.sha256(b"afferent/tenant/v1")
-    for text in (tenant, own):
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return digest.hexdigest()
-
-
-def _own_salt(raw: msgspec.Raw | None) -> str:
-    try:
-        return "" if raw is None else _salt.decode(raw) or ""
-    except msgspec.MsgspecError:
-        return bytes(raw or b"").decode()  # what is no salt parts as well
-
-
-def _is_given(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bytes(raw).strip() != b"null"
+def _is_given(raw: bytes | None) -> bool:
+    return raw is not None and raw.strip() != b"null"
