@@ -342,9 +342,9 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
     assert answer.json() == {"said": [{"bytes": nbytes}]}
     sent = json.loads(heard.body)
     assert sent["mm_processor_kwargs"] == options["mm_processor_kwargs"]
-    name, _, request_id = sent["messages"][0]["content"][0]["uuid"].partition("@")
-    assert len(name) == 64, "the content's, not the client's"
-    assert request_id == heard.references[0].of.request
+    name = sent["messages"][0]["content"][0]["uuid"]
+    assert bytes.fromhex(name), "the content's, not the client's"
+    assert len(name) == 64
     front.engine.heard.clear()
     sound = base64.b64encode(media_files.make_audio(media_files.tone(0.2), 16_000)).decode()
     part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}

@@ -117,8 +117,8 @@ def test_unusual_json_is_salted_like_any_other(member: bytes, path: str) -> None
     assert repr({**found, "cache_salt": 0, "store": 0}) == repr(
         {**own, "cache_salt": 0, "store": 0}
     )
+    continued = b'{"previous_response_id": "r", ' + member + b"}"
     with pytest.raises(ResponseNotFound):
-        continued = b'{"previous_response_id": "r", ' + member + b"}"
         APART.write(continued, RESPONSES, tenant="a", has_media=False)
     added = APART.write(b"{ " + member + b" }", path, tenant="a", has_media=False)
     assert added.startswith(b"{ " + member + b' ,"cache_salt":"')

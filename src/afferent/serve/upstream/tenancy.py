@@ -161,9 +161,9 @@ def _members(text: str) -> Iterator[tuple[str, bytes]]:
     mark = text[at]
     at = _skip(text, at + 1) if mark == "}" else at
     while mark != "}":
-        key, end = _scan(text, at)
-        if not isinstance(key, str):
+        if text[at] != '"':
             raise ValueError("a key is no string")
+        key, end = _scan(text, at)
         start = _after(text, end, ":")
         _, end = _scan(text, start)
         yield key, text[start:end].encode("utf-8", "surrogatepass")
