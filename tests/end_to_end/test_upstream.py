@@ -225,6 +225,43 @@ def test_data_with_keys_of_media_pass_byte_for_byte(
     assert front.engine.heard[-1].body == text
 
 
+def document(data: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    return {"type": "document", "source": source}
+
+
+def test_documents_have_no_limits_of_media_and_keep_their_bytes(
+    tmp_path: Path, picture: str
+) -> None:
+    """Neither their number nor their size is limited, and malformed base64 is no error."""
+    png = picture.partition(",")[2]
+    small = ("--max-images", "1", "--max-videos", "1", "--max-audio-clips", "1")
+    most = [f"--max-{kind}-nbytes=40000" for kind in ("image", "video", "audio")]
+    source = {"type": "base64", "media_type": "image/png", "data": png}
+    shown = {"type": "image", "source": source}
+    texts = [png] * 5 + ["QUJD" * 20 + "\n" + "QUJD", "QUJD" * 90 + "*", "QUJD" * 90_000 + "QR=="]
+    blocks = [document(text) for text in texts]
+    with standing(tmp_path, *small, *most) as front:
+        answer = front.post("/v1/messages", chat(*blocks))
+        assert answer.status_code == 200, answer.text
+        assert json.loads(front.engine.heard[-1].body) == chat(*blocks)
+        answer = front.post("/v1/messages", chat(*blocks, shown))
+        assert answer.status_code == 200, answer.text
+        sent = json.loads(front.engine.heard[-1].body)["messages"][0]["content"]
+        assert sent[:-1] == blocks
+        assert sent[-1]["source"]["url"].startswith(SCHEME)
+        for refused in ([shown, shown], [*blocks, shown, shown]):
+            answer = front.post("/v1/messages", chat(*refused))
+            assert (answer.status_code, "--max-images" in answer.text) == (400, True), answer.text
+        for data, said in (
+            ("QUJD" * 90 + "*", "malformed"),
+            ("QUJD" * 90_000, "--max-image-nbytes"),
+        ):
+            block = {"type": "image", "source": {**source, "data": data}}
+            answer = front.post("/v1/messages", chat(block))
+            assert (answer.status_code, said in answer.text) == (400, True), answer.text
+
+
 def test_long_and_deep_text_passes(front: Front) -> None:
     """The upstream has no such limits."""
     deep = "[" * 500 + "]" * 500

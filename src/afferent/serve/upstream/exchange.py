@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pybase64
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -182,6 +181,7 @@ class Passage:
             reader.let_others_come()
             passed = self._tenancy.write(body.json, path, tenant=tenant, has_media=False)
             return media_locations.restore(passed, others)
+        _check_media(document, body)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
         exchange.referenced = await self._stage.refer(
@@ -198,13 +198,8 @@ class Passage:
         shown = {place.source for place in document.places}
         others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
         return {
-            marker: body.cut[marker].head.encode() + self._text_of(raw)
-            for marker, raw in others.items()
+            marker: body.cut[marker].written(self._bytes_of(raw)) for marker, raw in others.items()
         }
-
-    def _text_of(self, raw: RawMedia) -> bytes:
-        found = self._bytes_of(raw)
-        return bytes(found) if raw.is_frames else pybase64.b64encode(found)
 
     def _bytes_of(self, raw: RawMedia) -> bytes | memoryview:
         if raw.handle is None:
@@ -304,6 +299,17 @@ def _is_json(request: Request) -> bool:
         return False
     kind = request.headers.get("content-type", "")
     return "json" in kind.lower() or not kind
+
+
+def _check_media(document: media_locations.Document, body: ReceivedBody) -> None:
+    """
+    Raises:
+        InvalidMedia: What was cut out of the body is malformed or too large, and is media.
+    """
+    for place in document.places:
+        item = body.cut.get(place.source or "")
+        if item is not None and item.error is not None:
+            raise item.error
 
 
 def _media_of(document: media_locations.Document) -> str:
