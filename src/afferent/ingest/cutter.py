@@ -318,7 +318,8 @@ class BodyCutter:
         quote = self._buffer.find(b'"', self._pos)
         end = quote if quote >= 0 else len(self._buffer)
         has_escapes = self._buffer.find(b"\\", self._pos, end) >= 0
-        if has_escapes:
+        tail = max(self._pos, end - (1 if quote >= 0 else _LONGEST_ESCAPE_NBYTES))
+        if has_escapes and self._buffer.find(b"\\", tail, end) >= 0:  # one may go on behind the end
             string = _STRING.match(self._buffer, self._pos)
             end = string.end() if string else self._pos
             quote = end if self._buffer.startswith(b'"', end) else -1
