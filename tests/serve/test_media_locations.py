@@ -167,6 +167,16 @@ def other_locations() -> list[tuple[str, Any, Expected, Any]]:
         ("/rerank", {"documents": ["a", content[0]]}, here, {"documents": ["a", content[1]]}),
         ("/invocations", {"documents": [content[0]]}, here, {"documents": [content[1]]}),
         ("/invocations", {"messages": [], "documents": [content[0]]}, [], None),
+        ("/v1/embeddings", in_message(part), here, in_message(written)),
+        (
+            "/v1/embeddings",
+            {"messages": [[content[0]], [{"content": "a"}]]},
+            here,
+            {"messages": [[content[1]], [{"content": "a"}]]},
+        ),
+        ("/v1/embeddings", {"input": [content[0]]}, here, {"input": [content[1]]}),
+        ("/v1/embeddings", {"input": [[content[0]]]}, here, {"input": [[content[1]]]}),
+        ("/v1/embeddings", {"input": ["image_url"]}, [], None),
         ("/v2/embed", {"images": [URL]}, here, {"images": ["R0"]}),
         ("/v2/embed", {"inputs": [content[0]]}, here, {"inputs": [content[1]]}),
         (
