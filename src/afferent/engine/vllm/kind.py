@@ -36,9 +36,11 @@ _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
 _OURS = ("uds", "host", "port", "model", "api_key", "served_model_name")
 _UNSAFE = (
     *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out"),
-    "trust_request_chat_template",
+    *("trust_request_chat_template", "root_path"),
 )
-"""Ways around the limits that this server keeps, for whoever sends a request."""
+"""Ways around the limits that this server keeps, open to clients. With ``root_path``, each endpoint
+has a second path, at which no media and no tenants are looked for.
+"""
 FEATURES_FOR: Final = frozenset(
     {
         *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
