@@ -878,6 +878,118 @@ def test_a_request_leaves_the_gate_long_before_its_answer_ends(
         front.engine.may_end.set()
 
 
+def forwarded(path: str, seed: int) -> dict[str, Any]:
+    """A request with two images that the engine gets as bytes, and without names for them."""
+    urls = [shown(encoded(photo(37, 29, seed=seed + at), "BMP"), "image/bmp") for at in range(2)]
+    if path == "/v1/responses":
+        parts = [{"type": "input_image", "image_url": url} for url in urls]
+        return {"input": [{"role": "user", "content": parts}]}
+    if path == "/v1/messages":
+        data = [url.partition(",")[2] for url in urls]
+        sources = [{"type": "base64", "media_type": "image/bmp", "data": each} for each in data]
+        return chat(*({"type": "image", "source": source} for source in sources))
+    if path in ("/v1/chat/completions/batch", "/v1/embeddings"):  # two prompts in one request
+        return {"messages": [chat(image(url))["messages"] for url in urls]}
+    return chat(*map(image, urls))
+
+
+FORWARDED = [
+    *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages"),
+    *("/pooling", "/v1/embeddings"),
+]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A server that prepares one request at a time."""
+    limit = ("--max-mm-preprocess-concurrency", "1")
+    with standing(tmp_path_factory.mktemp("gate"), *limit) as front:
+        yield front
+
+
+def permits(front: Front) -> dict[str, Any]:
+    with DaemonStore(str(front.store_path), name="looker") as store:
+        return store.stat().permits
+
+
+@pytest.mark.parametrize("path", FORWARDED)
+def test_answer_in_one_piece_to_forwarded_media_keeps_no_permit(
+    one_by_one: Front, path: str
+) -> None:
+    one_by_one.engine.heard.clear()
+    one_by_one.engine.may_end.clear()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            asked = [
+                threads.submit(one_by_one.post, path, forwarded(path, seed)) for seed in (1, 11)
+            ]
+            try:
+                wait_until(lambda: len(one_by_one.engine.heard) == 2)
+                wait_until(lambda: permits(one_by_one) == {})
+                assert not any(each.done() for each in asked)
+            finally:
+                one_by_one.engine.may_end.set()
+            assert [each.result().status_code for each in asked] == [200, 200]
+    finally:
+        one_by_one.engine.heard.clear()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/batch", "/pooling"])
+def test_permit_of_a_client_that_leaves_comes_back(
+    one_by_one: Front, path: str, is_stream: bool
+) -> None:
+    """Of one whose request is with the engine, and of one that waits at the gate."""
+    one_by_one.engine.heard.clear()
+    reached = threading.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await asyncio.sleep(60)
+
+    one_by_one.engine.before_reading = hang
+    where = httpx.URL(one_by_one.server.url)
+    text = json.dumps({**forwarded(path, 3), "stream": is_stream, "n": 3}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    message = head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    try:
+        with contextlib.ExitStack() as clients:
+            for _ in range(2):
+                sock = socket.create_connection((where.host, where.port))
+                clients.enter_context(sock).sendall(message)
+            assert reached.wait(30)
+            wait_until(lambda: permits(one_by_one)["preprocess"].num_queued == 1)
+        wait_until(lambda: permits(one_by_one) == {})
+    finally:
+        one_by_one.engine.before_reading = None
+
+
+def test_permit_of_a_refused_request_comes_back(one_by_one: Front) -> None:
+    refused = {**forwarded("/tokenize", 5), "repeat": 1}
+    assert one_by_one.post("/tokenize", refused).status_code == 400
+    wait_until(lambda: permits(one_by_one) == {})
+
+
+def test_permit_of_an_engine_that_dies_comes_back(one_by_one: Front) -> None:
+    reached = threading.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await asyncio.sleep(60)
+
+    one_by_one.engine.before_reading = hang
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(one_by_one.post, CHAT, forwarded(CHAT, 7))
+        assert reached.wait(30)
+        one_by_one.engine.__exit__(None, None, None)
+        assert asked.result().status_code == 503
+    wait_until(lambda: permits(one_by_one) == {})
+    one_by_one.engine.before_reading = None
+    one_by_one.engine.__enter__()
+    wait_until(lambda: one_by_one.server.get("/ready").status_code == 200)
+    assert one_by_one.post(CHAT, forwarded(CHAT, 9)).status_code == 200
+
+
 @pytest.mark.parametrize("is_made_here", [True, False], ids=["features", "bytes"])
 def test_as_many_as_may_be_are_between_the_gate_and_the_engine(
     tmp_path: Path, rng: np.random.Generator, is_made_here: bool
