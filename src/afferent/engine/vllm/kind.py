@@ -35,7 +35,7 @@ _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
 """Each request is in our log. Whoever wants vLLM's lines too says ``--no-...`` in the arguments."""
 _OURS = ("uds", "host", "port", "model", "api_key", "served_model_name")
 _UNSAFE = (
-    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out"),
+    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out", "tokens_only"),
     *("trust_request_chat_template", "root_path"),
 )
 """Ways around the limits that this server keeps, open to clients. With ``root_path``, each endpoint
