@@ -47,6 +47,7 @@ OTHERS_FLAGS = {
         "--enable-mm-embeds",
         "--enable-prompt-embeds",
         "--trust-request-chat-template",
+        "--root-path",
     ),
     *(
         "--media-io-kwargs",

@@ -162,8 +162,8 @@ class StandIn:
         heard.references = [self.arena().verify(url) for url in urls]
         said = [await asyncio.to_thread(self._read, each) for each in heard.references]
         if self.tells_gate:
-            for request_id in {each.of.request for each in heard.references}:
-                self.arena().leave(request_id)
+            raw = [each.of for each in heard.references if isinstance(each, RawReference)]
+            self.arena().leave(raw)
         if not json.loads(heard.body).get("stream"):
             await asyncio.to_thread(self.may_end.wait, 60)
             return web.json_response({"said": said})

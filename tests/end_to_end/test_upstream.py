@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -224,6 +225,43 @@ def test_data_with_keys_of_media_pass_byte_for_byte(
     assert front.engine.heard[-1].body == text
 
 
+def document(data: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    return {"type": "document", "source": source}
+
+
+def test_documents_have_no_limits_of_media_and_keep_their_bytes(
+    tmp_path: Path, picture: str
+) -> None:
+    """Neither their number nor their size is limited, and malformed base64 is no error."""
+    png = picture.partition(",")[2]
+    small = ("--max-images", "1", "--max-videos", "1", "--max-audio-clips", "1")
+    most = [f"--max-{kind}-nbytes=40000" for kind in ("image", "video", "audio")]
+    source = {"type": "base64", "media_type": "image/png", "data": png}
+    shown = {"type": "image", "source": source}
+    texts = [png] * 5 + ["QUJD" * 20 + "\n" + "QUJD", "QUJD" * 90 + "*", "QUJD" * 90_000 + "QR=="]
+    blocks = [document(text) for text in texts]
+    with standing(tmp_path, *small, *most) as front:
+        answer = front.post("/v1/messages", chat(*blocks))
+        assert answer.status_code == 200, answer.text
+        assert json.loads(front.engine.heard[-1].body) == chat(*blocks)
+        answer = front.post("/v1/messages", chat(*blocks, shown))
+        assert answer.status_code == 200, answer.text
+        sent = json.loads(front.engine.heard[-1].body)["messages"][0]["content"]
+        assert sent[:-1] == blocks
+        assert sent[-1]["source"]["url"].startswith(SCHEME)
+        for refused in ([shown, shown], [*blocks, shown, shown]):
+            answer = front.post("/v1/messages", chat(*refused))
+            assert (answer.status_code, "--max-images" in answer.text) == (400, True), answer.text
+        for data, said in (
+            ("QUJD" * 90 + "*", "malformed"),
+            ("QUJD" * 90_000, "--max-image-nbytes"),
+        ):
+            block = {"type": "image", "source": {**source, "data": data}}
+            answer = front.post("/v1/messages", chat(block))
+            assert (answer.status_code, said in answer.text) == (400, True), answer.text
+
+
 def test_long_and_deep_text_passes(front: Front) -> None:
     """The upstream has no such limits."""
     deep = "[" * 500 + "]" * 500
@@ -341,9 +379,9 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
     assert answer.json() == {"said": [{"bytes": nbytes}]}
     sent = json.loads(heard.body)
     assert sent["mm_processor_kwargs"] == options["mm_processor_kwargs"]
-    name, _, request_id = sent["messages"][0]["content"][0]["uuid"].partition("@")
-    assert len(name) == 64, "the content's, not the client's"
-    assert request_id == heard.references[0].of.request
+    name = sent["messages"][0]["content"][0]["uuid"]
+    assert bytes.fromhex(name), "the content's, not the client's"
+    assert len(name) == 64
     front.engine.heard.clear()
     sound = base64.b64encode(media_files.make_audio(media_files.tone(0.2), 16_000)).decode()
     part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
@@ -740,33 +778,82 @@ def test_stored_responses_hold_no_references(front: Front, picture: str) -> None
     assert json.loads(front.engine.heard[-1].body) == text
 
 
-def test_tenants_share_nothing_that_the_engine_remembers(tmp_path: Path, picture: str) -> None:
-    keys = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
+KEYS = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Front]:
+    """A server with two tenants, and a key for clients of neither."""
     file = tmp_path / "afferent.toml"
     file.write_text(
         "".join(
-            f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in keys.items()
+            f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in KEYS.items()
         )
     )
+    with standing(tmp_path, "--config", str(file), "--api-key", "default-0123456789") as front:
+        yield front
+
+
+def of(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_tenants_share_nothing_that_the_engine_remembers(apart: Front, picture: str) -> None:
     salts = []
-    with standing(tmp_path, "--config", str(file)) as front:
-        for key in (*keys.values(), keys["first"]):
-            headers = {"authorization": f"Bearer {key}"}
-            for body in (chat(image(picture)), chat({"type": "text", "text": "What?"})):
-                answer = front.post("/v1/chat/completions", body, **headers)
-                assert answer.status_code == 200, answer.text
-                salts.append(json.loads(front.engine.heard[-1].body)["cache_salt"])
-            num_heard = len(front.engine.heard)
-            continued = {"model": "any", "input": "go on", "previous_response_id": "resp_1"}
-            refused = [
-                front.post("/v1/responses", continued, **headers),
-                front.post("/v1/responses/resp_1/cancel", {}, **headers),
-                httpx.get(f"{front.server.url}/v1/responses/resp_1", headers=headers),
-            ]
-            assert [answer.status_code for answer in refused] == [404] * 3
-            assert len(front.engine.heard) == num_heard
-    assert salts[:2] == salts[4:] == salts[:1] * 2
-    assert salts[2:4] == salts[2:3] * 2 != salts[:2]
+    for key in (*KEYS.values(), "default-0123456789", KEYS["first"]):
+        for body in (chat(image(picture)), chat({"type": "text", "text": "What?"})):
+            answer = apart.post("/v1/chat/completions", body, **of(key))
+            assert answer.status_code == 200, answer.text
+            salts.append(json.loads(apart.engine.heard[-1].body)["cache_salt"])
+        num_heard = len(apart.engine.heard)
+        continued = {"model": "any", "input": "go on", "previous_response_id": "resp_1"}
+        stored = f"{apart.server.url}/v1/responses/resp_1"
+        refused = [
+            apart.post("/v1/responses", continued, **of(key)),
+            apart.post("/v1/responses/resp_1/cancel", {}, **of(key)),
+            httpx.get(stored, headers=of(key)),
+        ]
+        assert [answer.status_code for answer in refused] == [404] * 3
+        assert len(apart.engine.heard) == num_heard
+    assert all(one == other for one, other in zip(salts[::2], salts[1::2], strict=True))
+    assert len(set(salts)) == 3
+    assert salts[0] == salts[-1]
+
+
+def test_no_client_names_the_salt_of_another(apart: Front) -> None:
+    """Whatever JSON the engine's parser takes, and however the path is written."""
+    path, client = f"{apart.server.url}/v1/chat/completions", of(KEYS["second"])
+    victim = apart.post("/v1/chat/completions", chat(), **of(KEYS["first"]))
+    assert victim.status_code == 200
+    salt = json.loads(apart.engine.heard[-1].body)["cache_salt"]
+    own = f'"cache_salt": "{salt}", "messages": []'
+    for member in ('"n": NaN', '"x": "\\ud800"', '"n": -Infinity', '"deep": ' + "[" * 9000):
+        apart.engine.heard.clear()
+        body = f"{{{own}, {member}}}".encode()
+        answer = httpx.post(path, content=body, headers=client, timeout=60)
+        assert answer.status_code in (200, 400)
+        assert all(salt not in heard.body.decode() for heard in apart.engine.heard)
+    apart.engine.heard.clear()
+    for tail in ("%0a", "%0A", "%00", "#x", "%0d"):
+        head = f"POST /v1/chat/completions{tail} HTTP/1.1\r\nHost: localhost\r\n"
+        assert raw_status(apart, head + f"Authorization: {client['authorization']}\r\n") == 400
+    assert apart.engine.heard == []
+
+
+def raw_status(front: Front, head: str) -> int:
+    """The status of the answer to a request with a body of two bytes."""
+    where = httpx.URL(front.server.url)
+    with socket.create_connection((where.host, where.port)) as sock:
+        sock.sendall((head + "Content-Length: 2\r\nConnection: close\r\n\r\n{}").encode())
+        answer = sock.makefile("rb").read()
+    return int(answer.split()[1])
+
+
+def test_endpoint_without_a_salt_is_refused_with_tenants(apart: Front, front: Front) -> None:
+    answer = apart.post("/v2/embed", {"texts": ["a"]}, **of(KEYS["first"]))
+    assert answer.status_code == 400
+    assert "/v1/embeddings" in answer.json()["error"]["message"]
+    assert front.post("/v2/embed", {"texts": ["a"]}).status_code == 200
 
 
 # The gate
@@ -789,6 +876,118 @@ def test_a_request_leaves_the_gate_long_before_its_answer_ends(
             assert next(answer.iter_bytes()).startswith(b"data: {")
         assert len(front.engine.heard) == 4
         front.engine.may_end.set()
+
+
+def forwarded(path: str, seed: int) -> dict[str, Any]:
+    """A request with two images that the engine gets as bytes, and without names for them."""
+    urls = [shown(encoded(photo(37, 29, seed=seed + at), "BMP"), "image/bmp") for at in range(2)]
+    if path == "/v1/responses":
+        parts = [{"type": "input_image", "image_url": url} for url in urls]
+        return {"input": [{"role": "user", "content": parts}]}
+    if path == "/v1/messages":
+        data = [url.partition(",")[2] for url in urls]
+        sources = [{"type": "base64", "media_type": "image/bmp", "data": each} for each in data]
+        return chat(*({"type": "image", "source": source} for source in sources))
+    if path in ("/v1/chat/completions/batch", "/v1/embeddings"):  # two prompts in one request
+        return {"messages": [chat(image(url))["messages"] for url in urls]}
+    return chat(*map(image, urls))
+
+
+FORWARDED = [
+    *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages"),
+    *("/pooling", "/v1/embeddings"),
+]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A server that prepares one request at a time."""
+    limit = ("--max-mm-preprocess-concurrency", "1")
+    with standing(tmp_path_factory.mktemp("gate"), *limit) as front:
+        yield front
+
+
+def permits(front: Front) -> dict[str, Any]:
+    with DaemonStore(str(front.store_path), name="looker") as store:
+        return store.stat().permits
+
+
+@pytest.mark.parametrize("path", FORWARDED)
+def test_answer_in_one_piece_to_forwarded_media_keeps_no_permit(
+    one_by_one: Front, path: str
+) -> None:
+    one_by_one.engine.heard.clear()
+    one_by_one.engine.may_end.clear()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            asked = [
+                threads.submit(one_by_one.post, path, forwarded(path, seed)) for seed in (1, 11)
+            ]
+            try:
+                wait_until(lambda: len(one_by_one.engine.heard) == 2)
+                wait_until(lambda: permits(one_by_one) == {})
+                assert not any(each.done() for each in asked)
+            finally:
+                one_by_one.engine.may_end.set()
+            assert [each.result().status_code for each in asked] == [200, 200]
+    finally:
+        one_by_one.engine.heard.clear()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/batch", "/pooling"])
+def test_permit_of_a_client_that_leaves_comes_back(
+    one_by_one: Front, path: str, is_stream: bool
+) -> None:
+    """Of one whose request is with the engine, and of one that waits at the gate."""
+    one_by_one.engine.heard.clear()
+    reached = threading.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await asyncio.sleep(60)
+
+    one_by_one.engine.before_reading = hang
+    where = httpx.URL(one_by_one.server.url)
+    text = json.dumps({**forwarded(path, 3), "stream": is_stream, "n": 3}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    message = head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    try:
+        with contextlib.ExitStack() as clients:
+            for _ in range(2):
+                sock = socket.create_connection((where.host, where.port))
+                clients.enter_context(sock).sendall(message)
+            assert reached.wait(30)
+            wait_until(lambda: permits(one_by_one)["preprocess"].num_queued == 1)
+        wait_until(lambda: permits(one_by_one) == {})
+    finally:
+        one_by_one.engine.before_reading = None
+
+
+def test_permit_of_a_refused_request_comes_back(one_by_one: Front) -> None:
+    refused = {**forwarded("/tokenize", 5), "repeat": 1}
+    assert one_by_one.post("/tokenize", refused).status_code == 400
+    wait_until(lambda: permits(one_by_one) == {})
+
+
+def test_permit_of_an_engine_that_dies_comes_back(one_by_one: Front) -> None:
+    reached = threading.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await asyncio.sleep(60)
+
+    one_by_one.engine.before_reading = hang
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(one_by_one.post, CHAT, forwarded(CHAT, 7))
+        assert reached.wait(30)
+        one_by_one.engine.__exit__(None, None, None)
+        assert asked.result().status_code == 503
+    wait_until(lambda: permits(one_by_one) == {})
+    one_by_one.engine.before_reading = None
+    one_by_one.engine.__enter__()
+    wait_until(lambda: one_by_one.server.get("/ready").status_code == 200)
+    assert one_by_one.post(CHAT, forwarded(CHAT, 9)).status_code == 200
 
 
 @pytest.mark.parametrize("is_made_here", [True, False], ids=["features", "bytes"])

@@ -28,6 +28,7 @@ class Serve:
         parser.add_argument("model_tag")
         parser.add_argument("--enable-mm-embeds", action="store_true")
         parser.add_argument("--mm-processor-kwargs")
+        parser.add_argument("--root-path")
         parser.add_argument("--max-model-len", type=int)
 def cmd_init():
     return [Serve()]
@@ -86,3 +87,10 @@ def test_what_vllm_does_not_take_is_told_in_its_words(python: str) -> None:
         arguments.changed(python, "--nonsense")
     with pytest.raises(ConfigError, match="can't be run"):
         arguments.changed(f"{python}-that-is-none", "--nonsense")
+
+
+@pytest.mark.parametrize("text", ["--root-path /x", "--root_path=/x", "--root-pat /x"])
+def test_second_paths_of_endpoints_are_refused(python: str, text: str) -> None:
+    settings = VllmSettings(engine_args=text, engine_python=python)
+    with pytest.raises(ConfigError, match="--root-path would lead around"):
+        VllmUpstream().check(SHAPES, settings)

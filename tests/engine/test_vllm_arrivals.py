@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from afferent.engine.references import Of, name_of, split_name
+from afferent.engine.references import Of
 from afferent.engine.vllm.plugin.arrivals import Arrivals, Step
 
 
@@ -30,8 +30,3 @@ def test_no_more_than_so_many_requests_are_remembered() -> None:
     assert len(arrivals._seen) == 4096
     assert arrivals.note(Of("9999", 1, 2)) is Step.LAST
     assert arrivals.note(Of("0", 1, 2)) is Step.ASK
-
-
-def test_a_name_has_its_request_behind_it() -> None:
-    assert split_name(name_of(b"\1\2", "chat-7")) == ("0102", "chat-7")
-    assert split_name("another") == ("another", "")

@@ -307,7 +307,7 @@ def test_markers_cannot_be_guessed() -> None:
         "QU\\\\u0041D",
         'QU\\"JD',
         "QU\\qJD",
-        "QUJD\\",
+        "QUJD\\\\",
         "QUJ\\ud83d\\ude00",
         "QUJD\x00",
         "A" * 4000 + "==" + "A" * 2,
@@ -321,6 +321,11 @@ def test_malformed_base64(payload: str) -> None:
         with pytest.raises(InvalidMedia, match=r"^the base64 of item 2 is malformed$"):
             cut(body, size, items=items)
         assert items.items == [b"ABC"]
+
+
+def test_base64_whose_string_never_ends_is_no_json() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        cut(b'{"url":"data:;base64,QUJD\\"}')
 
 
 @pytest.mark.parametrize("line_break", ["\\n", "\\r\\n", "\\u000a"])

@@ -21,7 +21,14 @@ from PIL import Image
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.ingest.forwarded_header import read_sizes
-from afferent.ingest.probe import Accepted, ImageHeader, probe_accepted, probe_frames, probe_image
+from afferent.ingest.probe import (
+    Accepted,
+    ForwardedHeader,
+    ImageHeader,
+    probe_accepted,
+    probe_frames,
+    probe_image,
+)
 from tests.callbacks import collector_as_in_a_frontend, measured
 from tests.images import encoded, photo
 
@@ -210,7 +217,9 @@ def test_forwarded_formats_are_refused_where_nothing_decodes_them(
     name: str, parameters: dict[str, object]
 ) -> None:
     data = encoded(photo(37, 29), name, **parameters)
-    assert probe_accepted(data, LIMITS, Accepted.KNOWN) is None
+    with Image.open(io.BytesIO(data)) as opened:
+        width, height = opened.size
+    assert probe_accepted(data, LIMITS, Accepted.KNOWN) == ForwardedHeader(width * height)
     with pytest.raises(UnsupportedMedia, match="JPEG, PNG, WebP or GIF"):
         probe_accepted(data, LIMITS, Accepted.DECODED)
 
@@ -219,7 +228,7 @@ def test_forwarded_formats_are_refused_where_nothing_decodes_them(
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_a_side_of_one_pixel_is_forwarded(size: tuple[int, int], format: str) -> None:
     data = encoded(Image.new("RGB", size), format)
-    assert probe_accepted(data, LIMITS, Accepted.KNOWN) is None
+    assert probe_accepted(data, LIMITS, Accepted.KNOWN) == ForwardedHeader(size[0] * size[1])
     with pytest.raises(InvalidMedia, match="at least 2"):
         probe_image(data, LIMITS)
 
@@ -234,7 +243,7 @@ def test_unknown_files_are_forwarded_only_where_all_are() -> None:
     data = encoded(photo(37, 29), "PCX")
     with pytest.raises(UnsupportedMedia, match=r"TGA image; .* --media-formats all"):
         probe_accepted(data, LIMITS, Accepted.KNOWN)
-    assert probe_accepted(data, LIMITS, Accepted.ALL) is None
+    assert probe_accepted(data, LIMITS, Accepted.ALL) == ForwardedHeader()
 
 
 @pytest.mark.parametrize("accepted", [Accepted.KNOWN, Accepted.ALL])

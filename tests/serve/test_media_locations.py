@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.errors import InvalidRequest
+from afferent.errors import InvalidRequest, MediaTooLarge
 from afferent.ingest.cutter import BodyCutter
 from afferent.serve.upstream.media_locations import MEDIA_KEYS, TABLE, find, paths_at, restore
 from afferent.types import Modality
+from tests.examples import examples
 
 IMAGE, AUDIO, VIDEO = Modality.IMAGE, Modality.AUDIO, Modality.VIDEO
 URL = "http://media.example/a.png"
@@ -166,6 +167,16 @@ def other_locations() -> list[tuple[str, Any, Expected, Any]]:
         ("/rerank", {"documents": ["a", content[0]]}, here, {"documents": ["a", content[1]]}),
         ("/invocations", {"documents": [content[0]]}, here, {"documents": [content[1]]}),
         ("/invocations", {"messages": [], "documents": [content[0]]}, [], None),
+        ("/v1/embeddings", in_message(part), here, in_message(written)),
+        (
+            "/v1/embeddings",
+            {"messages": [[content[0]], [{"content": "a"}]]},
+            here,
+            {"messages": [[content[1]], [{"content": "a"}]]},
+        ),
+        ("/v1/embeddings", {"input": [content[0]]}, here, {"input": [content[1]]}),
+        ("/v1/embeddings", {"input": [[content[0]]]}, here, {"input": [[content[1]]]}),
+        ("/v1/embeddings", {"input": ["image_url"]}, [], None),
         ("/v2/embed", {"images": [URL]}, here, {"images": ["R0"]}),
         ("/v2/embed", {"inputs": [content[0]]}, here, {"inputs": [content[1]]}),
         (
@@ -248,7 +259,9 @@ def test_keys_may_be_spelled_with_escapes() -> None:
 # Everything else
 
 
-def passed_on(body: bytes, path: str, cuts: list[int]) -> tuple[bytes, int]:
+def passed_on(
+    body: bytes, path: str, cuts: list[int], *, max_nbytes: int = 1 << 20, max_media: int = 64
+) -> tuple[bytes, int]:
     """Return what the upstream gets, with media as they were, and how many there were."""
     kept: list[bytes] = []
 
@@ -257,6 +270,8 @@ def passed_on(body: bytes, path: str, cuts: list[int]) -> tuple[bytes, int]:
             kept.append(b"")
 
         def write(self, data: bytes) -> None:
+            if len(kept[-1]) + len(data) > max_nbytes:
+                raise MediaTooLarge("too large")
             kept[-1] += data
 
         def end(self) -> None: ...
@@ -265,7 +280,7 @@ def passed_on(body: bytes, path: str, cuts: list[int]) -> tuple[bytes, int]:
         Sink(),
         MEDIA_KEYS,
         max_json_nbytes=1 << 20,
-        max_media=64,
+        max_media=max_media,
         is_parsed=False,
         paths=paths_at(path),
     )
@@ -276,7 +291,7 @@ def passed_on(body: bytes, path: str, cuts: list[int]) -> tuple[bytes, int]:
     document = find(cut.json, path)
     shown = {place.source for place in document.places}
     others = {
-        item.marker: item.head.encode() + base64.b64encode(data)
+        item.marker: item.written(data)
         for item, data in zip(cut.media, kept, strict=True)
         if item.marker not in shown
     }
@@ -356,6 +371,83 @@ def test_data_beside_media_stay_as_they_were(value: Any, cuts: list[int]) -> Non
     assert written["messages"][0]["content"][0]["image_url"]["url"].startswith("afferent-media:")
     raw = json.dumps(value, ensure_ascii=False).encode()
     assert b'"metadata":' + raw + b"," in text
+
+
+def not_media(path: str, string: bytes) -> list[bytes]:
+    """Bodies with a string where media may stand, in a part that has none."""
+    if path == MESSAGES:
+        source = b'{"type": "base64", "media_type": "application/pdf", "data": %s}' % string
+        blocks = [
+            b'{"type": "document", "source": %s}' % source,
+            b'{"source": %s, "type": "document"}' % source,
+            b'{"type": "text", "text": "a", "source": {"type": "url", "url": %s}}' % string,
+        ]
+        return [b'{"messages": [{"role": "user", "content": [%s]}]}' % block for block in blocks]
+    parts = [
+        b'{"type": "text", "text": "a", "image_url": %s}' % string,
+        b'{"image_url": {"url": %s}, "type": "text", "text": "a"}' % string,
+        b'{"type": "text", "input_audio": {"data": %s}}' % string,
+    ]
+    key = b"input" if path == RESPONSES else b"messages"
+    return [b'{"%s": [{"role": "user", "content": [%s]}]}' % (key, part) for part in parts]
+
+
+_CHARACTERS = st.sampled_from(
+    [b"\\/", b"\\n", b"\\r\\n", b"\\u002f", b"\\u0041", b"\\\\", b'\\"', b"\\uD83D\\uDE00"]
+    + [bytes([byte]) for byte in b"AQzR+/=, *"]
+    + ["\u00e9".encode(), b"QUJD", b"QQ==", b"QR==", b"QUI=", b"QUJ="]
+)
+strings = st.tuples(
+    st.sampled_from(
+        [
+            b"data:image/png;base64,",
+            b"data:image\\/png;base64,",
+            b"d\\u0061ta:;base64,",
+            b"data:video/jpeg;base64,",
+            b"A" * 62,
+            b"A" * 300,
+            b"A/\\/" * 30,
+        ]
+    ),
+    st.lists(_CHARACTERS | st.binary(max_size=300).map(base64.b64encode), max_size=12),
+).map(lambda found: b'"' + found[0] + b"".join(found[1]) + b'"')
+
+
+@examples(400, storm=20_000)
+@given(
+    strings,
+    st.sampled_from([CHAT, RESPONSES, MESSAGES]),
+    st.integers(0, 2),
+    st.lists(st.integers(0, 10_000), max_size=4),
+    st.sampled_from([0, 1, 50, 1 << 20]),
+    st.integers(0, 1),
+)
+def test_strings_at_places_of_media_that_are_none_stay_as_they_were(
+    string: bytes, path: str, shape: int, cuts: list[int], max_nbytes: int, max_media: int
+) -> None:
+    """Malformed ones, however large, and however many."""
+    body = not_media(path, string)[shape]
+    assert passed_on(body, path, cuts, max_nbytes=max_nbytes, max_media=max_media) == (body, 0)
+
+
+@pytest.mark.parametrize(
+    "string",
+    [
+        rb'"data:image\/png;base64,iVBORw0K\nGgo="',
+        b'"data:image/png;base64,' + b"QUJD" * 20_000 + b'"',
+        b'"data:image/png;base64,' + b"QUJD" * 20_000 + rb'\nQR=="',
+        rb'"data:image\/png;base64,' + rb"\/\/\/\/QU" * 30_000 + b'"',
+        rb'"data:image\/png;base64,' + rb"\/\/\/\/QU" * 30_000 + b'/"',
+        b'"' + b"QUJD" * 20_000 + b'QR=="',
+        b'"' + b"QUJD" * 20_000 + b"Q*" + b"QUJD" * 40_000 + b'"',
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_long_strings_at_places_of_media_stay_as_they_were(string: bytes, path: str) -> None:
+    for body in not_media(path, string):
+        for max_nbytes in (10_000, 1 << 20):
+            assert passed_on(body, path, [], max_nbytes=max_nbytes) == (body, 0)
+            assert passed_on(body, path, [70_000], max_nbytes=max_nbytes) == (body, 0)
 
 
 def test_a_malformed_image_in_data_is_no_error() -> None:

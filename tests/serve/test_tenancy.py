@@ -1,32 +1,34 @@
-"""What is written into bodies so that tenants share nothing that an upstream remembers."""
+"""Fields that are written into bodies so that tenants share nothing that an upstream remembers."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.errors import InvalidRequest, ResponseNotFound
-from afferent.serve.upstream import tenancy
+from afferent.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
 from afferent.serve.upstream.media_locations import TABLE
-from afferent.serve.upstream.tenancy import RESPONSES, SALTED, check_path, salt_of
+from afferent.serve.upstream.tenancy import RESPONSES, SALTED, UNSALTED, Tenancy
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 )
+APART, ALONE = (Tenancy(has_tenants=has, secret=b"secret") for has in (True, False))
 
 
 def written(
     fields: dict[str, Any], path: str, *, tenant: str = "", has_media: bool = False
 ) -> dict[str, Any]:
+    """With tenants where the request is of one."""
     body = json.dumps(fields).encode()
     found: dict[str, Any] = json.loads(
-        tenancy.written(body, path, tenant=tenant, has_media=has_media)
+        (APART if tenant else ALONE).write(body, path, tenant=tenant, has_media=has_media)
     )
     return found
 
@@ -42,7 +44,16 @@ def test_only_salt_and_store_change(fields: dict[str, Any], path: str) -> None:
 @given(fields=st.dictionaries(st.text(max_size=8), _JSON), path=st.sampled_from(sorted(SALTED)))
 def test_without_tenants_and_media_nothing_changes(fields: dict[str, Any], path: str) -> None:
     body = json.dumps(fields, indent=1).encode()
-    assert tenancy.written(body, path, tenant="", has_media=False) == body
+    assert ALONE.write(body, path, tenant="", has_media=False) == body
+
+
+@given(fields=st.dictionaries(st.text(max_size=8), _JSON))
+def test_with_tenants_a_body_without_the_fields_keeps_its_bytes(fields: dict[str, Any]) -> None:
+    fields = {key: value for key, value in fields.items() if key != "cache_salt"}
+    body = json.dumps(fields, indent=1).encode() + b" \n"
+    found = APART.write(body, "/v1/completions", tenant="a", has_media=False)
+    salted = re.sub(rb',?"cache_salt":"[0-9a-f]{64}"(?=} \n\Z)', b"", found)
+    assert (salted, len(found)) == (body, len(body) + 80 - (not fields))
 
 
 @pytest.mark.parametrize("path", sorted(SALTED))
@@ -50,15 +61,84 @@ def test_each_tenant_has_a_salt_that_no_client_replaces(path: str) -> None:
     salts = {
         written({"x": 1, **own}, path, tenant=tenant)["cache_salt"]
         for tenant in ("a", "b")
-        for own in ({}, {"cache_salt": "mine"}, {"cache_salt": salt_of("b")}, {"cache_salt": 7})
+        for own in (
+            {},
+            {"cache_salt": "mine"},
+            {"cache_salt": APART.salt_of("b")},
+            {"cache_salt": 7},
+        )
     }
     assert len(salts) == 8
     assert all(len(salt) == 64 and not set(salt) & set("@/\\\0") for salt in salts)
-    assert written({"cache_salt": None}, path, tenant="a")["cache_salt"] == salt_of("a")
+    assert written({"cache_salt": None}, path, tenant="a")["cache_salt"] == APART.salt_of("a")
 
 
 def test_names_that_end_alike_are_apart() -> None:
-    assert salt_of("ab", "c") != salt_of("a", "bc")
+    assert APART.salt_of("ab", b"c") != APART.salt_of("a", b"bc")
+
+
+def test_salt_of_another_secret_differs() -> None:
+    """A client that knows the name of another tenant does not know that tenant's salt."""
+    other = Tenancy(has_tenants=True, secret=b"another")
+    assert other.salt_of("a") != APART.salt_of("a")
+
+
+def test_default_tenant_beside_tenants_is_salted_and_has_no_stored_responses() -> None:
+    salts = {
+        json.loads(APART.write(body, "/v1/completions", tenant="", has_media=False))["cache_salt"]
+        for body in (b"{}", b'{"cache_salt": "x"}', b'{"cache_salt": "%s"}' % (b"0" * 64))
+    }
+    assert len(salts) == 3
+    assert salts.isdisjoint({"x", "0" * 64})
+    body = b'{"input": "x", "store": true}'
+    assert json.loads(APART.write(body, RESPONSES, tenant="", has_media=False))["store"] is False
+    with pytest.raises(ResponseNotFound):
+        APART.write(b'{"previous_response_id": "r"}', RESPONSES, tenant="", has_media=False)
+
+
+UNUSUAL = [
+    b'"n": NaN',
+    b'"n": [Infinity, -Infinity]',
+    b'"text": "\\ud800"',
+    b'"\\ud83d": 1',
+    b'"\xed\xa0\x80": 1',
+    b'"deep": ' + b"[" * 900 + b"]" * 900,
+]
+"""Members that Python's parser takes, and with it vLLM."""
+
+
+@pytest.mark.parametrize("member", UNUSUAL)
+@pytest.mark.parametrize("path", ["/v1/completions", RESPONSES])
+def test_unusual_json_is_salted_like_any_other(member: bytes, path: str) -> None:
+    body = b'{"cache_salt": "theirs", ' + member + b', "store": true}'
+    found = json.loads(APART.write(body, path, tenant="a", has_media=False))
+    assert found["cache_salt"] == APART.salt_of("a", b"theirs")
+    assert found["store"] is (path != RESPONSES)
+    own = json.loads(body)
+    assert repr({**found, "cache_salt": 0, "store": 0}) == repr(
+        {**own, "cache_salt": 0, "store": 0}
+    )
+    continued = b'{"previous_response_id": "r", ' + member + b"}"
+    with pytest.raises(ResponseNotFound):
+        APART.write(continued, RESPONSES, tenant="a", has_media=False)
+    added = APART.write(b"{ " + member + b" }", path, tenant="a", has_media=False)
+    assert added.startswith(b"{ " + member + b' ,"cache_salt":"')
+
+
+@given(
+    st.binary(max_size=40)
+    | st.text(alphabet='{}[]",:\\ud80an0-NaN \n').map(lambda text: text.encode())
+)
+def test_python_reads_no_body_that_was_passed_without_a_salt(body: bytes) -> None:
+    try:
+        found = APART.write(body, "/v1/completions", tenant="a", has_media=False)
+    except InvalidRequest:
+        return
+    try:
+        read = json.loads(found)
+    except (ValueError, RecursionError):
+        return  # vLLM refuses it
+    assert read["cache_salt"] == APART.salt_of("a", b"") or b"cache_salt" in body
 
 
 @pytest.mark.parametrize(
@@ -82,10 +162,10 @@ def test_a_tenant_has_no_stored_responses() -> None:
     written({**fields, "previous_response_id": None}, RESPONSES, tenant="a")
     for path in ("/v1/responses/resp_1", "/v1/responses/resp_1/cancel"):
         with pytest.raises(ResponseNotFound):
-            check_path(path, "a")
-        check_path(path, "")
-    check_path(RESPONSES, "a")
-    check_path("/v1/responses/render", "a")
+            APART.check_path(path)
+        ALONE.check_path(path)
+    APART.check_path(RESPONSES)
+    APART.check_path("/v1/responses/render")
 
 
 @pytest.mark.parametrize(
@@ -117,22 +197,38 @@ def test_a_tenant_has_no_stored_responses() -> None:
 )
 def test_other_spellings_of_paths_are_refused_for_tenants(path: str) -> None:
     with pytest.raises(InvalidRequest):
-        check_path(path, "a")
-    check_path(path, "")
+        APART.check_path(path)
+    ALONE.check_path(path)
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/v1/models/a/b", "/v1/audio/transcriptions", "/tokenize", "/", "/ping/"]
 )
 def test_paths_of_endpoints_without_memory_pass(path: str) -> None:
-    check_path(path, "a")
+    APART.check_path(path)
 
 
-@pytest.mark.parametrize("path", sorted(TABLE.keys() | SALTED))
+@pytest.mark.parametrize("path", sorted((TABLE.keys() | SALTED) - UNSALTED.keys()))
 def test_every_endpoint_with_media_or_salt_passes(path: str) -> None:
-    check_path(path, "a")
+    APART.check_path(path)
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"nonsense", b'"x"', b"{"])
-def test_what_is_no_object_passes(body: bytes) -> None:
-    assert tenancy.written(body, RESPONSES, tenant="a", has_media=False) == body
+@pytest.mark.parametrize("path", sorted(UNSALTED))
+def test_endpoint_without_a_salt_is_refused_with_tenants(path: str) -> None:
+    with pytest.raises(UnsupportedParameter, match="use /v1/"):
+        APART.check_path(path)
+    ALONE.check_path(path)
+
+
+BROKEN = [
+    *(b"", b"[1]", b"nonsense", b'"x"', b"{", b'{"a"', b'{"a":', b'{"a": NaN,}', b"{NaN: 1}"),
+    *(b'{"a": NaN} x', b'{"\xff": 1}', b'{"a": 1 "b": 2}', b'{"a":' + b"[" * 100_000 + b"1}"),
+]
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_body_that_is_no_object_is_refused_where_a_field_has_to_be_written(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        APART.write(body, RESPONSES, tenant="a", has_media=False)
+    assert ALONE.write(body, RESPONSES, tenant="", has_media=False) == body
+    assert APART.write(body, "/v1/other", tenant="a", has_media=False) == body

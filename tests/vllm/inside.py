@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from PIL import Image
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFieldElem,
@@ -20,9 +21,12 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItems,
     MultiModalSharedField,
 )
+from vllm.multimodal.media import MediaWithBytes
 
 from afferent import keys
+from afferent.engine.references import Of
 from afferent.engine.vllm import items, place
+from afferent.engine.vllm.plugin import labels as plugin_labels
 from afferent.engine.vllm.plugin import probe
 from afferent.engine.vllm.plugin.arena import Arena
 from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
@@ -103,6 +107,24 @@ def hooks() -> None:
     assert probe._missing(probe._Hook("vllm.nothing", "at_all")) == "vllm.nothing.at_all"
 
 
+def labels() -> None:
+    """Decoded items of every modality, and what a parser makes of them, name their request."""
+    of = Of("request-1", 1, 3)
+    image: Any = MediaWithBytes(Image.new("RGB", (4, 3)), b"file")
+    video: Any = MediaWithBytes((torch.zeros(2, 3, 4, 3), {"fps": 1.0}), b"file")
+    audio = (torch.zeros(16).numpy(), 16_000)
+    shown = [plugin_labels.labelled(each, of) for each in (image, video, audio)]
+    assert [each[0].shape for each in shown[1:]] == [video.media[0].shape, audio[0].shape]
+    assert isinstance(shown[2], tuple)
+    for found in (shown, [{"image": shown[0]}, {"video": shown[1]}, {"audio": shown[2]}]):
+        parsed = SimpleNamespace()
+        plugin_labels.pass_on(found, parsed)
+        assert plugin_labels.labels_in({"any": parsed}) == [of] * 3
+    parsed = SimpleNamespace()
+    plugin_labels.pass_on([audio, torch.zeros(2)], parsed)
+    assert plugin_labels.labels_in({"any": parsed}) == []
+
+
 def killed() -> None:
     """The store is killed between the look-up and the reading of what was found: what is read is
     right, or nothing is; then all goes on.
@@ -176,5 +198,5 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 _BATCHED = MultiModalBatchedField()
 
 if __name__ == "__main__":
-    whats = (fields, many, refusals, hooks, killed)
+    whats = (fields, many, refusals, hooks, labels, killed)
     {what.__name__: what for what in whats}[sys.argv[1]]()

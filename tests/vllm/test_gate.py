@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,70 @@ def test_four_answers_are_written_at_a_time(
     print(f"first tokens within {spread_s:.2f} s, the first answer ends after {shortest_s:.2f} s")
     assert max(firsts) < min(ends), "all four are answered at a time"
     assert most == 1, "and prepared one at a time"
+
+
+DIALECTS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+
+
+def unstreamed(path: str, urls: Sequence[str]) -> dict[str, Any]:
+    """A request for a long answer in one piece, without names for its images."""
+    if path == "/v1/responses":
+        shown = [{"type": "input_image", "image_url": url} for url in urls]
+        asked = {"input": [{"role": "user", "content": shown}], "max_output_tokens": 200}
+        return {"model": "shapes", **asked, "ignore_eos": True}
+    if path == "/v1/messages":  # which has no `ignore_eos`
+        sources = [
+            {"type": "base64", "media_type": "image/bmp", "data": url.partition(",")[2]}
+            for url in urls
+        ]
+        shown = [{"type": "image", "source": source} for source in sources]
+        return {**_spoken([*shown, {"type": "text", "text": "What?"}]), "max_tokens": 200}
+    shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {**_spoken(shown), "max_tokens": 200, "ignore_eos": True}
+
+
+def _spoken(content: list[Any]) -> dict[str, Any]:
+    return {"model": "shapes", "messages": [{"role": "user", "content": content}]}
+
+
+def forwarded_images(number: int, *, seed: int) -> list[str]:
+    """Images that vLLM's processor gets as bytes, in every API."""
+    files = [encoded(photo(800, 600, seed=seed + at), "BMP") for at in range(number)]
+    return ["data:image/bmp;base64," + b64encode(file).decode() for file in files]
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_answers_in_one_piece_to_forwarded_media_keep_no_permit(
+    one_at_a_time: tuple[Server, Path], path: str
+) -> None:
+    """Permits come back when vLLM's processor has returned, and not with the first byte: when four
+    have come back, no long answer has ended.
+    """
+    server, store_path = one_at_a_time
+    number = 1 if path == "/v1/messages" else 4
+    bodies = [
+        unstreamed(path, forwarded_images(4, seed=100 * DIALECTS.index(path) + 10 * at))
+        for at in range(number)
+    ]
+
+    def ask(asked: Any) -> float:
+        answer = httpx.post(f"{server.url}{path}", json=asked, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return time.monotonic()
+
+    with ThreadPoolExecutor(number) as threads, DaemonStore(str(store_path), name="look") as store:
+        running = [threads.submit(ask, each) for each in bodies]
+        most = seen = 0
+        while seen < number or store.stat().permits:
+            if found := store.stat().permits.get("preprocess"):
+                most = max(most, found.num_held)
+                seen = max(seen, found.num_held + found.num_queued)
+            assert not all(each.done() for each in running), f"{seen} were seen at the gate"
+        back_s = time.monotonic()
+        left_s = min(each.result() for each in running) - back_s
+    print(f"{path}: the first of {number} ends {left_s:.2f} s after all permits came back")
+    assert most == 1
+    assert left_s > 0.05
 
 
 def test_memory_of_the_api_server_is_bounded(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from afferent.serve.upstream.media_locations import TABLE
+from afferent.serve.upstream.media_locations import TABLE, paths_at
 from afferent.serve.upstream.tenancy import SALTED
 from tests.vllm.servers import ENV, python
 
@@ -18,14 +19,15 @@ pytestmark = pytest.mark.vllm
 # Walks the routes of vLLM's API server, and the types of their bodies, as far as they are typed.
 _WALK = """
 import importlib, json, pkgutil, typing
+from collections import abc
 import typing_extensions
 import vllm.entrypoints
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 KEYS = {"image_url", "video_url", "audio_url", "input_audio"}
-KEYS |= {"images", "videos", "audio", "cache_salt"}
-IGNORED = {"image_embeds", "audio_embeds"}
+KEYS |= {"images", "videos", "audio", "source", "cache_salt"}
+LISTS = (list, tuple, set, abc.Sequence, abc.Iterable)
 
 
 def members(kind):
@@ -46,11 +48,12 @@ def walk(kind, path, seen, found):
         for name, each in inner.items():
             if name in KEYS:
                 found.add((*path, name))
-            elif len(path) < 8:
+            elif len(path) < 12:
                 walk(each, (*path, name), seen | {kind}, found)
         return
+    inside = ("*",) if typing.get_origin(kind) in LISTS else ()
     for each in typing.get_args(kind):
-        walk(each, path, seen, found)
+        walk(each, (*path, *inside), seen, found)
 
 
 found = {}
@@ -80,10 +83,16 @@ print("FOUND" + json.dumps({path: sorted(map(list, each)) for path, each in foun
 
 DATA = {
     # Fields of these names that take no media of a request.
-    ("/v1/chat/completions", "audio"),  # parameters of an answer in audio
-    ("/v1/chat/completions/batch", "audio"),
-    ("/v1/chat/completions/render", "audio"),
+    ("audio",),  # parameters of an answer in audio
+    ("messages", "*", "audio"),  # the id of an earlier answer in audio
+    ("messages", "*", "*", "audio"),
+    ("input", "*", "audio"),
+    ("input", "*", "*", "audio"),
+    ("system", "*", "source"),  # of a system prompt, the text alone is read
+    ("prompt", "variables", "image_url"),  # stored prompts are not supported
 }
+TOOLS = {("tools",), ("input", "*", "tools")}
+"""Where tools are described, which have fields of these names."""
 WITHOUT_LINE = {
     "/inference/v1/generate",  # takes features, not media
     "/v1/chat/completions/derender",  # parses an answer; the request beside it is not rendered
@@ -105,17 +114,42 @@ def fields() -> dict[str, list[list[str]]]:
     return found
 
 
+def media_fields(found: Iterable[Sequence[str]]) -> set[tuple[str, ...]]:
+    """Return paths of fields that take media."""
+    paths = {tuple(field) for field in found if field[-1] != "cache_salt"} - DATA
+    return {path for path in paths if not any(path[: len(tools)] == tools for tools in TOOLS)}
+
+
+def in_table(path: str) -> set[tuple[str, ...]]:
+    """Return the fields that the table has at an endpoint, as far as models have types."""
+    strings = paths_at(path)
+    return strings | {found[:-1] for found in strings if found[-1] in ("url", "data", "*")}
+
+
 def test_every_endpoint_with_a_media_field_has_a_line(fields: dict[str, Any]) -> None:
-    with_media = {
-        path
-        for path, found in fields.items()
-        if any(
-            (path, field[-1]) not in DATA and field[0] != "tools" and field[-1] != "cache_salt"
-            for field in found
-        )
-    }
+    with_media = {path for path, found in fields.items() if media_fields(found)}
     assert {"/v1/chat/completions", "/tokenize", "/v2/embed"} <= with_media  # it does find some
     assert with_media - set(TABLE) - WITHOUT_LINE == set()
+
+
+def test_every_media_field_is_in_the_line_of_its_endpoint(fields: dict[str, Any]) -> None:
+    """Key by key, and list by list."""
+    missing = {
+        path: sorted(lacks)
+        for path, found in fields.items()
+        if path not in WITHOUT_LINE and (lacks := media_fields(found) - in_table(path))
+    }
+    assert missing == {}
+    assert ("messages", "*", "content", "*", "source") in media_fields(fields["/v1/messages"])
+    assert ("input", "*", "*", "content", "*", "image_url") in media_fields(
+        fields["/v1/embeddings"]
+    )
+
+
+def test_a_media_field_that_the_table_lacks_is_found() -> None:
+    new = ["messages", "*", "content", "*", "picture", "image_url"]
+    known = ["messages", "*", "content", "*", "image_url"]
+    assert media_fields([new, known]) - in_table("/v1/chat/completions") == {tuple(new)}
 
 
 def test_every_path_of_the_table_is_one_of_vllm(fields: dict[str, Any]) -> None:

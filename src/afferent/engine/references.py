@@ -26,7 +26,6 @@ SCHEMA = "1-8186bf84bb1538f5a7fb9d6bb7f4e043"
 _TAG = f"afferent/reference/v{VERSION}".encode()
 _MAC_NBYTES = 16
 _MAX_CHARS = 16_384
-_OF: Final = "@"
 
 Run = tuple[NonNegative, Annotated[int, Meta(ge=1, le=2**31)]]
 """A token, and how often it stands there."""
@@ -130,20 +129,6 @@ def key_of(name: str) -> bytes:
     if len(key) != 32:
         raise FormatError("not a name of an item of ours")
     return key
-
-
-def name_of(key: bytes, request: str) -> str:
-    """What a request calls an item that the engine processes itself; see `split_name`."""
-    return f"{key.hex()}{_OF}{request}"
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """What caches of the engine may call an item that it processes, and the request it came by.
-
-    The request is empty in a name that `name_of` did not make.
-    """
-    known, _, request = name.partition(_OF)
-    return known, request
 
 
 def sign(reference: Reference, secret: bytes) -> str:

@@ -108,6 +108,12 @@ class Upstream(Protocol):
         """
         ...
 
+    @property
+    def salt_key(self) -> bytes:
+        """Secret that salts of the upstream's prefix cache are made with: the same in all frontends
+        of a server.
+        """
+
     def sign(self, reference: Reference) -> str:
         """The URL that stands for an item in a request's body."""
         ...

@@ -25,6 +25,13 @@ class Base64Text:
     def __init__(self) -> None:
         self._rest = b""  # fewer than four characters, which give no byte yet
         self._padded = False
+        self.last = b""
+        """The four characters with padding, once they have come."""
+
+    @property
+    def rest(self) -> bytes:
+        """Characters that have given no byte yet."""
+        return self._rest
 
     def decode_whole(self, text: memoryview) -> tuple[bytes, bytes] | None:
         """What `decode` would give, in two pieces and without a copy of ``text``.
@@ -63,6 +70,8 @@ class Base64Text:
         if not whole:
             return b""
         self._padded = text[whole - 1] == _PADDING
+        if self._padded:
+            self.last = bytes(text[whole - _QUANTUM : whole])
         try:
             # Of the strict calls the fastest; on large pieces it lets other threads run.
             return pybase64.b64decode(memoryview(text)[:whole], validate=True)

@@ -18,19 +18,21 @@ the error stays where it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from afferent.errors import InvalidMedia, InvalidRequest, TooManyItems
+from afferent.errors import InternalError, InvalidMedia, InvalidRequest, TooManyItems
 from afferent.ingest.base64_text import Base64Text
 from afferent.ingest.json_path import JsonPath
 from afferent.ingest.json_text import JsonText
+from afferent.ingest.original_text import OriginalText, Progress
 
 _WINDOW_NBYTES = 64 << 10
 
@@ -66,12 +68,28 @@ class CutMedia:
     """One item that was cut out: the ``index``-th, in the order of the body.
 
     ``head`` is what stood before the base64: all that a ``data:`` URL says, or nothing.
+
+    Attributes:
+        error: What is wrong with it, if it is media.
+        original: The text that it was cut from, if it is none.
     """
 
     index: int
     marker: str
     head: str
     nbytes: int
+    error: InvalidMedia | None = None
+    original: OriginalText | None = None
+
+    def written(self, data: bytes | memoryview) -> bytes:
+        """Return the text that it was cut from, as its JSON had it.
+
+        Args:
+            data: Of the item.
+        """
+        if self.original is None:
+            raise InternalError("the text of an item is known only where paths say where media are")
+        return self.original.of(data)
 
     @property
     def media_type(self) -> str:
@@ -141,6 +159,9 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _HEAD = re.compile(  # ASCII, escaped or not
     rb"(?:[ !#-\[\]-~]|\\/|\\u00[0-7][0-9a-fA-F]){0,%d}+" % _MAX_HEAD_CHARS
 )
+_STRING = re.compile(  # with no escape that goes on behind the buffer
+    rb'(?:[^"\\]++|\\[^u]|\\u(?:[0-9a-fA-F]{4}|(?![0-9a-fA-F]{0,3}\Z)))*+', re.DOTALL
+)
 _PARTIAL_ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _LONGEST_ESCAPE_NBYTES = len(r"\u002f")
 
@@ -173,7 +194,9 @@ class BodyCutter:
         Args:
             is_parsed: Whether the JSON is parsed here; else its shape has no limit.
             paths: Where media may stand, as `JsonPath.steps`; a string anywhere else stays in the
-                JSON as it was written. ``None``: anywhere.
+                JSON as it was written. What is cut out there may turn out to be no media: so
+                nothing that is wrong with it is raised, and the text that it was cut from is known
+                (`CutMedia`). ``None``: anywhere.
             marker: Replaces the random prefix of the markers, for tests.
         """
         self._sink, self._max_media = sink, max_media
@@ -192,6 +215,8 @@ class BodyCutter:
         self._is_text = False
         self._head = ""
         self._nbytes = 0
+        self._error: InvalidMedia | None = None
+        self._original: OriginalText | None = None
 
     @property
     def is_text(self) -> bool:
@@ -203,7 +228,7 @@ class BodyCutter:
 
         Raises:
             InvalidMedia: The base64 of an item is malformed.
-            TooManyItems: There are more than ``max_media``.
+            TooManyItems: There are more than ``max_media``. With ``paths``, neither is raised.
             BodyTooLarge: Without its media, the body exceeds ``max_json_nbytes``.
             InvalidRequest: It is nested deeper than ``max_depth``.
         """
@@ -271,11 +296,15 @@ class BodyCutter:
         text = _unescape(self._buffer[self._pos : end])
         if media := self._rule.head.match(text[: self._rule.num_chars]):
             self._keep()
-            if not self._may_be_media:
+            if not self._may_be_media or self._has_enough:
                 self._step = BodyCutter._seek_key
                 return True
             self._begin(media[0].decode())
-            self._write(text[media.end() :].translate(None, b"\r\n"))
+            with self._spoiling():
+                self._write(text[media.end() :].translate(None, b"\r\n"))
+            if self._original is not None:
+                known = None if self._error else text
+                self._original.begin(self._buffer[self._pos : end], known, media[0])
             self._pos = self._kept = end
             self._step = BodyCutter._cut
             return True
@@ -287,28 +316,41 @@ class BodyCutter:
 
     def _cut(self) -> bool:
         """Hand the base64 on, up to the quote that ends it."""
-        # A quote that is escaped ends it too: it is malformed either way.
         quote = self._buffer.find(b'"', self._pos)
         end = quote if quote >= 0 else len(self._buffer)
-        if self._buffer.find(b"\\", self._pos, end) < 0:
-            self._write(memoryview(self._buffer)[self._pos : end])
-        else:
-            if quote < 0:
-                tail = max(self._pos, end - _LONGEST_ESCAPE_NBYTES + 1)
-                partial = _PARTIAL_ESCAPE.search(self._buffer, tail)
-                end = partial.start() if partial else end
-            try:
-                # Some encoders break lines; in JSON these are escapes, so only they are looked for.
-                text = _unescape(self._buffer[self._pos : end])
-                self._write(text.translate(None, b"\r\n"))
-            except (msgspec.DecodeError, UnicodeError) as error:
-                raise self._malformed() from error
+        has_escapes = self._buffer.find(b"\\", self._pos, end) >= 0
+        tail = max(self._pos, end - (1 if quote >= 0 else _LONGEST_ESCAPE_NBYTES))
+        if has_escapes and self._buffer.find(b"\\", tail, end) >= 0:  # one may go on behind the end
+            string = _STRING.match(self._buffer, self._pos)
+            end = string.end() if string else self._pos
+            quote = end if self._buffer.startswith(b'"', end) else -1
+        self._take(memoryview(self._buffer)[self._pos : end], has_escapes=has_escapes)
         self._pos = self._kept = end
         if quote < 0:
             return False
         self._end()
         self._step = BodyCutter._seek_key
         return True
+
+    def _take(self, raw: memoryview, *, has_escapes: bool) -> None:
+        """Hand on characters of a string as they are written."""
+        before = self._progress
+        text: bytes | memoryview = raw
+        if self._error is None:
+            with self._spoiling():
+                if has_escapes:
+                    text = self._unescaped(raw)
+                    # Some encoders break lines, which are escapes in JSON: no others are sought.
+                    self._write(text.translate(None, b"\r\n"))
+                else:
+                    self._write(text)
+        self._note(raw, text, before)
+
+    def _unescaped(self, raw: memoryview) -> bytes:
+        try:
+            return _unescape(bytes(raw))
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise self._malformed() from error
 
     # Where things go
 
@@ -324,6 +366,11 @@ class BodyCutter:
         """Whether media may stand where the text has come to."""
         return self._paths is None or self._path is None or self._path.steps in self._paths
 
+    @property
+    def _has_enough(self) -> bool:
+        """Whether what else looks like media stays in the JSON: the caller counts what is media."""
+        return self._paths is not None and len(self._media) >= self._max_media
+
     def _begin(self, head: str) -> None:
         if len(self._media) >= self._max_media:
             raise TooManyItems(
@@ -331,19 +378,43 @@ class BodyCutter:
                 "--max-audio-clips)"
             )
         self._head, self._nbytes, self._base64 = head, 0, Base64Text()
-        self._is_text = is_frames(head)
+        self._is_text, self._error = is_frames(head), None
+        self._original = None if self._paths is None else OriginalText(is_base64=not self._is_text)
         self._sink.begin()
+
+    @contextlib.contextmanager
+    def _spoiling(self) -> Iterator[None]:
+        """Go on after an error where the item may turn out to be no media."""
+        try:
+            yield
+        except InvalidMedia as error:
+            if self._original is None:
+                raise
+            self._error = self._error or error
+
+    @property
+    def _progress(self) -> Progress:
+        return Progress(self._nbytes, self._base64.rest, self._base64.last)
+
+    def _note(self, raw: memoryview, text: bytes | memoryview, before: Progress) -> None:
+        if self._original is not None:
+            self._original.take(raw, None if self._error else text, before)
 
     def _decode(self, window: memoryview) -> bool:
         """Hand on a window that is base64 from end to end, as most of an item's are: it is decoded
         where it lies, and nothing is looked for in it.
         """
-        if self._is_text:
+        if self._is_text or self._error is not None:
             return False
+        before = self._progress
         pieces = self._base64.decode_whole(window)
-        for data in pieces or ():
-            self._hand_on(data)
-        return pieces is not None
+        if pieces is None:
+            return False
+        with self._spoiling():
+            for data in pieces:
+                self._hand_on(data)
+        self._note(window, window, before)
+        return True
 
     def _write(self, text: bytes | memoryview) -> None:
         if self._is_text:
@@ -361,15 +432,20 @@ class BodyCutter:
             self._sink.write(data)
 
     def _end(self) -> None:
-        try:
-            self._base64.finish()
-        except InvalidMedia as error:
-            raise self._malformed() from error
+        with self._spoiling():
+            try:
+                self._base64.finish()
+            except InvalidMedia as error:
+                raise self._malformed() from error
+        if self._original is not None:
+            self._original.finish(self._progress)
         self._sink.end()
         index = len(self._media)
-        media = CutMedia(index, f"{self._marker}:{index}", self._head, self._nbytes)
-        self._media.append(media)
-        self._json.append_marker(media.marker.encode())
+        marker = f"{self._marker}:{index}"
+        self._media.append(
+            CutMedia(index, marker, self._head, self._nbytes, self._error, self._original)
+        )
+        self._json.append_marker(marker.encode())
 
     def _malformed(self) -> InvalidMedia:
         return InvalidMedia(f"the base64 of item {len(self._media) + 1} is malformed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -55,6 +56,15 @@ class AudioHeader(Struct, tag="audio", frozen=True, array_like=True, forbid_unkn
         return self.num_frames / self.sample_rate_hz
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardedHeader:
+    """A file that a server behind decodes. ``num_pixels`` are those of its largest image, or those
+    of all frames of a video that came as images; 0: unknown.
+    """
+
+    num_pixels: int = 0
+
+
 MediaHeader = ImageHeader | VideoHeader | AudioHeader
 
 
@@ -88,9 +98,9 @@ def probe_image(data: Data, limits: Limits) -> ImageHeader:
     return ImageHeader(stored.width, stored.height, stored.orientation)
 
 
-def probe_accepted(data: Data, limits: Limits, accepted: Accepted) -> ImageHeader | None:
-    """Return what the header of an image says; ``None`` if it is forwarded as it is, and its sides
-    are within the limits as far as they are known.
+def probe_accepted(data: Data, limits: Limits, accepted: Accepted) -> ImageHeader | ForwardedHeader:
+    """Return what the header of an image says: a `ForwardedHeader` if the file is forwarded as it
+    is, and its sides are within the limits as far as they are known.
 
     Raises:
         UnsupportedMedia: It is of a format that is not accepted.
@@ -106,12 +116,14 @@ def probe_accepted(data: Data, limits: Limits, accepted: Accepted) -> ImageHeade
         raise
     except InvalidMedia:
         if accepted is Accepted.ALL:
-            return None
+            return ForwardedHeader()
         raise
     for size in sizes:
         _check_most(*size, limits)
     is_decoded = is_of_decoded_format(data) and min(sizes[0]) >= _MIN_SIDE
-    return probe_image(data, limits) if is_decoded else None
+    if is_decoded:
+        return probe_image(data, limits)
+    return ForwardedHeader(max(width * height for width, height in sizes))
 
 
 def _sizes_of(data: Data) -> list[Size]:

@@ -17,8 +17,8 @@ from afferent.errors import ConfigError
 
 WATCHED: Final = (
     *("uds", "host", "port", "model", "api_key", "served_model_name"),
-    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out"),
-    *("trust_request_chat_template", "mm_processor_kwargs", "media_io_kwargs"),
+    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out", "tokens_only"),
+    *("trust_request_chat_template", "mm_processor_kwargs", "media_io_kwargs", "root_path"),
 )
 """Attributes of what vLLM's parser returns."""
 _TIMEOUT_S: Final = 300.0

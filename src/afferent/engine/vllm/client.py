@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -24,6 +25,7 @@ from afferent.types import Modality
 
 log = logging.getLogger(__name__)
 
+_SALT_TAG = b"afferent/salt-key/v1"
 _LOOK_S = 1.0
 _LOOK_TIMEOUT_S = 5.0
 _MOST_UNANSWERED = 3
@@ -131,6 +133,11 @@ class VllmClient:
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""
         return self._taken.takes(modality, file)
+
+    @property
+    def salt_key(self) -> bytes:
+        """See `Upstream.salt_key`."""
+        return hmac.new(self._secret, _SALT_TAG, hashlib.sha256).digest()
 
     def sign(self, reference: Reference) -> str:
         return sign(reference, self._secret)

@@ -35,10 +35,12 @@ _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
 """Each request is in our log. Whoever wants vLLM's lines too says ``--no-...`` in the arguments."""
 _OURS = ("uds", "host", "port", "model", "api_key", "served_model_name")
 _UNSAFE = (
-    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out"),
-    "trust_request_chat_template",
+    *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out", "tokens_only"),
+    *("trust_request_chat_template", "root_path"),
 )
-"""Ways around the limits that this server keeps, for whoever sends a request."""
+"""Ways around the limits that this server keeps, open to clients. With ``root_path``, each endpoint
+has a second path, at which no media and no tenants are looked for.
+"""
 FEATURES_FOR: Final = frozenset(
     {
         *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),

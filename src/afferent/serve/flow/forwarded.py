@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from afferent.ingest.probe import ImageHeader
+from afferent.ingest.probe import ForwardedHeader, ImageHeader
 from afferent.serve.flow.item_state import ItemState
 from afferent.types import Modality
 
@@ -19,9 +19,12 @@ frames of H.264, of MP3.
 def tensor_nbytes(item: ItemState) -> int:
     """Estimate the bytes of the tensors that an engine makes of an item.
 
-    Of an image whose header is read here it is what the engine has at the most; of other items it
-    follows from the size of the file.
+    Of an image whose sides are known it is what the engine has at the most, and so of a video that
+    came as images; of other items it follows from the size of the file.
     """
-    if isinstance(item.header, ImageHeader):
-        return item.header.width * item.header.height * _NBYTES_A_PIXEL
+    match item.header:
+        case ImageHeader(width=width, height=height):
+            return width * height * _NBYTES_A_PIXEL
+        case ForwardedHeader(num_pixels=num_pixels) if num_pixels:
+            return num_pixels * _NBYTES_A_PIXEL
     return _GROWTH[item.modality] * (item.raw.nbytes if item.raw is not None else 0)

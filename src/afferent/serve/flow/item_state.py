@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from afferent.ingest.probe import MediaHeader
+from afferent.ingest.probe import ForwardedHeader, MediaHeader
 from afferent.ingest.raw import RawMedia
 from afferent.ingest.url_memory import Flights
 from afferent.preprocess.family import Family
@@ -50,7 +50,8 @@ class ItemState:
         name: What the client calls it; one of the names, if there are several.
         is_recalled: It was sent as a URL, and is known from before.
         copies: The encoded bytes, as often as they were sent; not at all if the item has been here.
-        header: Of an image; a video or audio clip has none yet.
+        header: Of an image, or of a file that is not decoded here; a video or audio clip has none
+            yet.
         plan: Of an image, and exact.
         written: Where the bytes were put that came on the heap.
         bound: Of a video or audio clip: its header, and at most so much.
@@ -66,7 +67,7 @@ class ItemState:
     name: Name | None = None
     is_recalled: bool = False
     copies: list[RawMedia] = field(default_factory=list)
-    header: MediaHeader | None = None
+    header: MediaHeader | ForwardedHeader | None = None
     # planned
     plan: FeaturePlan | None = None
     # admitted
@@ -83,8 +84,8 @@ class ItemState:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether it is an image that was sent and is not decoded here."""
-        return self.modality is Modality.IMAGE and self.raw is not None and self.header is None
+        """Whether it was sent and is not decoded here."""
+        return isinstance(self.header, ForwardedHeader)
 
     @property
     def data(self) -> bytes | None:

@@ -112,7 +112,7 @@ def features_job(item: ItemState) -> Queue:
         raise InternalError("an item's bytes are not in the arena")
     if item.bound is not None:
         header, plan = item.bound.header, item.bound.plan
-    elif item.header is not None and item.plan is not None:
+    elif item.plan is not None and isinstance(item.header, ImageHeader):
         header, plan = item.header, item.plan
     else:
         raise InternalError("an item has no plan")

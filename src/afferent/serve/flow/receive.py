@@ -17,7 +17,13 @@ from afferent.errors import (
 )
 from afferent.ingest.digest import Digester
 from afferent.ingest.pace import Pace
-from afferent.ingest.probe import Accepted, MediaHeader, probe_accepted, probe_frames
+from afferent.ingest.probe import (
+    Accepted,
+    ForwardedHeader,
+    MediaHeader,
+    probe_accepted,
+    probe_frames,
+)
 from afferent.ingest.raw import RawMedia
 from afferent.serve.flow.acquire import count, handle_if_there
 from afferent.serve.flow.item_state import ItemState, Processor, RequestItems
@@ -61,7 +67,7 @@ class _Received:
     """What came of a part that was sent."""
 
     raw: RawMedia
-    header: MediaHeader | None
+    header: MediaHeader | ForwardedHeader | None
     digest: bytes
 
 
@@ -227,10 +233,14 @@ class ItemReader:
         headers, pace = [], Pace()
         limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
         for part, raw, view in zip(parts, media, views, strict=True):
-            headers.append(self._header(part.media.modality, view, limits, raw))
+            header = self._header(part.media.modality, view, limits, raw)
             if raw.is_frames and self._accepted is Accepted.KNOWN:
-                for _ in probe_frames(view, limits):
+                num_pixels = 0
+                for width, height in probe_frames(view, limits):
+                    num_pixels += width * height
                     await pace.rest()
+                header = ForwardedHeader(num_pixels)
+            headers.append(header)
             await pace.rest()
         new = [view for raw, view in zip(media, views, strict=True) if raw.digest is None]
         made = iter(await self._digester.digest_all(new))
@@ -260,7 +270,7 @@ class ItemReader:
 
     def _header(
         self, modality: Modality, data: memoryview, limits: RequestLimits, raw: RawMedia
-    ) -> MediaHeader | None:
+    ) -> MediaHeader | ForwardedHeader | None:
         """Containers of video and audio are read by workers, which are confined."""
         if raw.is_frames and (modality is not Modality.VIDEO or not self._accepts_frames):
             raise UnsupportedMedia(

@@ -53,6 +53,8 @@ class Access:
         owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
         owners += [(api_key, None)] if api_key else []
         self._keys = [(_digest(key), tenant) for key, tenant in owners]
+        self.has_tenants = bool(tenants)
+        """Whether tenants are configured, and clients without one are apart from them."""
         self._has_quotas = any(tenant.max_requests for tenant in tenants)
 
     @property

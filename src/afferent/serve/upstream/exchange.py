@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pybase64
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +18,7 @@ from afferent.engine.upstream import (
     UpstreamAnswer,
     UpstreamRequest,
 )
-from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable
+from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable, InvalidRequest
 from afferent.http_server.exchange import hang_up
 from afferent.ingest.raw import RawMedia
 from afferent.quota.shares import NAMELESS, Share
@@ -32,9 +31,10 @@ from afferent.serve.http.body import BodyReader
 from afferent.serve.http.endpoint import IN_FLIGHT, AppSettings, tell
 from afferent.serve.http.failures import failure_of
 from afferent.serve.http.responses import new_id, path_of, refusal
-from afferent.serve.upstream import media_locations, tenancy
+from afferent.serve.upstream import media_locations
 from afferent.serve.upstream.error_answers import without_references
 from afferent.serve.upstream.items import Referenced, ReferenceStage
+from afferent.serve.upstream.tenancy import Tenancy
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.explain import Explainer, make_console
 from afferent.telemetry.journal import JOURNAL
@@ -47,6 +47,7 @@ OTHER = "upstream"
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that come before the first token is computed."""
 _EVENT = re.compile(rb"(?m)^event: ")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class Passage:
         """
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._apis = settings, access, apis
+        self._tenancy = Tenancy(has_tenants=access.has_tenants, secret=upstream.salt_key)
         counting.APIS.update({OTHER, *(api.name for api in apis.values())})
         self._explainer = Explainer(make_console()) if settings.explain else None
 
@@ -128,7 +130,8 @@ class Passage:
             exchange.id, request.headers, host=request.client.host if request.client else ""
         )
         trace.tenant, trace.media = exchange.share.tenant, "none"
-        tenancy.check_path(path_of(request), exchange.share.tenant)
+        _check_target(exchange.scope)
+        self._tenancy.check_path(path_of(request))
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""
@@ -178,8 +181,9 @@ class Passage:
         others = self._others(document, body)
         if not document.places:
             reader.let_others_come()
-            passed = tenancy.written(body.json, path, tenant=tenant, has_media=False)
+            passed = self._tenancy.write(body.json, path, tenant=tenant, has_media=False)
             return media_locations.restore(passed, others)
+        _check_media(document, body)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
         exchange.referenced = await self._stage.refer(
@@ -188,7 +192,7 @@ class Passage:
         reader.let_others_come()
         exchange.urls = [self._upstream.sign(each) for each in exchange.referenced.references]
         written = document.write(exchange.urls, names=exchange.referenced.names)
-        written = tenancy.written(written, path, tenant=tenant, has_media=True)
+        written = self._tenancy.write(written, path, tenant=tenant, has_media=True)
         return media_locations.restore(written, others)
 
     def _others(self, document: media_locations.Document, body: ReceivedBody) -> dict[str, bytes]:
@@ -196,13 +200,8 @@ class Passage:
         shown = {place.source for place in document.places}
         others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
         return {
-            marker: body.cut[marker].head.encode() + self._text_of(raw)
-            for marker, raw in others.items()
+            marker: body.cut[marker].written(self._bytes_of(raw)) for marker, raw in others.items()
         }
-
-    def _text_of(self, raw: RawMedia) -> bytes:
-        found = self._bytes_of(raw)
-        return bytes(found) if raw.is_frames else pybase64.b64encode(found)
 
     def _bytes_of(self, raw: RawMedia) -> bytes | memoryview:
         if raw.handle is None:
@@ -285,12 +284,34 @@ def target_of(scope: Scope) -> str:
     return (path + (b"?" + query if query else b"")).decode("latin-1")
 
 
+def _check_target(scope: Scope) -> None:
+    """Refuse a target that the upstream could take for that of another endpoint than this server:
+    its router ignores a line break at the end of a path, and a URL ends at a number sign.
+
+    Raises:
+        InvalidRequest: It has control characters or a number sign.
+    """
+    if _CONTROL.search(scope["path"]) or "#" in target_of(scope):
+        raise InvalidRequest("the path has characters that no endpoint has")
+
+
 def _is_json(request: Request) -> bool:
     """Whether there may be media in its body that we can see."""
     if request.method not in ("POST", "PUT", "PATCH"):
         return False
     kind = request.headers.get("content-type", "")
     return "json" in kind.lower() or not kind
+
+
+def _check_media(document: media_locations.Document, body: ReceivedBody) -> None:
+    """
+    Raises:
+        InvalidMedia: What was cut out of the body is malformed or too large, and is media.
+    """
+    for place in document.places:
+        item = body.cut.get(place.source or "")
+        if item is not None and item.error is not None:
+            raise item.error
 
 
 def _media_of(document: media_locations.Document) -> str:

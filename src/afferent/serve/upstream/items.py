@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from afferent.engine.ahead import Ahead
-from afferent.engine.references import FeaturesReference, Of, RawReference, Reference, name_of
+from afferent.engine.references import FeaturesReference, Of, RawReference, Reference
 from afferent.engine.upstream import Upstream
 from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
 from afferent.ingest.raw import RawMedia
@@ -265,8 +265,7 @@ class ReferenceStage:
                 )
             )
         keys = [item.key for item in found.in_order]
-        names = [name_of(key, request_id) for key in keys]
-        return Referenced(references, keys, names)
+        return Referenced(references, keys, [key.hex() for key in keys])
 
     def _tell(self, items: Sequence[ItemState]) -> None:
         """Once for each modality: the operator may wonder why nothing is gained."""

@@ -89,6 +89,11 @@ _PARTS: Final = Each(Part())
 _WITH_CONTENT: Final = Object({"content": _PARTS})
 _CHAT: Final = Object({"messages": Each(_WITH_CONTENT)})
 _CHAT_BATCH: Final = Object({"messages": Each(Each(_WITH_CONTENT))})
+_CONVERSATIONS: Final = Each(OneOrEach(_WITH_CONTENT))
+_EMBEDDINGS: Final = ByKey(
+    "messages", Object({"messages": _CONVERSATIONS}), Object({"input": _CONVERSATIONS})
+)
+"""One conversation, or several, under either key."""
 _RESPONSES: Final = Object({"input": Each(Object({"content": _PARTS, "output": Screenshot()}))})
 _IN_RESULT: Final = Each(Block(is_in_result=True))
 _MESSAGES: Final = Object({"messages": Each(Object({"content": Each(Block())}))})
@@ -108,7 +113,8 @@ _DECISION: Final = Object(
 )
 TABLE: Final[Mapping[str, Location]] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"), _CHAT),
-    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), _CHAT),
+    **dict.fromkeys(("/pooling", "/classify"), _CHAT),
+    "/v1/embeddings": _EMBEDDINGS,
     **dict.fromkeys(("/cohere/v2/chat", "/cohere/v2/chat/render"), _CHAT),
     "/v1/chat/completions/batch": _CHAT_BATCH,
     **dict.fromkeys(("/v1/responses", "/v1/responses/render"), _RESPONSES),

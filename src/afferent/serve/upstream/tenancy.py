@@ -6,14 +6,17 @@ Three fields at the top of a body are written here. All else reaches the upstrea
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import posixpath
 import re
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
-from afferent.errors import InvalidRequest, ResponseNotFound
+from afferent.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
 
 RESPONSES: Final = "/v1/responses"
 SALTED: Final = frozenset(
@@ -26,38 +29,20 @@ SALTED: Final = frozenset(
     }
 )
 """Paths whose requests may name a salt of the prefix cache (``cache_salt``)."""
-_STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+")
+UNSALTED: Final[dict[str, str]] = {
+    "/cohere/v2/chat": "/v1/chat/completions",
+    "/cohere/v2/chat/render": "/v1/chat/completions/render",
+    "/v2/embed": "/v1/embeddings",
+}
+"""Paths whose requests use the prefix cache, and can name no salt; and what to call in their place.
+"""
+_STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+", re.DOTALL)
 _APART: Final = (
     "a stored response can't be had where tenants are configured: send the conversation in input"
 )
+_TAG: Final = b"afferent/tenant/v2"
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_salt = msgspec.json.Decoder(str | None)
-
-
-def check_path(path: str, tenant: str) -> None:
-    """See to it that a tenant reads, cancels or deletes no stored response, and names each endpoint
-    where tenants are kept apart in one way only.
-
-    A proxy between, or an upstream with a prefix of its paths, may read another path than this one.
-
-    Args:
-        path: Without percent encoding.
-
-    Raises:
-        ResponseNotFound: The path is that of a stored response.
-        InvalidRequest: It is another spelling of such a path, or of one whose requests get a salt.
-    """
-    if not tenant or path in SALTED:
-        return
-    plain = _plain(path)
-    if _STORED.fullmatch(plain):
-        raise ResponseNotFound(_APART)
-    if plain.endswith(tuple(SALTED)) or f"{RESPONSES}/" in plain:
-        raise InvalidRequest(
-            f"there is no endpoint {path[:100]!r}: where tenants are configured, a path has no "
-            "prefix, no empty or relative segments, no parameters, and no slash at its end"
-        )
 
 
 def _plain(path: str) -> str:
@@ -67,59 +52,190 @@ def _plain(path: str) -> str:
     return posixpath.normpath("/" + "/".join(segment for segment in segments if segment))
 
 
-def written(body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
-    """Return a body with the fields that keep what the upstream remembers apart.
+class Tenancy:
+    """What keeps the tenants of a server apart.
 
-    ``cache_salt`` is written for tenants, made from the tenant's name and the client's own salt.
-    ``store`` is ``false`` for tenants, since the upstream would let each read all, and where there
-    are media: what would be stored are references, which lead nowhere after the answer.
+    The salts are keyed: a tenant that could compute another's salt could find the other's prompts
+    by how fast they are answered.
+    """
 
-    Args:
-        body: JSON. One that is no object is returned as it is, for the upstream to refuse.
-        path: Of the endpoint.
-        tenant: Its name; empty where none are configured.
-        has_media: Whether references stand in the body.
+    def __init__(self, *, has_tenants: bool, secret: bytes) -> None:
+        """
+        Args:
+            has_tenants: Whether tenants are configured. Then requests with the key of no tenant are
+                kept apart as well.
+            secret: The salts' key: the same in all frontends of a server, and unknown to clients.
+        """
+        self._has_tenants, self._secret = has_tenants, secret
+
+    def check_path(self, path: str) -> None:
+        """Refuse endpoints that can't be kept apart, and other spellings of endpoints that are.
+
+        A proxy between, or an upstream with a prefix of its paths, may read another path than this
+        one.
+
+        Args:
+            path: Without percent encoding.
+
+        Raises:
+            ResponseNotFound: The path is that of a stored response, of whichever tenant.
+            UnsupportedParameter: The upstream takes no salt there.
+            InvalidRequest: It is another spelling of such a path, or of one whose requests get a
+                salt.
+        """
+        if not self._has_tenants or path in SALTED:
+            return
+        plain = _plain(path)
+        if _STORED.fullmatch(plain):
+            raise ResponseNotFound(_APART)
+        if plain.endswith(tuple(SALTED)) or f"{RESPONSES}/" in plain:
+            raise InvalidRequest(
+                f"there is no endpoint {path[:100]!r}: where tenants are configured, a path has no "
+                "prefix, no empty or relative segments, no parameters, and no slash at its end"
+            )
+        for unsalted, instead in UNSALTED.items():
+            if plain.endswith(unsalted):
+                raise UnsupportedParameter(
+                    f"vLLM takes no cache_salt at {unsalted}, so that tenants would share its "
+                    f"prefix cache: use {instead}"
+                )
+
+    def write(self, body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
+        """Return a body with the fields that keep what the upstream remembers apart.
+
+        ``cache_salt`` is written where tenants are configured, made from the tenant's name and the
+        client's own salt. ``store`` is ``false`` there, since the upstream would let each read all,
+        and where there are media: what would be stored are references, which lead nowhere after
+        the answer.
+
+        Args:
+            body: JSON. It is returned as it is where no field has to be written.
+            path: Of the endpoint.
+            tenant: Its name; empty for the default tenant.
+            has_media: Whether references stand in the body.
+
+        Raises:
+            InvalidRequest: A field has to be written, and the body is no JSON object.
+            ResponseNotFound: The body continues a stored response, of whichever tenant.
+        """
+        is_salted = self._has_tenants and path in SALTED
+        is_unstored = path == RESPONSES and (self._has_tenants or has_media)
+        if not is_salted and not is_unstored:
+            return body
+        fields = _fields_of(body)
+        if (
+            self._has_tenants
+            and path == RESPONSES
+            and _is_given(fields.get("previous_response_id"))
+        ):
+            raise ResponseNotFound(_APART)
+        new: dict[str, bytes] = {}
+        if is_salted:
+            salt = self.salt_of(tenant, _own_salt(fields.get("cache_salt")))
+            new["cache_salt"] = msgspec.json.encode(salt)
+        if is_unstored:
+            new["store"] = b"false"
+        return _with_fields(body, fields, new)
+
+    def salt_of(self, tenant: str, own: bytes = b"") -> str:
+        """Return the salt of a tenant's requests: 64 hexadecimal digits.
+
+        Args:
+            own: The client's, which parts a tenant's requests further.
+        """
+        digest = hmac.new(self._secret, _TAG, hashlib.sha256)
+        for text in (tenant.encode(), own):
+            digest.update(len(text).to_bytes(8, "little") + text)
+        return digest.hexdigest()
+
+
+Fields = dict[str, bytes]
+"""The members of an object, as they are written."""
+
+
+def _fields_of(body: bytes) -> Fields:
+    """Read the members of an object as vLLM's parser does, which is Python's: it takes more than
+    the standard has (``NaN``, halves of surrogate pairs).
 
     Raises:
-        ResponseNotFound: The body continues a stored response, of whichever tenant.
+        InvalidRequest: It takes no object from this text.
     """
-    is_salted = bool(tenant) and path in SALTED
-    is_unstored = path == RESPONSES and (bool(tenant) or has_media)
-    if not is_salted and not is_unstored:
-        return body
     try:
-        fields = _object.decode(body)
-    except msgspec.MsgspecError:
-        return body
-    if tenant and path == RESPONSES and _is_given(fields.get("previous_response_id")):
-        raise ResponseNotFound(_APART)
-    if is_salted:
-        salt = salt_of(tenant, _own_salt(fields.get("cache_salt")))
-        fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
-    if is_unstored:
-        fields["store"] = msgspec.Raw(b"false")
-    return msgspec.json.encode(fields)
+        return {key: bytes(value) for key, value in _object.decode(body).items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # perhaps it is only unusual
+    try:
+        return dict(_members(body.decode("utf-8", "surrogatepass")))
+    except (ValueError, RecursionError, IndexError) as error:
+        raise InvalidRequest("the body must be a JSON object") from error
 
 
-def salt_of(tenant: str, own: str = "") -> str:
-    """Return the salt of a tenant's requests: 64 hexadecimal digits.
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
+_BLANK: Final = re.compile(r"[ \t\n\r]*")
 
-    Args:
-        own: The client's, which parts a tenant's requests further.
+
+def _members(text: str) -> Iterator[tuple[str, bytes]]:
     """
-    digest = hashlib.sha256(b"afferent/tenant/v1")
-    for text in (tenant, own):
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return digest.hexdigest()
+    Raises:
+        ValueError: The text is no object.
+        IndexError: It breaks off.
+        RecursionError: It is nested too deeply.
+    """
+    at = _after(text, 0, "{")
+    mark = text[at]
+    at = _skip(text, at + 1) if mark == "}" else at
+    while mark != "}":
+        if text[at] != '"':
+            raise ValueError("a key is no string")
+        key, end = _scan(text, at)
+        start = _after(text, end, ":")
+        _, end = _scan(text, start)
+        yield key, text[start:end].encode("utf-8", "surrogatepass")
+        at = _skip(text, end)
+        mark = text[at]
+        if mark not in ",}":
+            raise ValueError("a member is followed by something else")
+        at = _skip(text, at + 1)
+    if at != len(text):
+        raise ValueError("something follows the object")
 
 
-def _own_salt(raw: msgspec.Raw | None) -> str:
+def _skip(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return at if found is None else found.end()
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    at = _skip(text, at)
+    if text[at] != mark:
+        raise ValueError(f"{mark} is missing")
+    return _skip(text, at + 1)
+
+
+def _with_fields(body: bytes, fields: Fields, new: Fields) -> bytes:
+    """Return the object with these members; without a change of all others."""
+    if fields.keys() & new.keys():
+        return b"{" + _joined({**fields, **new}) + b"}"
+    end = body.rindex(b"}")
+    # Behind all others: of a key that stands twice, vLLM takes the last one.
+    return body[:end] + (b"," if fields else b"") + _joined(new) + body[end:]
+
+
+def _joined(fields: Fields) -> bytes:
+    return b",".join(json.dumps(key).encode() + b":" + value for key, value in fields.items())
+
+
+def _own_salt(raw: bytes | None) -> bytes:
     try:
-        return "" if raw is None else _salt.decode(raw) or ""
-    except msgspec.MsgspecError:
-        return bytes(raw or b"").decode()  # what is no salt parts as well
+        own = None if raw is None else json.loads(raw)
+    except (ValueError, RecursionError):
+        own = raw
+    if own is None:
+        return b""
+    if isinstance(own, str):
+        return own.encode("utf-8", "surrogatepass")
+    return raw or b""  # what is no salt parts as well
 
 
-def _is_given(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bytes(raw).strip() != b"null"
+def _is_given(raw: bytes | None) -> bool:
+    return raw is not None and raw.strip() != b"null"

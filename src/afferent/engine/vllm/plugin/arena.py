@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,7 +48,8 @@ class Arena:
         )
         self._secret = where.secret()
         self._requests = itertools.count()
-        self._arrivals, self._arrivals_lock = Arrivals(), threading.Lock()
+        self._arrivals, self._processed = Arrivals(), Arrivals()
+        self._arrivals_lock = threading.Lock()
 
     def verify(self, url: str) -> Reference:
         """What a URL stands for.
@@ -84,9 +85,16 @@ class Arena:
         if not is_there:
             raise Gone("the request that they belong to has ended")
 
-    def leave(self, request: str) -> None:
-        """Say that the engine has processed a request's media."""
-        self.store.accepted(request, GATE)
+    def leave(self, processed: Iterable[Of]) -> None:
+        """Say that the engine has processed items; a request leaves the gate with its last item.
+
+        A request with several prompts is processed in several parts.
+        """
+        for of in processed:
+            with self._arrivals_lock:
+                step = self._processed.note(of)
+            if step is Step.LAST:
+                self.store.accepted(of.request, GATE)
 
     @contextmanager
     def request(self, what: str) -> Iterator[str]:

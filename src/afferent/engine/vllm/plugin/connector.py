@@ -11,6 +11,7 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from afferent.engine.references import FeaturesReference
 from afferent.engine.vllm.plugin.arena import Gone, arena
+from afferent.engine.vllm.plugin.labels import labelled
 from afferent.errors import AfferentError, FormatError
 from afferent.types import Modality
 
@@ -40,8 +41,10 @@ class ArenaConnector(MediaConnector):
             arena("api").admit(reference.of, is_processed=False)
             data = arena("api").raw(reference.handle, reference.start, reference.nbytes)
         if reference.is_frames:
-            return media_io.load_base64("video/jpeg", data.decode())
-        return media_io.load_bytes(data)
+            item = media_io.load_base64("video/jpeg", data.decode())
+        else:
+            item = media_io.load_bytes(data)
+        return labelled(item, reference.of)
 
     def _check_frames(self, reference: FeaturesReference) -> None:
         """

@@ -22,6 +22,7 @@ _PROCESSOR = "vllm.multimodal.processing.processor"
 HOOKS: Sequence[_Hook] = (
     _Hook("vllm.multimodal.media", "MEDIA_CONNECTOR_REGISTRY"),
     _Hook("vllm.multimodal.media", "MediaConnector", ("media_io_kwargs",)),
+    _Hook("vllm.multimodal.media", "MediaWithBytes"),
     _Hook("vllm.multimodal.media", "MediaConnector.load_from_url", ("url", "media_io")),
     _Hook("vllm.multimodal.media", "MediaConnector.load_from_url_async", ("url", "media_io")),
     _Hook("vllm.multimodal.parse", "ModalityDataItems.get_passthrough_data"),

@@ -25,7 +25,8 @@ from vllm.multimodal.processing.processor import (
     PromptUpdateDetails,
 )
 
-from afferent.engine.references import FeaturesReference, split_name
+from afferent.engine.references import FeaturesReference
+from afferent.engine.vllm.plugin import labels
 from afferent.engine.vllm.plugin.arena import arena
 from afferent.engine.vllm.positions import check_positions
 from afferent.errors import FormatError
@@ -70,10 +71,13 @@ class ReferencedItems(ModalityDataItems[Sequence[FeaturesReference], FeaturesRef
 
 
 def _parsed(modality: str, stock: Any, data: Any) -> Any:
-    found = data if isinstance(data, list | tuple) else [data]
+    is_list = isinstance(data, list | tuple) and not isinstance(data, labels.LabelledTuple)
+    found = data if is_list else [data]
     num_ours = sum(isinstance(item, FeaturesReference) for item in found)
     if not num_ours:
-        return stock(data)
+        parsed = stock(data)
+        labels.pass_on(found, parsed)
+        return parsed
     if num_ours < len(found):
         raise ValueError(f"some {modality}s of the request came by reference, and some did not")
     if any(item.modality != modality for item in found):
@@ -103,32 +107,16 @@ def _info_class(stock: Any) -> Any:
     return type(stock.__name__, (stock,), {"get_data_parser": get_data_parser})
 
 
-def _split(uuids: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Names of items as caches may know them, and the requests that they came by."""
-    requests: set[str] = set()
-
-    def known(name: str | None) -> str | None:
-        if name is None:
-            return None
-        name, request = split_name(name)
-        requests.add(request)
-        return name
-
-    names = {modality: list(map(known, found)) for modality, found in uuids.items()}
-    return names, requests - {""}
-
-
 @functools.cache
 def _processor_class(stock: Any) -> Any:
     def cached_apply(self: Any, inputs: Any, timing_ctx: Any) -> MultiModalProcessingResult:
-        names, requests = _split(inputs.mm_uuid_items or {})
-        if not requests:
+        forwarded = labels.labels_in(inputs.mm_data_items)
+        if not forwarded:
             return apply(self, inputs, timing_ctx)
         try:
-            return apply(self, dataclasses.replace(inputs, mm_uuid_items=names), timing_ctx)
+            return apply(self, inputs, timing_ctx)
         finally:
-            for request in requests:
-                arena("api").leave(request)
+            arena("api").leave(forwarded)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> MultiModalProcessingResult:
         items = inputs.mm_data_items
