@@ -30,6 +30,7 @@ CHECKED: Final = (
     "docs/architecture.md",
     "docs/index.md",
     "src/afferent/schedule",
+    "src/afferent/quota",
     "tools/language.py",
 )
 
