@@ -31,6 +31,7 @@ CHECKED: Final = (
     "docs/index.md",
     "src/afferent/schedule",
     "src/afferent/quota",
+    "src/afferent/admit",
     "tools/language.py",
 )
 
