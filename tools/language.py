@@ -32,6 +32,7 @@ CHECKED: Final = (
     "src/afferent/schedule",
     "src/afferent/quota",
     "src/afferent/admit",
+    "src/afferent/telemetry",
     "tools/language.py",
 )
 
