@@ -33,6 +33,8 @@ CHECKED: Final = (
     "src/afferent/quota",
     "src/afferent/admit",
     "src/afferent/telemetry",
+    "src/afferent/config",
+    "src/afferent/config",
     "tools/language.py",
 )
 
