@@ -35,6 +35,7 @@ CHECKED: Final = (
     "src/afferent/telemetry",
     "src/afferent/config",
     "src/afferent/config",
+    "src/afferent/live",
     "tools/language.py",
 )
 
