@@ -36,6 +36,7 @@ CHECKED: Final = (
     "src/afferent/config",
     "src/afferent/config",
     "src/afferent/live",
+    "src/afferent/operate",
     "tools/language.py",
 )
 

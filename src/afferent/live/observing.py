@@ -45,7 +45,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Snapshot; ``taken_s`` is by `time.monotonic`. Without ``statistics``: no store answer."""
+    """Snapshot at ``taken_s`` by `time.monotonic`. No ``statistics``: the store did not answer."""
 
     taken_s: float
     frontends: Sequence[FrontendReport] = ()
