@@ -37,6 +37,9 @@ CHECKED: Final = (
     "src/afferent/config",
     "src/afferent/live",
     "src/afferent/operate",
+    "src/afferent/server",
+    "src/afferent/runtime",
+    "src/afferent/server",
     "tools/language.py",
 )
 
