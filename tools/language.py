@@ -40,6 +40,7 @@ CHECKED: Final = (
     "src/afferent/server",
     "src/afferent/runtime",
     "src/afferent/server",
+    "src/afferent/runtime",
     "tools/language.py",
 )
 
