@@ -41,6 +41,13 @@ CHECKED: Final = (
     "src/afferent/runtime",
     "src/afferent/server",
     "src/afferent/runtime",
+    "src/afferent/__init__.py",
+    "src/afferent/cli.py",
+    "src/afferent/errors.py",
+    "src/afferent/keys.py",
+    "src/afferent/lazy.py",
+    "src/afferent/types.py",
+    "src/afferent/wording.py",
     "tools/language.py",
 )
 
