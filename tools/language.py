@@ -48,6 +48,7 @@ CHECKED: Final = (
     "src/afferent/lazy.py",
     "src/afferent/types.py",
     "src/afferent/wording.py",
+    "src/afferent/testing",
     "tools/language.py",
 )
 
