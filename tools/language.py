@@ -49,6 +49,7 @@ CHECKED: Final = (
     "src/afferent/types.py",
     "src/afferent/wording.py",
     "src/afferent/testing",
+    "src/afferent/preprocess",
     "tools/language.py",
 )
 
