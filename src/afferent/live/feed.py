@@ -24,7 +24,7 @@ MAX_VIEWERS = 16
 class Feed:
     """Stream of one server's views. Without viewers, it polls no process and has no connection.
 
-    Invariants: one task polls, exactly while there are viewers.
+    Invariants: at most one task polls; it ends after the last viewer has left.
     """
 
     def __init__(self, observer: Observer) -> None:

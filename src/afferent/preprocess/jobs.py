@@ -60,7 +60,7 @@ _NS_A_PIXEL, _NS_A_FRAMES_PIXEL, _NS_A_SAMPLE, _NS_A_BYTE = 12, 5, 20, 3
 
 
 def cost_us(job: Job) -> int:
-    """Return an estimate of the work from the header alone, for fair scheduling of workers.
+    """Return the estimated time of a job from its header alone, for fair scheduling.
 
     The tenant is charged the actual time.
     """

@@ -58,7 +58,7 @@ class EncoderCache:
     Invariants:
         - An entry is evictable exactly if it has no owners.
         - A request owns an entry exactly if it has uses of its key.
-        - Each change of the cache ends the validity of all plans.
+        - Each change of entries or uses ends the validity of all plans.
     """
 
     def __init__(self, *, capacity_embeds: int, capacity_nbytes: int) -> None:

@@ -32,7 +32,7 @@ class WindowIndex(Generic[T]):
         >>> [index[ordinal] for ordinal in index.in_window(0, 8)]
         ['cat']
 
-    Invariants: items are in order, not empty, and do not overlap.
+    Invariants: items are in prompt order and not empty; they overlap only in `CrossAttentionIndex`.
     """
 
     __slots__ = ("_ends", "_head", "_items", "_num_cut", "_offsets", "_position")

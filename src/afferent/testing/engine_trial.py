@@ -85,7 +85,7 @@ class Said:
 
 
 class Trial:
-    """Part of a frontend, step by step."""
+    """Driver of an engine, in the role of a frontend, step by step."""
 
     def __init__(self, subject: Subject, store: AsyncDaemonStore) -> None:
         self.subject, self.engine, self.store = subject, subject.engine, store

@@ -29,7 +29,7 @@ class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Family whose ``pixel_values``, ``(..., 3, height, width)``, stay bytes until the worker."""
+    """Family with ``pixel_values``, ``(..., 3, height, width)``, as bytes until the engine."""
 
     resampling: Resampling
     normalization: Normalization
