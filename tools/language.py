@@ -1,4 +1,4 @@
-"""Check the language of docstrings and pages: ``python -m tools.language`` (in ``make lint``).
+"""Check docstrings and pages: ``python -m tools.language``, a part of ``make lint``.
 
 - A docstring begins with a verb or with a noun phrase, not with a word such as "What" or "Of".
 - Docstrings and pages name the actor instead of a pronoun for any person: see `_PRONOUN`.
@@ -29,6 +29,24 @@ CHECKED: Final = (
     "README.md",
     "docs/architecture.md",
     "docs/index.md",
+    "src/afferent/schedule",
+    "src/afferent/quota",
+    "src/afferent/admit",
+    "src/afferent/telemetry",
+    "src/afferent/config",
+    "src/afferent/live",
+    "src/afferent/operate",
+    "src/afferent/server",
+    "src/afferent/runtime",
+    "src/afferent/__init__.py",
+    "src/afferent/cli.py",
+    "src/afferent/errors.py",
+    "src/afferent/keys.py",
+    "src/afferent/lazy.py",
+    "src/afferent/types.py",
+    "src/afferent/wording.py",
+    "src/afferent/testing",
+    "src/afferent/preprocess",
     "tools/language.py",
 )
 

@@ -1,8 +1,8 @@
 """Afferent: the multimodal data plane for LLM serving.
 
-The public face is what stands in ``__all__``, here and in `afferent.engine`, `afferent.schedule`
-and `afferent.testing`: stable within a minor version, and documented. Everything else is private
-by convention, whatever its name looks like.
+The public interface is ``__all__``, here and in `afferent.engine`, `afferent.schedule` and
+`afferent.testing`: stable within a minor version, and documented. All other names are private by
+convention, with or without an underscore.
 
     >>> import numpy as np
     >>> from afferent import DaemonStore, ItemCache, MiB, StoreServer, keys
@@ -13,15 +13,20 @@ by convention, whatever its name looks like.
     ...     StoreServer(16 * MiB) as server,  # a daemon, and its arena
     ...     DaemonStore(server.address, name="me", writable=True) as store,
     ... ):
-    ...     cache = ItemCache(store)  # what is in it, other processes see in place
+    ...     cache = ItemCache(store)  # other processes see its items in place
     ...     tree = cache.get_or_make("request-1", [key], decode, max_nbytes=MiB)[key]
     ...     print(tree["pixels"].sum())
     ...     del tree  # else it keeps its memory pinned after the release
     ...     cache.release("request-1")
     12.0
 
-Begin with `ItemCache` for a cache of items, `Store` for its verbs, `Gate` for admission, `Engine`
-and `afferent.engine` to put an engine behind the server, `afferent.schedule` for what runs next.
+Begin with:
+
+- `ItemCache` for a cache of items
+- `Store` for its verbs
+- `Gate` for admission
+- `Engine` and `afferent.engine` to put an engine behind the server
+- `afferent.schedule` for the scheduler
 """
 
 from __future__ import annotations
@@ -147,7 +152,7 @@ if TYPE_CHECKING:
         TensorSpec,
         TokenLogprobs,
     )
-else:  # a test holds this table against the imports above
+else:  # a test compares this table with the imports above
     __getattr__, __dir__ = face(
         globals(),
         homes={

@@ -1,4 +1,4 @@
-"""The command line: ``afferent serve``, ``top``, ``config``, ``doctor``, ``restart`` and more."""
+"""Command line: ``afferent serve``, ``top``, ``config``, ``doctor``, ``restart`` and more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRONG_CHOICE = re.compile(r"argument \S+: invalid choice: '(.*)' \(choose from 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, as for everything else that is wrong."""
+        """Raise the error as one line, like all other errors."""
         if choice := _WRONG_CHOICE.fullmatch(message):
             known = [word.strip(" '") for word in choice[2].split(",")]
             message = f"{self.prog}: there is no {choice[1]!r}; {_nearest(choice[1], known)}"
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # `... | head`: what is not wanted any more is not written at the end
+    except BrokenPipeError:  # `... | head`: the output is complete for its reader
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (OSError, MemoryError, RuntimeError) as error:
@@ -83,7 +83,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str], error: AfferentError) -> None:
-    """Print the error, as JSON for a server that was to log JSON, as far as that can be known."""
+    """Print the error, as JSON if the server's settings are known to request it."""
     if arguments[:1] == ["serve"]:
         with contextlib.suppress(ConfigError):
             if _chosen(arguments, "log_format") == "json":
@@ -92,12 +92,12 @@ def _report(arguments: Sequence[str], error: AfferentError) -> None:
                 line = logs.json_line("supervisor", "error", error.message, code=error.code)
                 print(line, file=sys.stderr)
                 return
-    for line in error.message.splitlines():  # one that is indented goes on
+    for line in error.message.splitlines():  # an indented line continues
         print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """In two steps, where there are settings: which flags there are, depends on the engine.
+    """Parse in two steps if there are settings: the engine determines which flags exist.
 
     Raises:
         ConfigError: There is no such flag.
@@ -116,7 +116,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def engine_settings(name: str) -> tuple[type[Settings], ...]:
-    """What can be set besides the server's own settings where this engine runs the model.
+    """Return the settings of an engine, in addition to the server's own.
 
     Raises:
         ConfigError: There is no such engine.
@@ -125,7 +125,7 @@ def engine_settings(name: str) -> tuple[type[Settings], ...]:
 
 
 def _chosen(arguments: Sequence[str], key: str) -> str:
-    """Return one setting by flag, environment or file, whatever else is said."""
+    """Return one setting by flag, environment or file, and ignore all others."""
     command = arguments[0]
     parser = _Parser(
         prog=f"afferent {command}", usage=_usage(command), add_help=False, allow_abbrev=False
@@ -200,7 +200,7 @@ def _usage(command: str) -> str:
 
 
 class _Help(argparse.Action):
-    """``--help``: what fits on a screen; ``--help GROUP``: the settings of a group."""
+    """``--help``: the help that fits on a screen; ``--help GROUP``: the settings of a group."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
@@ -226,7 +226,7 @@ def _add_command(
     description: str,
     prefix: str = "",
 ) -> argparse.ArgumentParser:
-    """A command that takes settings. Abbreviations would change with each setting that is new."""
+    """Add a command with settings, without abbreviations: each new setting would change these."""
     parser = commands.add_parser(
         name,
         prog=f"afferent {prefix}{name}",
@@ -241,11 +241,11 @@ def _add_command(
 
 
 def _add_settings(parser: argparse.ArgumentParser, extra: tuple[type[Settings], ...]) -> None:
-    """A flag for each setting; values stay text until `config.load` has all layers."""
+    """Add a flag for each setting; values stay text until `config.load` has all layers."""
     known = config.declared(config.ServeConfig, *extra)
     parser.set_defaults(known=known, extra=extra)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--model", dest="named_model")  # as others spell it
+    parser.add_argument("--model", dest="named_model")  # the spelling of other servers
     parser.add_argument("--config", type=Path, metavar="FILE")
     for one in known.values():
         if one.is_switch:
@@ -282,7 +282,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _of_extra(name: str) -> ModuleType:
-    """What needs the extra that serves."""
+    """Import a module that needs the extra ``engine``."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Every error that Afferent raises on purpose.
+"""Errors that Afferent raises on purpose.
 
     AfferentError
     ├── ConfigError                  a setting is wrong; nothing was started
@@ -6,45 +6,45 @@
     ├── InvalidRequest               the client's fault; the same request fails again
     │   ├── UnsupportedParameter
     │   ├── ModelNotFound
-    │   ├── ResponseNotFound         no answer of that id is kept
-    │   ├── NotAuthenticated         no API key, or none that is known
+    │   ├── ResponseNotFound         no answer with that id is stored
+    │   ├── NotAuthenticated         no API key, or an unknown one
     │   ├── BodyTooLarge
     │   ├── BodyTooSlow
     │   ├── TooManyItems
     │   ├── PromptTooLong
-    │   ├── InvalidForm              answers of that form can't be made, or not within the limits
+    │   ├── InvalidForm              unsupported structured output, or beyond its limits
     │   ├── ArenaTooSmall            the media could never be in the arena at once
     │   ├── InvalidPlaceholders      unsorted, overlapping, empty or outside the prompt
-    │   ├── MediaNotCached           an item came by name alone, and has to be sent again
+    │   ├── MediaNotCached           an item came by its id alone, and must be sent again
     │   ├── EncoderCacheFull         more embeddings than the encoder's limits ever allow
     │   └── InvalidMedia             this item can't be used
-    │       ├── UnsupportedMedia     its first bytes name no format that we read
+    │       ├── UnsupportedMedia     its first bytes match no supported format
     │       ├── MediaTooLarge        a limit on bytes, pixels or sides
     │       ├── ForbiddenUrl         the fetch policy refuses the address
     │       └── FetchFailed          the media host did not deliver
     ├── Unavailable                  try again: nothing was wrong with the request
-    │   ├── StoreFull                no room that could be freed
-    │   ├── NoPermitLeft             as many requests as may are at it already
+    │   ├── StoreFull                no space that could be freed
+    │   ├── NoPermitLeft             the limit on concurrent requests is reached
     │   ├── StoreUnavailable         the store daemon is gone or does not answer
     │   │   └── VersionMismatch      it speaks another version of the protocol
-    │   ├── StoreRestarted           the objects were lost with a former life of the store
-    │   ├── TierUnavailable          what keeps things beyond this machine; no request hears of it
+    │   ├── StoreRestarted           the objects were lost with an earlier epoch of the store
+    │   ├── TierUnavailable          the tier does not answer; no request fails by it
     │   ├── WorkerDied               the process that worked on this request died
     │   ├── Quarantined              this item killed two workers; refused for a minute
-    │   ├── ClientGone               a process that was to share in something is gone
+    │   ├── ClientGone               a process that took part in an operation is gone
     │   ├── ConnectionClosed         the process on the other side of a socket is gone
     │   ├── EngineUnavailable
-    │   ├── QuotaExceeded            the tenant has as many requests running as it may have
+    │   ├── QuotaExceeded            the tenant's limit on running requests is reached
     │   └── DeadlineExceeded
     ├── StoreError                   the store's rules were broken by its caller
     │   ├── StaleHandle              the object behind a handle is gone
-    │   └── NotPermitted             this lease may not do that to this object
+    │   └── NotPermitted             this lease does not allow this operation on this object
     ├── FormatError                  bytes that are not a valid block, tree or message
     └── InternalError                a defect of ours
         └── UnusableEmbeddings       an item's embeddings do not fill its placeholder
 
-Errors travel between processes as ``(code, message)``; `error_from` gives the class back. The
-messages are safe to show to a client: no path, address or exception text of a library is in them.
+Errors travel between processes as ``(code, message)``; `error_from` restores the class. The
+messages are safe to show to a client: they contain no path, address or exception text of a library.
 """
 
 from __future__ import annotations
@@ -60,24 +60,25 @@ _CUT = " ... "
 
 
 class Param(enum.Enum):
-    """A part of a request that each API calls by a name of its own."""
+    """Part of a request for which each API has its own name."""
 
     MESSAGES = enum.auto()
-    """All that was said and shown."""
+    """All messages, with their media."""
     PREVIOUS_ANSWER = enum.auto()
-    """The answer that the conversation goes on from."""
+    """The answer that the request continues from."""
 
 
 class AfferentError(Exception):
-    """The root of the tree. ``code`` is stable: programs may compare it.
+    """Root of the tree. ``code`` is stable: programs may compare it.
 
-    Invariants, so that each error reaches the process that waits for it as what it is:
+    Invariants, so that each error reaches the waiting process unchanged:
 
-    - a text alone makes any of them, by position or as ``message``: a `DataLoader` of PyTorch
-      makes a worker's error anew with ``message=text`` in the training process;
-    - ``args`` is the text, and all else is in ``__dict__``, which is what `pickle` and `copy` take;
-    - what can differ between two errors of a class is no attribute of the class: Ray's errors
-      inherit from the class without calling ``__init__``, and ask their cause for what is missing.
+    - A text alone creates any of them, by position or as ``message``: a `DataLoader` of PyTorch
+      recreates a worker's error with ``message=text`` in the training process.
+    - ``args`` is the text, and all else is in ``__dict__``: `pickle` and `copy` use both.
+    - A value that differs between two errors of a class is no attribute of the class: Ray's errors
+      inherit from the class without a call of ``__init__``, and look up missing attributes in their
+      cause.
     """
 
     code: ClassVar[str] = "error"
@@ -88,7 +89,7 @@ class AfferentError(Exception):
 
     @property
     def message(self) -> str:
-        """The text, short enough to be sent: of a long one, how it begins and how it ends."""
+        """The text, short enough to be sent: a long one is cut in its middle."""
         if self.args and isinstance(cause := self.args[0], AfferentError):  # in Ray's errors
             return cause.message
         text = str(self.args[0]) if self.args else self.code
@@ -107,8 +108,10 @@ class UnsupportedModel(AfferentError):
 
 
 class InvalidRequest(AfferentError):
-    """``param`` is the part of the request that is wrong, where one part is: as its API names it,
-    or, where no API is known, a `Param`.
+    """Request that fails again if it is repeated.
+
+    ``param`` is the wrong part of the request, if it is a single one: under its API's name, or as a
+    `Param` if no API is known.
     """
 
     code = "invalid_request"
@@ -163,8 +166,9 @@ class InvalidPlaceholders(InvalidRequest):
 
 
 class MediaNotCached(InvalidRequest):
-    """Items that were named and not sent are not here any more: the same request works with their
-    data in it. ``uuids`` are their names.
+    """Request with items by id that are not cached any more; it works if it contains their data.
+
+    ``uuids`` are the ids of these items.
     """
 
     code = "media_not_cached"
@@ -205,7 +209,7 @@ class FetchFailed(InvalidMedia):
 
 
 class Unavailable(AfferentError):
-    """``retry_after_s`` is when it may be worth while to try again."""
+    """Temporary failure; ``retry_after_s`` is the suggested delay of a retry."""
 
     code = "unavailable"
     retryable = True
@@ -216,15 +220,15 @@ class Unavailable(AfferentError):
 
 
 class Holder(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A client of the store that holds space of one kind of object.
+    """Client of the store that has space of one kind of object.
 
     Attributes:
-        client: Its number; 0 is the store itself, for its jobs.
-        name: What it calls itself.
+        client: Its id; 0 is the store itself, for its jobs.
+        name: Its own name.
         pid: Its process.
-        held_nbytes: Of objects that it writes or has pinned.
-        reserved_nbytes: Reserved, and not yet used.
-        held_s: For how long it has held the object that it has held longest.
+        held_nbytes: Bytes of objects that it writes or has pinned.
+        reserved_nbytes: Bytes reserved and not yet used.
+        held_s: Age of its oldest pin.
     """
 
     client: int
@@ -241,16 +245,16 @@ class Holder(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Shortage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The space that there was, of the kind of object that did not fit.
+    """Space of the kind of object that did not fit.
 
     Attributes:
-        kind: Of object.
+        kind: Kind of object.
         requested_nbytes: Space that the call needed.
         share_nbytes: The region share of the kind: its part of the arena.
-        held_nbytes: Of it, in objects that are being written or pinned, so not evictable.
-        reserved_nbytes: Of it, reserved for others.
+        held_nbytes: Part of it in objects that are being written or pinned, so not evictable.
+        reserved_nbytes: Part of it reserved for other requests.
         num_queued: Reservations that wait for space of the kind.
-        holders: The clients that hold or have reserved most of it, largest first.
+        holders: Clients with the most pinned and reserved bytes, largest first.
     """
 
     kind: str
@@ -274,8 +278,10 @@ class Shortage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 class StoreFull(Unavailable):
-    """``shortage`` has the numbers, where the store knows them. They are in ``str(error)``, and
-    not in ``message``, which a server's client may see.
+    """Failure to find space in the store.
+
+    ``shortage`` has the numbers, if the store knows them. They are in ``str(error)``, and not in
+    ``message``, which a server's client may see.
     """
 
     code = "store_full"
@@ -368,7 +374,10 @@ class InternalError(AfferentError):
 
 
 class UnusableEmbeddings(InternalError):
-    """Of a sequence that is part of a step, which it names; nothing of the step was computed."""
+    """Embeddings that do not fill their placeholder; nothing of the step was computed.
+
+    ``sequence_id`` names the sequence of the step that they belong to.
+    """
 
     code = "unusable_embeddings"
 
@@ -383,14 +392,14 @@ class UnusableEmbeddings(InternalError):
 
 
 def walk(root: type[AfferentError] = AfferentError) -> Iterator[type[AfferentError]]:
-    """The class and all below it, parents first."""
+    """Yield the class and all its subclasses, parents first."""
     yield root
     for child in root.__subclasses__():
         yield from walk(child)
 
 
 def error_from(code: str, message: str, shortage: Shortage | None = None) -> AfferentError:
-    """The error that another process raised; `InternalError` for a code nobody knows."""
+    """Return the error that another process raised; `InternalError` for an unknown code."""
     for cls in walk():
         if cls.code == code:
             error = cls(message)
@@ -401,6 +410,6 @@ def error_from(code: str, message: str, shortage: Shortage | None = None) -> Aff
 
 
 def in_a_line(error: BaseException) -> str:
-    """Somebody else's error, for the operator: its class, and the first line of what it says."""
+    """Return a foreign error for the operator: its class, and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:1]])

@@ -1,9 +1,9 @@
-"""Content keys: *what* an object is.
+"""Content keys: the identity of an object.
 
-A key frames everything that shapes the object's bytes: the tenant, the model, the processor with
-its settings and this request's options, and the digest of the media *as they were encoded*. Every
-part is length-prefixed, so no two lists of parts can collide by moving a boundary, and the digest
-is never truncated.
+A key covers everything that determines the object's bytes: the tenant, the model, the processor
+with its settings and this request's options, and the digest of the *encoded* media. Every part is
+length-prefixed, so no two lists of parts can collide by a moved boundary. The digest is never
+truncated.
 
     >>> from afferent import keys
     >>> media = keys.digest(b"the file's bytes")
@@ -29,10 +29,10 @@ _EMBEDDINGS_TAG = b"afferent/embeddings/v1"
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3-256 of ``data``, 32 bytes. Releases the GIL.
+    """Return the BLAKE3-256 digest of ``data``, 32 bytes. Releases the GIL.
 
     Raises:
-        FormatError: It is text, or something else that is no bytes.
+        FormatError: ``data`` is text, or not bytes at all.
     """
     try:
         return blake3(data).digest()
@@ -41,10 +41,10 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def frame(tag: bytes, *parts: bytes) -> ContentKey:
-    """The key of what ``tag`` and ``parts`` describe: BLAKE3-256 over them, each with its length.
+    """Return the key of ``tag`` and ``parts``: BLAKE3-256 over them, each with its length.
 
     Raises:
-        FormatError: One of them is text, or something else that is no bytes.
+        FormatError: One of them is text, or not bytes at all.
     """
     return ContentKey(
         _framed(tag=tag, **{f"parts[{index}]": part for index, part in enumerate(parts)})
@@ -67,7 +67,8 @@ def _no_bytes(name: str, value: object) -> FormatError:
 
 
 def _encoded(name: str, text: str) -> bytes:
-    """
+    """Return a text as UTF-8.
+
     Raises:
         FormatError: It is no text.
     """
@@ -77,16 +78,17 @@ def _encoded(name: str, text: str) -> bytes:
 
 
 def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: bytes) -> ContentKey:
-    """The key of the features that a processor makes from one item.
+    """Return the key of the features that a processor makes from one item.
 
     Args:
-        tenant: Tenants never share objects, so that timing tells nothing about another's media.
-        fingerprint: Digest of the processor's settings and the versions of what makes features.
+        tenant: Tenants never share objects, so that timing reveals nothing about another's media.
+        fingerprint: Digest of the processor's settings and the versions of all code that makes
+            features.
         options: The request's own processor options, canonically encoded.
         media: `digest` of the encoded media.
 
     Raises:
-        FormatError: One of them is text where bytes are expected, or the other way round.
+        FormatError: One of them is text instead of bytes, or bytes instead of text.
     """
     return ContentKey(
         _framed(
@@ -102,12 +104,12 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
 def item_key(
     *, tenant: str, fingerprint: bytes, modality: Modality, media: bytes, max_pixels: int = 0
 ) -> ContentKey:
-    """The key of the features that the server makes of a request's item.
+    """Return the key of the features that the server makes of a request's item.
 
     Args:
         tenant: As for `features_key`.
         fingerprint: Likewise.
-        modality: What the media are taken as: one file may be sent as an image and as a video.
+        modality: Requested modality: one file may be sent as an image and as a video.
         media: `digest` of the encoded media.
         max_pixels: The request's own limit for an image; 0 for none.
     """
@@ -116,12 +118,12 @@ def item_key(
 
 
 def name_key(*, tenant: str, name: str) -> ContentKey:
-    """The key of what a tenant's own name of an item stands for."""
+    """Return the key of the record behind a tenant's own id of an item."""
     return frame(_NAME_TAG, _encoded("tenant", tenant), _encoded("name", name))
 
 
 def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
-    """The key of the embeddings that an encoder makes of an item's features.
+    """Return the key of the embeddings that an encoder makes of an item's features.
 
     Args:
         item: The key of the features.
@@ -131,5 +133,5 @@ def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
 
 
 def conversation_key(*, tenant: str, response_id: str) -> ContentKey:
-    """The key of a conversation that can be gone on with from one of its answers."""
+    """Return the key of the conversation that ends with an answer."""
     return frame(_CONVERSATION_TAG, tenant.encode(), response_id.encode())

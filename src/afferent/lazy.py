@@ -1,7 +1,6 @@
-"""Packages whose names come when they are asked for.
+"""Packages whose names are imported on first use.
 
-Each process of a server imports the packages that it takes anything from, and most need next to
-nothing of them.
+Each process of a server imports packages of which it needs only a few names.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 def face(
     namespace: dict[str, Any], homes: Mapping[str, str], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], Sequence[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         namespace: The package's ``globals()``, with its ``__all__``.
-        homes: Names, divided by blanks, for each module that has them.
-        modules: The module that stands behind each name which is one.
+        homes: For each module, its names, separated by blanks.
+        modules: For each name of a module, the module itself.
     """
     package = namespace["__name__"]
     home_of = {name: home for home, names in homes.items() for name in names.split()}

@@ -1,6 +1,6 @@
-"""The words that all stages share: plain values, no behaviour, no I/O.
+"""Types that all stages share: plain values without behaviour or I/O.
 
-They are `msgspec` structs, so the same definition is the type, the wire schema and its check.
+They are `msgspec` structs: one definition is the type, the wire schema and its check.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MiB = 1 << 20
 GiB = 1 << 30
 
 ContentKey = NewType("ContentKey", bytes)
-"""32 bytes of BLAKE3: *what* an object is. See `afferent.keys`."""
+"""32 bytes of BLAKE3 that identify an object. See `afferent.keys`."""
 
 ClientId = int
 Lease = tuple[ClientId, str | int]
 """A request of a client of the store; jobs of the store itself have numbers."""
 
 Ticket = tuple[ClientId, int]
-"""Who waits for something of the store, and the number of its call."""
+"""A waiting client of the store, and the number of its call."""
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**62)]
 KEY_NBYTES = 32
@@ -38,13 +38,13 @@ KeyBytes = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
-"""What is added to a logit."""
+"""Value added to a logit."""
 
 FormField = Literal["json_schema", "regex", "choice"]
-"""The fields of `Sampling` that say which form an answer has."""
+"""Fields of `Sampling` that request structured output."""
 
 MAX_FORM_NBYTES = 64 * KiB
-"""Of what says which form an answer has; of several texts together."""
+"""Size limit of a structured-output request; for ``choice``, of all its texts together."""
 
 
 class Modality(StrEnum):
@@ -58,11 +58,11 @@ class ObjectKind(StrEnum):
     FEATURES = "features"
     EMBEDDINGS = "embeddings"
     RECORDS = "records"
-    """What the frontends write down: conversations, clients' names of items, plans."""
+    """Records of the frontends: conversations, clients' ids of items, plans."""
 
 
 class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor without its bytes.
+    """Tensor without its bytes.
 
     Attributes:
         dtype: A numpy name such as ``"float32"``.
@@ -74,11 +74,11 @@ class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class Handle(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """*Where* an object is: about 30 bytes on the wire, whatever the object weighs.
+    """Location of an object: about 30 bytes on the wire, for an object of any size.
 
     Attributes:
         segment: The arena's epoch, which ends with the store's daemon.
-        offset: Of its block in the arena.
+        offset: Offset of its block in the arena.
         nbytes: Length of the block.
         generation: New each time a block is reused.
     """
@@ -90,11 +90,11 @@ class Handle(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Placeholder(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The prompt positions ``[offset, offset + length)`` that one item fills.
+    """Range ``[offset, offset + length)`` of prompt positions that one item fills.
 
     Attributes:
-        offset: The first of them.
-        length: How many they are.
+        offset: The first position.
+        length: The number of positions.
     """
 
     offset: NonNegative
@@ -102,13 +102,13 @@ class Placeholder(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One image, audio clip or video of a request, ready for the engine.
+    """Image, audio clip or video of a request, ready for the engine.
 
     Attributes:
         modality: Which of these it is.
-        key: The content key of its features: equal for equal ones, so that a cache may go by it.
-        handle: Where its features are.
-        placeholder: Which positions of the prompt it fills.
+        key: The content key of its features: equal for equal ones, so that it may be a cache key.
+        handle: Location of its features.
+        placeholder: Positions of the prompt that it fills.
     """
 
     modality: Modality
@@ -118,30 +118,31 @@ class Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How tokens are chosen.
+    """Options of the choice of tokens.
 
-    Logits go through these in the order of vLLM: ``min_tokens``, ``logit_bias``,
-    ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty``; then, where a token is
-    drawn, ``temperature``, ``min_p``, ``top_k``, ``top_p``.
+    Logits pass these in the order of vLLM: ``min_tokens``, ``logit_bias``, ``repetition_penalty``,
+    ``frequency_penalty``, ``presence_penalty``; then, for a sampled token, ``temperature``,
+    ``min_p``, ``top_k``, ``top_p``.
 
-    At most one of ``json_schema``, ``regex`` and ``choice`` is given. Then the whole answer is such
-    a text, unless ``max_tokens`` or a token or string that was to end it comes first.
+    At most one of ``json_schema``, ``regex`` and ``choice`` is given. Then the whole answer matches
+    it, unless ``max_tokens`` or a stop token or string ends it first.
 
     Attributes:
         max_tokens: Most tokens of the answer.
         temperature: 0 is greedy.
         top_p: Tokens are drawn from the likeliest ones that have this probability together.
-        top_k: Tokens are drawn from so many likeliest ones; 0 is off.
+        top_k: Tokens are drawn from this many likeliest ones; 0 is off.
         min_p: Tokens are drawn from those that are at least this part as likely as the likeliest.
-        repetition_penalty: Of each token that the prompt or the answer has, a positive logit is
-            divided by this, and another is multiplied.
+        repetition_penalty: For each token in the prompt or the answer, a positive logit is divided
+            by this, and a negative one is multiplied.
         frequency_penalty: Subtracted from a token's logit for each time that the answer has it.
         presence_penalty: Subtracted from the logit of each token that the answer has.
-        logit_bias: Tokens, and what is added to their logits; no token twice.
-        seed: Equal ones draw alike; ``None``: any will do.
-        ignore_eos: Whether to go on behind a token that ends the sequence, which is said then.
-        min_tokens: Before so many tokens none is chosen that would end the answer.
-        stop_token_ids: Tokens that end the answer, too.
+        logit_bias: Tokens, and the value added to each one's logit; no token twice.
+        seed: Equal seeds sample equally; ``None``: a random one.
+        ignore_eos: Whether to continue after an end-of-sequence token, which is then part of the
+            answer.
+        min_tokens: Number of tokens before which no token that ends the answer is chosen.
+        stop_token_ids: Further tokens that end the answer.
         num_logprobs: Log-probabilities of each chosen token, and of this many most likely ones, as
             the model gives them; ``None``: none.
         json_schema: The answer is JSON of this schema, which is JSON itself.
@@ -169,7 +170,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How likely a chosen token was, and others in its place.
+    """Log-probabilities of a chosen token and of its alternatives.
 
     Attributes:
         logprob: Of the chosen token.
@@ -181,12 +182,12 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One stage of one request in one process, for the trace of the request.
+    """Stage of one request in one process, for the trace of the request.
 
     Attributes:
-        process: What it is called in the trace.
-        pid: Of the process.
-        stage: One that was declared (`afferent.engine.declare_stages`).
+        process: Name of the process in the trace.
+        pid: Id of the process.
+        stage: A declared stage (`afferent.engine.declare_stages`).
         start_ns: By `time.monotonic_ns`, which all processes of a machine share.
         end_ns: Likewise.
         copied_nbytes: Bytes that the stage wrote to memory because it copied them.
@@ -205,18 +206,18 @@ class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 def span_since(
     start_ns: int, process: str, stage: str, *, copied_nbytes: int = 0, note: str = ""
 ) -> Span:
-    """The span of a stage of this process, from ``start_ns`` (`time.monotonic_ns`) to now."""
+    """Return the span of this process's stage, from ``start_ns`` (`time.monotonic_ns`) to now."""
     now = time.monotonic_ns()
     return Span(process, os.getpid(), stage, start_ns, now, copied_nbytes, note)
 
 
 class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An error on its way to another process; see `afferent.errors.error_from`.
+    """Error in a form that travels to another process; see `afferent.errors.error_from`.
 
     Attributes:
-        code: Of the error's class.
-        message: What a client may be told.
-        shortage: Of `StoreFull`, what there was of the arena.
+        code: Code of the error's class.
+        message: Text that a client may see.
+        shortage: For `StoreFull`, the state of the arena.
     """
 
     code: Annotated[str, Meta(max_length=64)]
@@ -225,19 +226,19 @@ class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, error: AfferentError) -> Self:
-        """The error, to be sent."""
+        """Return the failure to send for an error."""
         return cls(error.code, error.message, getattr(error, "shortage", None))
 
     def error(self) -> AfferentError:
-        """The error that was sent."""
+        """Return the error that was sent."""
         return error_from(self.code, self.message, self.shortage)
 
 
 def encode(value: object) -> bytes:
-    """Any of these values as msgpack.
+    """Encode any of these values as msgpack.
 
     Raises:
-        FormatError: It has no place there.
+        FormatError: It can't be encoded.
     """
     try:
         return msgspec.msgpack.encode(value, enc_hook=_as_integer)
@@ -246,7 +247,7 @@ def encode(value: object) -> bytes:
 
 
 def _as_integer(value: object) -> int:
-    """Sizes that were computed are often numpy's."""
+    """Convert numpy integers, which computed sizes often are."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -254,7 +255,7 @@ def _as_integer(value: object) -> int:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
-    """What another process, or a block of shared memory, says.
+    """Decode a message of another process or a block of shared memory.
 
     Raises:
         FormatError: Not msgpack, or not of the decoder's schema.

@@ -1,4 +1,4 @@
-"""What a schema's check says of a wrong value, in words for people. Pure."""
+"""Messages of schema checks for invalid values, in words for people. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS: Final = {
     "str": "text",
 }
 _FRACTION: Final = "a fraction"
-"""A number where a whole one is expected; whole ones pass, however they are written."""
+"""A number instead of a whole one; whole ones are accepted in any notation."""
 _COMPARED: Final = {
     "<=": "at most",
     ">=": "at least",
@@ -33,10 +33,10 @@ _LENGTHS: Final = {
 
 
 def said(what: str) -> str:
-    """What follows the name of the place: ``must be at least 1``.
+    """Return the message that follows the name of the field: ``must be at least 1``.
 
     Args:
-        what: Of msgspec's message, what stands before the place.
+        what: The part of msgspec's message before the field.
     """
     patterns: dict[str, Any] = {
         r"Expected `(\w+)` of length (<=|>=) (\d+)": lambda m: (
@@ -57,25 +57,25 @@ def said(what: str) -> str:
 
 
 def kind(name: str) -> str:
-    """What a value of a type of JSON is: ``an object``."""
+    """Return the words for a JSON type: ``an object``."""
     return _KINDS.get(name, name)
 
 
 def any_of(names: Iterable[str]) -> str:
-    """``a, b or c``."""
+    """Return ``a, b or c``."""
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def _not_of_its_kind(expected: str, got: str) -> str:
-    """``int | null`` and the like."""
+    """Return the message for a wrong type, given ``int | null`` and the like."""
     kinds = [kind(each) for each in expected.split(" | ") if each != "null"]
     is_fraction = got == "float" and "int" in expected
     return f"must be {' or '.join(kinds) or 'null'}, not {_FRACTION if is_fraction else kind(got)}"
 
 
 def shown(value: object) -> str:
-    """A wrong value of a call: itself if it is short and plain, else of which type it is."""
+    """Return an invalid value of a call: itself if it is short and plain, else its type."""
     if isinstance(value, bool | int | float | str | None):
         return f"{value!r:.60}"
     return type(value).__name__

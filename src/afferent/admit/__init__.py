@@ -1,1 +1,1 @@
-"""Admission: who may use how much of the arena, in which order."""
+"""Admission control: grant requests their bytes of the arena in fair order."""

@@ -1,12 +1,12 @@
-"""The gate: requests wait here for room in the arena, before they cost any.
+"""Gate: requests wait for space in the arena here, before they use any.
 
     async with gate.reserve("request-1", {ObjectKind.FEATURES: 80 * MiB}):
         ...                                  # create and acquire under the request's name
 
-The budget itself is the store's, which all processes share: hard, by fair shares, all
-or nothing for each request. Besides, so many requests at a time may be behind the gate, if a limit
-is set: the count gate, a semaphore of the store. This is a process's own view of both: how long to
-wait, and what to tell those who can't be let in.
+The store has the budget itself, which all processes share: hard, by fair shares, all or nothing for
+each request. If a limit is set, the count gate, a semaphore of the store, also bounds the number of
+requests behind the gate. This module is one process's view of both: it waits, and tells refused
+requests when to try again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from afferent.store.client.async_store import AsyncDaemonStore
 
 UPLOADS = "uploads"
-"""Of MiB that large bodies are going to be, and are not in all."""
+"""Semaphore in MiB of announced large bodies that are not complete yet."""
 UPLOADS_OF = "uploads_of"
-"""The same of one tenant: `uploads_of/acme`."""
+"""The same for one tenant: `uploads_of/acme`."""
 
 ADMISSION_SECONDS = histogram(
     "afferent_admission_seconds",
@@ -45,14 +45,14 @@ PERMIT_SECONDS = histogram(
 )
 
 _SMALL_PART = 32
-"""Of what large bodies may take together: what is smaller is no large one."""
+"""Divisor of the limit on large bodies: a smaller body than this part is not counted."""
 _REMEMBERED_GRANTS = 32
 _RECENT_S = 60.0
 _RETRY_AFTER_S = (1.0, 60.0)
 
 
 class Budget(Protocol):
-    """What of a store the gate needs: `AsyncDaemonStore` has it."""
+    """Part of a store that the gate needs: `AsyncDaemonStore` implements it."""
 
     async def reserve(
         self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
@@ -72,7 +72,7 @@ class Budget(Protocol):
 
 
 class Gate:
-    """Lets requests in as far as their bytes fit, and so many at a time.
+    """Admission by bytes, and optionally by the number of concurrent requests.
 
     Examples:
         >>> import asyncio
@@ -90,7 +90,7 @@ class Gate:
 
     def __init__(
         self,
-        # Named besides: pyright does not see verbs, which are descriptors, as a protocol's methods.
+        # A union: pyright does not accept verbs, which are descriptors, as a protocol's methods.
         store: AsyncDaemonStore | Budget,
         *,
         timeout_s: float,
@@ -101,12 +101,12 @@ class Gate:
         """Guard ``store``.
 
         Args:
-            timeout_s: For one request to be let in: for its bytes, and again for its turn.
-            max_concurrency: Requests that may have entered, and not been forgotten, at a time, over
-                all processes; 0: any number.
-            max_uploads_nbytes: Of large bodies, as long as they will be, until `end_upload`, over
-                all processes; 0: any number. A thirty-second of it and less is not counted.
-            clock: Seconds, which only grow.
+            timeout_s: Limit of each wait of a request: for its bytes, and for its permit.
+            max_concurrency: Requests that have entered and are not forgotten, at a time, over all
+                processes; 0: any number.
+            max_uploads_nbytes: Announced bytes of large bodies until `end_upload`, over all
+                processes; 0: any number. A body of at most a thirty-second of it is not counted.
+            clock: Monotonic seconds.
         """
         self._store, self._timeout_s = store, timeout_s
         self._max_uploads_nbytes = max_uploads_nbytes
@@ -117,21 +117,21 @@ class Gate:
     async def admit(self, request: str, room: Sequence[ReserveItem]) -> None:
         """Wait until all of ``room`` is granted to the request, or none of it.
 
-        It is the request's until it is used, unreserved, or the request is forgotten; a call that
-        is cancelled, or that fails, leaves nothing granted.
+        The request has the bytes until they are used or unreserved, or the request is forgotten. A
+        call that is cancelled or fails leaves nothing granted.
 
         Raises:
-            ArenaTooSmall: It could never be had.
-            StoreFull: Too many wait already.
-            DeadlineExceeded: It was not granted in time. Both say when to try again.
+            ArenaTooSmall: It exceeds the arena's share; waiting does not help.
+            StoreFull: Too many requests wait already. The error contains the time to try again.
+            DeadlineExceeded: It was not granted in time. The error contains the time to try again.
         """
         with self._for_bytes.standing():
             await self._store.reserve(request, room, timeout_s=self._timeout_s)
 
     async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]:
-        """Blocks to write, all or none, once there is room for all of them.
+        """Create blocks to write, all or none, once there is space for all of them.
 
-        Where there is, and nobody waits for it, one round trip gives them.
+        If there is free space and no request waits for it, this takes one round trip.
 
         Raises:
             StoreFull, ArenaTooSmall, DeadlineExceeded: As from `admit`.
@@ -144,14 +144,14 @@ class Gate:
         return await self._store.create(request, items)
 
     async def enter(self, request: str) -> None:
-        """Wait until it is the request's turn; at once, without a limit.
+        """Wait for a permit of the count gate; return at once without a limit.
 
-        Its place is its own until the request is forgotten; who has one must not wait for bytes. A
-        call that is cancelled, or that fails, leaves no place taken.
+        The request has its permit until it is forgotten; a request with a permit must not wait for
+        bytes. A call that is cancelled or fails leaves no permit taken.
 
         Raises:
-            NoPermitLeft: Too many wait already.
-            DeadlineExceeded: Its turn did not come in time. Both say when to try again.
+            NoPermitLeft: Too many requests wait already. The error contains the time to try again.
+            DeadlineExceeded: No permit came in time. The error contains the time to try again.
         """
         if self.is_counting:
             with self._for_turn.standing():
@@ -160,13 +160,15 @@ class Gate:
                 )
 
     async def enter_forwarded(self, request: str, nbytes: int, *, limit_nbytes: int) -> None:
-        """`enter`, for media that the engine processes itself: besides, wait until what it makes of
-        those that have entered, and of these, is no more than a limit.
+        """Enter with media that the engine processes itself.
+
+        In addition to `enter`, wait until the engine's tensors of all such media are within a
+        limit.
 
         Args:
-            nbytes: Of the tensors that the engine makes; a request with more than the limit is
+            nbytes: Size of the tensors that the engine computes; a request above the limit runs
                 alone.
-            limit_nbytes: Of all requests together, over all processes.
+            limit_nbytes: Limit for all requests together, over all processes.
 
         Raises:
             NoPermitLeft, DeadlineExceeded: As from `enter`.
@@ -182,18 +184,19 @@ class Gate:
         await self.enter(request)
 
     def leave(self, request: str) -> None:
-        """The engine has accepted the request: it gives back its turn, and keeps what it has
-        pinned. Nothing happens the second time.
+        """Release the permits of a request that the engine has accepted; its pins stay.
+
+        A second call does nothing.
         """
         self._store.accepted(request, GATE)
 
     async def begin_upload(self, request: str, nbytes: int, *, tenant: str = "") -> bool:
-        """Wait until a body that is to be so long may take room before it is there; whether it has
-        to be said when it is (`end_upload`).
+        """Wait until a body of announced length may take space before it has arrived.
 
-        So small ones find room, however many large ones have been announced; and large ones do,
-        however many a tenant has announced: all of one tenant take half of it at most. The nameless
-        are no tenant.
+        Return whether the caller has to call `end_upload`. Small bodies always find space, however
+        many large ones are announced. All large bodies of one tenant take at most half of the
+        limit, so that those of other tenants find space. Requests without a tenant have no limit of
+        their own.
 
         Raises:
             NoPermitLeft, DeadlineExceeded: As from `enter`.
@@ -201,7 +204,7 @@ class Gate:
         if nbytes <= self._max_uploads_nbytes // _SMALL_PART or not self._max_uploads_nbytes:
             return False
         limits = {UPLOADS: self._max_uploads_nbytes}
-        if tenant:  # first, so that who waits for his own keeps nobody else waiting
+        if tenant:  # first, so that waiting for the tenant's own limit delays no other tenant
             limits = {f"{UPLOADS_OF}/{tenant}": self._max_uploads_nbytes // 2, **limits}
         with self._for_bytes.standing():
             for semaphore, limit_nbytes in limits.items():
@@ -215,15 +218,19 @@ class Gate:
         return True
 
     def end_upload(self, request: str, *, tenant: str = "") -> None:
-        """What came is made into features, or let go of; of a forgotten request it is, too."""
+        """Release an upload's permits, once its body is processed or dropped.
+
+        A forgotten request releases them too.
+        """
         self._store.release_permit(request, UPLOADS)
         if tenant:
             self._store.release_permit(request, f"{UPLOADS_OF}/{tenant}")
 
     @asynccontextmanager
     async def reserve(self, request: str, nbytes: Mapping[ObjectKind, int]) -> AsyncIterator[None]:
-        """`admit` and `enter`; when the block ends, however it ends, the request is forgotten, and
-        so is all that it holds.
+        """Reserve bytes and a permit with `admit` and `enter`, for the time of the block.
+
+        When the block ends, even with an error, the request and all that it has are forgotten.
         """
         await self.admit(request, [ReserveItem(kind, size) for kind, size in nbytes.items()])
         try:
@@ -234,22 +241,22 @@ class Gate:
 
     @property
     def is_counting(self) -> bool:
-        """Whether only so many requests may be behind the gate at a time."""
+        """Whether the number of requests behind the gate is limited."""
         return self._max_concurrency > 0
 
     @property
     def num_waiting(self) -> int:
-        """Requests of this process that wait for bytes, or for their turn."""
+        """Requests of this process that wait for bytes or for a permit."""
         return self._for_bytes.num_waiting + self._for_turn.num_waiting
 
     @property
     def retry_after_s(self) -> float:
-        """When those who wait for bytes now will have been let in."""
+        """Estimated seconds until all requests that wait for bytes now are admitted."""
         return self._for_bytes.retry_after_s
 
 
 class _Line:
-    """Those of this process who wait for one thing."""
+    """Requests of this process that wait for one resource."""
 
     def __init__(self, timeout_s: float, waits: HistogramCell, clock: Callable[[], float]) -> None:
         self._timeout_s, self._waits, self._clock = timeout_s, waits, clock
@@ -258,8 +265,9 @@ class _Line:
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
-        """Wait within the block, which ends when it is granted; who is refused hears when to come
-        again.
+        """Count a wait: run the block, which ends when the resource is granted.
+
+        A refusal passes with the time to try again.
         """
         start_s = self._clock()
         self.num_waiting += 1
@@ -275,13 +283,13 @@ class _Line:
 
     @property
     def retry_after_s(self) -> float:
-        """When those who wait now will have been let in, at the rate of the latest grants."""
+        """Seconds until all waiting requests are admitted, at the rate of the latest grants."""
         least, most = _RETRY_AFTER_S
         if not self.num_waiting:
             return least
         now_s = self._clock()
         recent = [at_s for at_s in self._grants if now_s - at_s <= _RECENT_S]
-        if len(recent) < 2:  # nothing moves
+        if len(recent) < 2:  # no progress
             return min(max(self._timeout_s, least), most)
         seconds_each = (now_s - recent[0]) / len(recent)
         return min(max(float(math.ceil(seconds_each * (self.num_waiting + 1))), least), most)

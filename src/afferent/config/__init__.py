@@ -1,7 +1,9 @@
-"""Settings: each is declared once, and its flag, variable, key, help text and page follow.
+"""Settings: each is declared once; its flag, variable, key, help text and page follow from that.
 
-`settings` declares the server's, `loading` reads them from flags, the environment and a TOML file,
-`describe` says them to people, `hints` answers who has mistyped one.
+- `settings` declares the server's.
+- `loading` reads them from flags, the environment and a TOML file.
+- `describe` writes their help.
+- `hints` suggests corrections for mistyped names.
 """
 
 from afferent.config.declaring import Group, Setting, Settings, declared, setting

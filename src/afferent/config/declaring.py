@@ -1,10 +1,10 @@
-"""What a setting is, and how one is declared: a field of a `Settings` struct, made by `setting`.
+"""Declaration of settings: each is a field of a `Settings` struct, made by `setting`.
 
     class EchoSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         echo_delay_s: float = setting(0.5, "before each token", Group.ENGINE, gt=0)
 
 From that line follow the flag ``--echo-delay-s``, the variable ``AFFERENT_ECHO_DELAY_S``, the key
-``echo_delay_s`` of the file, a line of ``afferent config show``, of the help and of the page.
+``echo_delay_s`` of the file, and a line each of ``afferent config show``, the help and the page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Group(StrEnum):
-    """What belongs together in help and documentation, in their order: tuning and limits last."""
+    """Groups of settings in help and documentation, in their order: tuning and limits last."""
 
     COMMON = "common"
     ENGINE = "engine"
@@ -60,19 +60,19 @@ _ABOUT = {
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what can be set. Every field is made by `setting`."""
+    """Base of all settings structs. Every field is made by `setting`."""
 
     def check(self) -> None:
-        """Refuse values that do not go together.
+        """Check that the values are consistent.
 
         Raises:
-            ConfigError: It names them.
+            ConfigError: They are not; the message names them.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Declaration(Generic[T]):
-    """What `setting` was told. As the field's default factory it stays with the field."""
+    """Arguments of `setting`. As the field's default factory, it stays with the field."""
 
     default: T
     text: str
@@ -100,15 +100,15 @@ def setting(
     is_secret: bool = False,
     is_table: bool = False,
 ) -> T:
-    """A field of a `Settings` struct.
+    """Declare a field of a `Settings` struct.
 
     Args:
         default: Of the field's type, and immutable.
-        text: What it says, in a few words without a full stop.
-        unit: What stands behind the flag in the help; follows from the type and the name's suffix
-            where it is left out (``_nbytes``, ``_s``, ...).
+        text: Its meaning, in a few words without a full stop.
+        unit: Placeholder of the value in the help; by default it follows from the type and the
+            name's suffix (``_nbytes``, ``_s``, ...).
         is_secret: Its value is never shown.
-        is_table: Too much for a flag or a variable: it is read from the file alone.
+        is_table: Too large for a flag or a variable: it is read only from the file.
     """
     bounds: dict[str, Any] = {"gt": gt, "ge": ge, "lt": lt, "le": le, "pattern": pattern}
     declaration = _Declaration(
@@ -125,24 +125,24 @@ def setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One declared setting, under all of its names."""
+    """One declared setting, with all of its names."""
 
     key: str
     type: Any
-    """With its bounds, for `msgspec.convert`."""
+    """Type with its bounds, for `msgspec.convert`."""
     default: Any
     text: str
     group: Group
     unit: str
     bounds: str
     demand: str
-    """What a value has to be, in words that complete "must be"."""
+    """Valid values, in words that complete "must be"."""
     is_secret: bool
     is_table: bool
 
     @property
     def flag(self) -> str:
-        """``MODEL`` is the one that is named without."""
+        """Flag of the setting; ``MODEL`` is positional."""
         return "MODEL" if self.key == "model" else "--" + self.key.replace("_", "-")
 
     @property
@@ -162,7 +162,7 @@ class Setting:
         return get_origin(get_args(self.type)[0]) is tuple
 
     def show(self, value: object) -> str:
-        """A value as people write it; a secret's is not shown."""
+        """Return a value in the syntax of users; a secret is not shown."""
         if self.is_secret and value:
             return "(hidden)"
         if self.is_size and isinstance(value, int):
@@ -175,10 +175,10 @@ class Setting:
 
 
 def declared(*structs: type[Settings]) -> dict[str, Setting]:
-    """The settings of some structs, in one flat namespace.
+    """Return the settings of some structs, in one flat namespace.
 
     Raises:
-        ConfigError: Two of them have one name, or one that a command needs; or one is not made by
+        ConfigError: Two of them have one name, or one has a reserved name; or one is not made by
             `setting`.
     """
     found: dict[str, Setting] = {}
@@ -190,7 +190,7 @@ def declared(*structs: type[Settings]) -> dict[str, Setting]:
     return found
 
 
-@functools.cache  # each look at them evaluates every annotation
+@functools.cache  # msgspec evaluates every annotation on each call
 def _settings_of(struct: type[Settings]) -> dict[str, Setting]:
     return {field.name: _resolve(field, struct) for field in msgspec.structs.fields(struct)}
 
@@ -242,7 +242,7 @@ def _demand(key: str, kind: Any, meta: Meta) -> str:
 
 
 def _bounds(key: str, meta: Meta, *, leaves_out_zero: bool = True) -> str:
-    """In words; in a table it goes without saying that something is not below 0."""
+    """Return the bounds in words; in a table, "at least 0" is omitted as obvious."""
 
     def show(value: float) -> str:
         return format_nbytes(int(value)) if key.endswith("_nbytes") else f"{value:.12g}"

@@ -1,4 +1,4 @@
-"""The settings said to people: the help of the commands."""
+"""Help texts of the commands."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from afferent.errors import ConfigError
 ALL = "all"
 
 _FLAG_WIDTH = 34
-"""Past it, the text begins on a line of its own."""
+"""Longest flag whose text begins on the same line."""
 
 Entry = tuple[str, str]
-"""A flag with its value, and what it says."""
+"""A flag with its value, and its text."""
 
 
 FILE_FLAG: Entry = ("--config FILE", "TOML file with settings and tenants")
 
 
 def common(known: Mapping[str, Setting], *, command: str, width: int) -> str:
-    """What fits on a screen: the common settings, and how to see the others."""
+    """Return the help that fits on a screen: the common settings, and the pages of the others."""
     lines = ["Common settings (and their defaults):"]
     lines += _rows([*_entries(known, Group.COMMON), FILE_FLAG], width)
     lines += ["", f"More: {command} --help GROUP, or --help all."]
@@ -33,7 +33,7 @@ def common(known: Mapping[str, Setting], *, command: str, width: int) -> str:
 
 
 def group_page(known: Mapping[str, Setting], name: str, *, width: int) -> str:
-    """The settings of one group, or of all.
+    """Return the help of one group, or of all.
 
     Raises:
         ConfigError: There is no such group.
@@ -71,7 +71,7 @@ def _usage(one: Setting) -> str:
 
 
 def _default(one: Setting) -> str:
-    """A zero has been explained by its text, if it means something else."""
+    """Return the default in brackets; empty if the text explains a default of zero."""
     if one.default is False or one.default in ("", ()) or f"; {one.default}: " in one.text:
         return ""
     return f" ({one.show(one.default)})"

@@ -1,4 +1,4 @@
-"""What is said to who has given a setting a name that it does not have here."""
+"""Hints in the error messages for unknown setting names."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ ELSEWHERE: dict[str, tuple[str, tuple[str, ...]]] = {
     "uvicorn_log_level": (_HERE, ("log_level",)),
     "watchdog_timeout": (_HERE, ("engine_step_timeout_s",)),
 }
-"""Common names for our settings elsewhere, too unlike ours to be found by their spelling; and for
-what there is no setting for.
+"""Names of settings in other servers: too unlike ours to be found by their spelling, or without
+a counterpart here.
 """
 
 OF_VLLM = frozenset(
@@ -70,11 +70,11 @@ OF_VLLM = frozenset(
         *("tokenizer_mode", "tokenizer_revision", "tool_call_parser", "trust_remote_code"),
     }
 )
-"""Flags of ``vllm serve``, which a vLLM that is started here may be told."""
+"""Flags of ``vllm serve``, which a vLLM that Afferent starts accepts."""
 
 
 def unknown(key: str, known: Mapping[str, Setting], origin: str) -> str:
-    """What is said of a key that a file or the environment has."""
+    """Return the message for an unknown key of a file or of the environment."""
 
     def spell(key: str) -> str:
         return known[key].variable if origin == "environment" else key
@@ -83,7 +83,7 @@ def unknown(key: str, known: Mapping[str, Setting], origin: str) -> str:
 
 
 def unknown_flag(argument: str, known: Mapping[str, Setting]) -> str:
-    """What is said of an argument such as ``--prot`` or ``--prot=1``."""
+    """Return the message for an unknown argument such as ``--prot`` or ``--prot=1``."""
     flag = argument.partition("=")[0]
     key = flag.lstrip("-").replace("-", "_")
     if key in known and known[key].is_table:
@@ -96,7 +96,7 @@ def unknown_flag(argument: str, known: Mapping[str, Setting]) -> str:
 
 
 def _instead(key: str, known: Mapping[str, object], spell: Callable[[str], str]) -> str:
-    """The end of a message, such as ``; did you mean --port?``."""
+    """Return the end of a message, such as ``; did you mean --port?``."""
     if key in OF_VLLM and _VLLM_ARGS in known:
         return f"; it is vLLM's own: {spell(_VLLM_ARGS)} has those, as --{key.replace('_', '-')}"
     words, keys = ELSEWHERE.get(key, ("", ()))

@@ -1,10 +1,10 @@
-"""Settings from flags, the environment and a TOML file: read only here.
+"""Loading of settings from flags, the environment and a TOML file: only this module reads them.
 
-The order is flag, environment (``AFFERENT_PORT=9000``), file, default; `Loaded.sources` remembers
-where each value came from. An unknown key is an error, and so is a value of the wrong type.
+The order is flag, environment (``AFFERENT_PORT=9000``), file, default; `Loaded.sources` records the
+origin of each value. An unknown key is an error, and so is a value of the wrong type.
 
-An engine has settings of its own, which stand beside the server's in one namespace. Which engine it
-is, is a setting too, so it is read first::
+An engine has settings of its own, in the same namespace as the server's. The engine is a setting
+too, so it is read first::
 
     engine = peek("engine", flags, file=file)
     loaded = load(flags, file=file, extra=[EchoSettings])
@@ -33,20 +33,20 @@ S = TypeVar("S", bound=Settings)
 
 
 class Loaded(Struct, frozen=True):
-    """A configuration, and for each key which of flag, environment, file or default set it."""
+    """Configuration, with the origin of each key: flag, environment, file or default."""
 
     config: ServeConfig
     extra: tuple[Settings, ...]
-    """Of the structs that `load` was given besides, in their order."""
+    """Instances of the ``extra`` structs of `load`, in their order."""
     sources: dict[str, str]
 
     def of(self, struct: type[S]) -> S:
-        """Of those, the one of this type."""
+        """Return the instance of one ``extra`` struct."""
         (found,) = [one for one in self.extra if type(one) is struct]
         return found
 
     def values(self) -> Iterator[tuple[str, object]]:
-        """Of all structs, by key."""
+        """Yield key and value of all structs."""
         for struct in (self.config, *self.extra):
             for key in struct.__struct_fields__:
                 yield key, getattr(struct, key)
@@ -62,8 +62,7 @@ def load(
     """Read the settings: the server's, and those of ``extra``.
 
     Raises:
-        ConfigError: Unknown keys and bad values; the message has a line for each, which says where
-            it came from.
+        ConfigError: Unknown keys and bad values; the message has a line for each, with its origin.
     """
     known = declared(ServeConfig, *extra)
     values: dict[str, Any] = {}
@@ -92,7 +91,7 @@ def peek(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Any:
-    """One of the server's settings alone, before it is known which others there are.
+    """Read one of the server's settings alone, before the ``extra`` structs are known.
 
     Raises:
         ConfigError: Its value is bad, or the file can't be read.
@@ -115,7 +114,7 @@ def _build(struct: type[S], values: Mapping[str, Any]) -> S:
 def _layers(
     flags: Mapping[str, str] | None, environ: Mapping[str, str] | None, file: Path | None
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """By origin; the last one wins."""
+    """Return the values by origin; the last one wins."""
     return [
         (str(file), _read_file(file) if file is not None else {}),
         ("environment", _read_environment(os.environ if environ is None else environ)),
@@ -133,7 +132,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our part of the environment, without the variables of a Kubernetes service."""
+    """Return our part of the environment, without the variables of a Kubernetes service."""
     ours = {k.removeprefix(ENV_PREFIX): v for k, v in environ.items() if k.startswith(ENV_PREFIX)}
     if _is_of_service(ours.get("PORT", "")) or "SERVICE_HOST" in ours:
         ours = {
@@ -149,8 +148,9 @@ def _is_of_service(value: str) -> bool:
 
 
 def service_variable(environ: Mapping[str, str]) -> str:
-    """A variable that Kubernetes has set for a service called ``afferent``, and that would else
-    be a setting; empty if there is none. It is not meant for us, and ignored.
+    """Return a variable of a Kubernetes service called ``afferent`` that collides with a setting.
+
+    It is ignored, because Kubernetes did not set it for us. Empty if there is none.
     """
     name = f"{ENV_PREFIX}PORT"
     value = environ.get(name, "")
@@ -158,7 +158,7 @@ def service_variable(environ: Mapping[str, str]) -> str:
 
 
 def _convert(one: Setting, value: Any, origin: str) -> Any:
-    """A value of any origin in the type of its field."""
+    """Convert a value of any origin to the type of its field."""
     if one.is_table and isinstance(value, str):
         raise ConfigError(f"{one.key} are tables of the file ({origin})")
     if one.is_table and one.is_list and isinstance(value, list):
@@ -176,7 +176,7 @@ def _convert(one: Setting, value: Any, origin: str) -> Any:
 
 
 def _as_given(one: Setting, value: object, origin: str) -> str:
-    """A setting as whoever gave it has written it."""
+    """Return a setting in the syntax of its origin."""
     match origin:
         case "flag":
             return one.flag if one.is_secret else f"{one.flag} {shlex.quote(str(value))}"
@@ -188,15 +188,15 @@ def _as_given(one: Setting, value: object, origin: str) -> str:
 
 
 def _wanted(one: Setting, error: Exception) -> str:
-    """What a value of it has to be."""
-    if isinstance(error, ConfigError):  # of a size
+    """Return the requirement that a bad value violates."""
+    if isinstance(error, ConfigError):  # from `parse_nbytes`
         return error.message
     words = _in_words(error)
     return words if words in IN_WORDS.values() else f"must be {one.demand}"
 
 
 def _tables(one: Setting, tables: list[Any], origin: str) -> tuple[Any, ...]:
-    """Each by itself, so that all that are wrong are named."""
+    """Convert each table by itself, so that the message names all bad ones."""
     kind, _ = get_args(get_args(one.type)[0])
     found, wrong = [], []
     for number, table in enumerate(tables, start=1):
@@ -214,6 +214,6 @@ def _tables(one: Setting, tables: list[Any], origin: str) -> tuple[Any, ...]:
 
 
 def _in_words(error: object) -> str:
-    """What is wrong of a value, where a pattern would say it."""
+    """Return a validation error in words, if it would show a pattern."""
     said = str(error)
     return next((words for pattern, words in IN_WORDS.items() if repr(pattern) in said), said)

@@ -1,4 +1,4 @@
-"""The server's settings: frozen, and each declared in one line."""
+"""Settings of the server: frozen, each declared in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
 LEAST_FROZEN_TIMEOUT_S = 3.0
-"""Shorter, and a moment of overload would be taken for death."""
+"""Below this, a moment of overload would be mistaken for a hang."""
 _LEAST_WORKER_NBYTES = 64 * MiB
 _TIMEOUT_S, _UPSTREAM_TIMEOUT_S = 300.0, 86_400.0
 
@@ -41,10 +41,10 @@ IN_WORDS = {
     _NAME: "must have no blanks",
     _TIER_SECRET: "needs 16 to 256 printable characters, none of them blank or beyond ASCII",
 }
-"""What patterns mean."""
+"""Explanations of the patterns."""
 
 ApiKey = Annotated[str, Meta(pattern=_API_KEY)]
-"""Printable, without blanks, and too long to be guessed."""
+"""Printable, without blanks, and too long to guess."""
 _HostPort = Annotated[str, Meta(pattern=_HOST_PORT)]
 _Origin = Annotated[str, Meta(pattern=_ORIGIN)]
 _HostName = Annotated[str, Meta(pattern=_HOST_NAME)]
@@ -53,7 +53,7 @@ _Folder = Annotated[str, Meta(pattern=_FOLDER)]
 
 
 class ModalityLimits(NamedTuple):
-    """The limits that each modality has of its own."""
+    """Limits that each modality has of its own."""
 
     max_items: int
     max_nbytes: int
@@ -61,7 +61,7 @@ class ModalityLimits(NamedTuple):
 
 
 class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request's media may be. Every refusal names its limit."""
+    """Limits of one request's media. Every refusal names its limit."""
 
     max_images: int = setting(128, "most images in a request", Group.LIMITS, ge=1, le=4096)
     max_image_nbytes: int = setting(32 * MiB, "largest image file", Group.LIMITS, gt=0)
@@ -134,7 +134,7 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What its body may be besides, and how long it may wait for room."""
+    """Limits of a request's body, and of its wait for space, in addition to `Limits`."""
 
     max_body_nbytes: int = setting(64 * MiB, "longest request body", Group.LIMITS, gt=0)
     max_json_nbytes: int = setting(
@@ -154,32 +154,32 @@ _LIMITS_OF_TENANTS = ("max_images", "max_image_pixels", "max_body_nbytes")
 
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody with API keys of its own. What it has cached, no other tenant can hit."""
+    """Tenant with API keys of its own. Other tenants never hit its cache entries."""
 
     name: Annotated[str, Meta(pattern=_TENANT_NAME)]
     api_keys: Annotated[tuple[ApiKey, ...], Meta(min_length=1, max_length=64)]
     max_requests: Annotated[int, Meta(ge=0, le=65536)] = 0
-    """At a time, over all frontends; 0: no limit of its own."""
+    """Concurrent requests, over all frontends; 0: no limit of its own."""
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    """Its share of what is short, compared with other tenants' of weight 1."""
+    """Weight of its share of scarce resources; 1 is usual."""
     max_images: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """In a request; 0: as for everybody. More than everybody may is what everybody may."""
+    """Images in a request; 0: the server's limit, which a higher number does not raise."""
     max_image_pixels: Annotated[int, Meta(ge=0)] = 0
-    """Of an image; likewise."""
+    """Pixels of an image; likewise."""
     max_body_nbytes: Annotated[int, Meta(ge=0)] = 0
-    """Of a request's body; likewise."""
+    """Bytes of a request's body; likewise."""
     tier_nbytes: Annotated[int, Meta(ge=0)] = 0
-    """That a node keeps for it in a tier; 0: as for everybody."""
+    """Bytes that a node stores for it in a tier; 0: the server's limit."""
 
     def within(self, limits: RequestLimits) -> RequestLimits:
-        """These limits, with its own where they are closer."""
+        """Return these limits, with its own where they are stricter."""
         own = {name: getattr(self, name) for name in _LIMITS_OF_TENANTS}
         closer = {name: min(most, getattr(limits, name)) for name, most in own.items() if most}
         return msgspec.structs.replace(limits, **closer) if closer else limits
 
 
 class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of ``afferent serve``, but for its engine's own."""
+    """All settings of ``afferent serve``, except the engine's own."""
 
     model: str = setting("shapes", "a model's folder, or its name on the hub", Group.COMMON)
     revision: str = setting(
@@ -413,11 +413,11 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         keys = [key for tenant in self.tenants for key in tenant.api_keys]
         keys += [self.api_key] if self.api_key else []
         for what, values in (("tenant's name", names), ("API key", keys)):
-            if len(set(values)) < len(values):  # which key it is, is not for a log
+            if len(set(values)) < len(values):  # the log must not show which key it is
                 raise ConfigError(f"a {what} stands twice in the settings")
 
     def timeout_s(self, *, is_upstream: bool) -> float:
-        """Return how long a request may take in all.
+        """Return the timeout of a whole request.
 
         Args:
             is_upstream: Whether an upstream answers, and not an engine with Afferent's own APIs.
@@ -426,12 +426,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def page_key(self) -> str:
-        """What the live page asks for; empty: nothing."""
+        """Key that the live page requires; empty: none."""
         return self.ui_key or self.api_key
 
     @property
     def limits(self) -> Limits:
-        """Only the limits, for processes that need no more."""
+        """Limits alone, for processes that need no other settings."""
         return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
 
     @property
@@ -441,21 +441,21 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def limits_by_tenant(self) -> dict[str, RequestLimits]:
-        """Of those that have limits of their own."""
+        """Limits of the tenants that have limits of their own."""
         limits = self.request_limits
         within = {tenant.name: tenant.within(limits) for tenant in self.tenants}
         return {name: own for name, own in within.items() if own is not limits}
 
     @property
     def shares(self) -> dict[ObjectKind, float]:
-        """What part of the arena each kind of object has.
+        """Part of the arena of each kind of object.
 
-        Records have at least `LEAST_RECORDS_NBYTES`, or a quarter of what they divide with features
-        where that is less: in a small arena their share alone would not hold one conversation.
+        Records get at least `LEAST_RECORDS_NBYTES`, or a quarter of their common part with features
+        if that is less: in a small arena, their share alone could not store one conversation.
         """
         left = 1.0 - self.raw_share - self.embeddings_share
         records = self.records_share
-        if self.arena_nbytes:  # what is chosen is never as small as that
+        if self.arena_nbytes:  # an automatic size is never that small
             records = max(records, min(LEAST_RECORDS_NBYTES / self.arena_nbytes, left / 4))
         return {
             ObjectKind.RAW: self.raw_share,

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in the syntax of users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _DECIMAL = {"kb": ("KiB", 10**3), "mb": ("MiB", 10**6), "gb": ("GiB", 10**9), "t
 
 
 def parse_nbytes(text: str) -> int:
-    """Read ``"512MiB"``, ``"2 GiB"`` or ``"1048576"`` as bytes.
+    """Parse ``"512MiB"``, ``"2 GiB"`` or ``"1048576"`` as bytes.
 
     Raises:
-        ConfigError: It is no size, or its unit is a power of ten, which many write for one of two.
+        ConfigError: It is no size, or its unit is a power of ten, which is often mistaken for a
+            power of two.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is not None and (decimal := _DECIMAL.get(match[2].lower())):
@@ -44,7 +45,7 @@ def parse_nbytes(text: str) -> int:
 
 
 def format_nbytes(nbytes: int) -> str:
-    """The shortest text that `parse_nbytes` reads as the same."""
+    """Return the shortest text that `parse_nbytes` reads as the same."""
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if nbytes and nbytes % unit == 0:
             return f"{nbytes // unit}{name}"

@@ -1,1 +1,1 @@
-"""What a server is doing now: one view of it, for the page and for ``afferent top``."""
+"""Live view of a server, for the page and for ``afferent top``."""

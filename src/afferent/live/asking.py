@@ -1,4 +1,4 @@
-"""A question from the page, passed on to a frontend as any client's, and its answer back."""
+"""Playground: pass a question from the page to a frontend, and its answer back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ _PASSED_BACK: Final = (b"content-type", b"x-request-id", b"retry-after")
 
 
 class Asking:
-    """The page itself writes the body of a chat completion; it is passed on as it comes."""
+    """Proxy for chat completions; the page writes their bodies, which pass unchanged.
+
+    Invariants: at most `_MAX_ASKED` questions run at a time.
+    """
 
     def __init__(self, api_url: str, *, api_key: str, timeout_s: float) -> None:
-        """
+        """Prepare the requests to the frontends.
+
         Args:
-            api_key: Sent with each question; the page never learns it. Empty: none is.
+            api_key: Sent with each question, and never to the page. Empty: no key is sent.
             timeout_s: Without a byte from the frontend.
         """
         self._url = api_url + _PATH
@@ -38,7 +42,7 @@ class Asking:
         self._num_asked = 0
 
     async def answer(self, request: Request) -> Response:
-        """The frontend's, whatever it is."""
+        """Return the frontend's answer unchanged, or an error of the proxy."""
         if self._num_asked >= _MAX_ASKED:
             return _refusal(429, "the page has as many questions as it may; try again")
         self._num_asked += 1
@@ -85,7 +89,7 @@ class Asking:
 
 
 class ClosingStream(StreamingResponse):
-    """Closes what is behind it when it ends, or when who has asked for it leaves."""
+    """Response that closes its resources when it ends or the client disconnects."""
 
     def __init__(self, chunks: AsyncIterator[bytes], stack: AsyncExitStack, **kwargs: Any) -> None:
         super().__init__(chunks, **kwargs)

@@ -1,4 +1,4 @@
-"""What all who look at the page see: one look a second, for as long as there is anybody."""
+"""Stream of snapshots for all viewers of the page: one a second while there are viewers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 WINDOW = 6
-"""Looks over which rates are taken: five seconds."""
+"""Snapshots that rates are computed over: five seconds."""
 MAX_VIEWERS = 16
 
 
 class Feed:
-    """Of one server. While nobody looks, nobody is asked, and no connection is kept."""
+    """Stream of one server's views. Without viewers, it polls no process and has no connection.
+
+    Invariants: at most one task polls; it ends after the last viewer has left.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -38,11 +41,11 @@ class Feed:
         return self.num_viewers >= MAX_VIEWERS
 
     async def views(self) -> AsyncGenerator[bytes, None]:
-        """A `View` as JSON after another; who is slow gets the latest, not all of them."""
+        """Yield views as JSON; a slow viewer skips to the latest one."""
         self.num_viewers += 1
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        seen = self._number - bool(self._seen)  # what there is already is not waited for
+        seen = self._number - bool(self._seen)  # send an existing snapshot at once
         try:
             while not self._is_closed:
                 async with self._changed:
@@ -55,7 +58,7 @@ class Feed:
             self.num_viewers -= 1
 
     async def close(self) -> None:
-        """Everybody has seen the last of it."""
+        """End all streams and the polling."""
         self._is_closed = True
         async with self._changed:
             self._changed.notify_all()
@@ -69,7 +72,7 @@ class Feed:
                 due_s = time.monotonic() + PERIOD_S
                 try:
                     await self._look_once()
-                except Exception:  # the next look may come to more
+                except Exception:  # the next poll may succeed
                     log.exception("the server could not be looked at")
                 await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
         finally:

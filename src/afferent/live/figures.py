@@ -1,4 +1,4 @@
-"""What two looks at the metrics say of the time between them. Pure."""
+"""Statistics of the time between two snapshots of the metrics. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from afferent.telemetry.readings import Declaration, Reading
 
 
 class Change:
-    """Of all metrics, from one look at them to a later one.
+    """Change of all metrics between two snapshots.
 
-    Where a sum is less than it was, a process has begun anew, and all that is there is new.
+    If a sum has decreased, a process has restarted, and its whole value is new.
     """
 
     def __init__(
@@ -23,23 +23,23 @@ class Change:
         self._elapsed_s = max(elapsed_s, 1e-9)
 
     def now(self, name: str, **words: str) -> float:
-        """The sum of a metric's series, as it is now; 0 where there is none.
+        """Return the current sum of a metric's series; 0 if there is none.
 
         Args:
-            words: Only series whose labels say so.
+            words: Only series with these label values.
         """
         values = _total(self._after.get(name), words)
         return values[0] if values else 0.0
 
     def rate(self, name: str, **words: str) -> float:
-        """By how much it has grown, a second."""
+        """Return the growth of a sum per second."""
         new = self._new(name, words)
         return new[0] / self._elapsed_s if new else 0.0
 
     def quantile(self, part: float, name: str, **words: str) -> float | None:
-        """Of what a histogram has counted meanwhile, linear within a bucket; ``None`` of nothing.
+        """Return a quantile of the new observations of a histogram, ``None`` without any.
 
-        What is above all bounds is taken for the highest of them.
+        It is linear within a bucket. Observations above all bounds count as the highest bound.
         """
         new, reading = self._new(name, words), self._after.get(name)
         if reading is None or not new or sum(new[:-1]) <= 0:
@@ -60,7 +60,7 @@ def _by_name(readings: Sequence[Reading]) -> dict[str, Reading]:
 
 
 def _total(reading: Reading | None, words: Mapping[str, str]) -> list[float]:
-    """The sums of those series that have these words; empty where there is none."""
+    """Return the sums of the series with these label values; empty if there is none."""
     if reading is None:
         return []
     wanted = [(reading.metric.labels.index(label), word) for label, word in words.items()]

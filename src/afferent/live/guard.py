@@ -1,9 +1,11 @@
-"""Who may see the page, and what a browser may do with it.
+"""Access control of the page, and its security headers.
 
-A browser is anybody's tool: a page of somebody else, open in the operator's, can send requests
-here. So a name that resolves to this machine is not enough to be answered (DNS rebinding), what a
-page of another origin asks is refused (CSRF), and a key comes in a header that no browser sends by
-itself.
+A browser runs pages of any origin: a foreign page that the operator has open can send requests
+here. Therefore:
+
+- A host name that resolves to this machine is not sufficient (DNS rebinding).
+- Requests from pages of another origin are refused (CSRF).
+- The key is in a header that no browser sends on its own.
 """
 
 from __future__ import annotations
@@ -34,16 +36,17 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """An ASGI application in front of another."""
+    """ASGI middleware that refuses foreign requests."""
 
     def __init__(
         self, app: ASGIApp, *, key: str, names: Container[str], open_paths: Container[str]
     ) -> None:
-        """
+        """Wrap ``app``.
+
         Args:
-            key: What is asked for; empty: nothing.
-            names: Under which the page is reached; addresses are always right.
-            open_paths: What has nothing to hide, and is shown without the key.
+            key: Required key; empty: none.
+            names: Host names of the page; addresses are always accepted.
+            open_paths: Paths without secrets, served without the key.
         """
         self._app, self._names, self._open_paths = app, names, open_paths
         self._digest = _digest(key) if key else b""
@@ -84,5 +87,5 @@ class Guard:
 
 
 def _digest(key: str) -> bytes:
-    """Of one length, so that a comparison does not tell that of the key."""
+    """Return a digest: equal lengths, so that a comparison does not reveal the key's length."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

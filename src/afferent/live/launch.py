@@ -1,4 +1,4 @@
-"""What starts the page's process needs to know of it, without importing an HTTP server."""
+"""Settings of the page's process, for the supervisor; imports no HTTP server."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ PAGE: Final = "afferent.live.main"
 
 
 class PageSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``listener_fd`` is set for each start."""
+    """Settings of the page's process; ``listener_fd`` is set for each start."""
 
     listener_fd: int = -1
     sockets_folder: str
-    """Of the server."""
+    """Folder of the server's sockets."""
     host: str
-    """Under which the page is reached, besides by addresses."""
+    """Host name of the page, in addition to addresses."""
     key: str
-    """Which the page asks for; empty: nobody needs one."""
+    """Key that the page requires; empty: none."""
     api_url: str
-    """Where questions go to."""
+    """Base URL for questions."""
     api_key: str
-    """What is sent with them; empty: nothing."""
+    """API key for questions; empty: none is sent."""
     can_ask: bool
     timeout_s: float
-    """For an answer in all."""
+    """Timeout of a whole answer."""

@@ -1,4 +1,4 @@
-"""The process of the live page, apart from all that requests go through.
+"""Process of the live page, separate from all processes that requests pass through.
 
 python -m afferent.live.main FD      (started by the supervisor)
 """
@@ -22,7 +22,7 @@ from afferent.live.site import site
 from afferent.runtime.process import ChildProcess
 
 _NICE = 10
-"""Requests come first."""
+"""Low priority: requests come first."""
 _MAX_CONNECTIONS = 64
 _END_TIMEOUT_S = 2.0
 _LIMITS = ConnectionLimits(header_timeout_s=10.0, discard_timeout_s=10.0, write_timeout_s=30.0)
@@ -46,7 +46,7 @@ async def _run(child: ChildProcess, settings: PageSettings) -> None:
     try:
         serving = asyncio.create_task(server.serve())
         await server.is_ending.wait()
-        await feed.close()  # or its streams would keep the server from ending
+        await feed.close()  # else its streams would keep the server from ending
         await serving
     finally:
         beating.cancel()

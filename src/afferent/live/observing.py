@@ -1,4 +1,4 @@
-"""What a server's processes say of themselves at one time: the store, and each frontend."""
+"""Snapshots of a server's processes: the store, and each frontend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ from afferent.store.protocol.results import ClientInfo, ObjectInfo, Statistics, 
 from afferent.telemetry.readings import Reading
 
 _TIMEOUT_S = 0.8
-"""For anybody's answer: who takes longer is shown without it."""
+"""Timeout of each answer: a slower process is missing in the snapshot."""
 _LISTS_S = 5.0
-"""Between two looks at the lists that cost the store more than a moment: it goes through all
-objects for them.
-"""
+"""Interval of the lists that are expensive for the store: it goes through all objects for them."""
 _MAX_OBJECTS = 12
 
 _report_decoder = msgspec.json.Decoder(FrontendReport)
@@ -38,7 +36,7 @@ _report_decoder = msgspec.json.Decoder(FrontendReport)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """The largest objects, and who holds what; taken less often than the rest."""
+    """The largest objects, and the pins of clients; taken less often than the rest."""
 
     objects: Sequence[ObjectInfo] = ()
     clients: Sequence[ClientInfo] = ()
@@ -47,7 +45,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """``taken_s`` is by `time.monotonic`. Without ``statistics`` the store did not answer."""
+    """Snapshot at ``taken_s`` by `time.monotonic`. No ``statistics``: the store did not answer."""
 
     taken_s: float
     frontends: Sequence[FrontendReport] = ()
@@ -58,17 +56,20 @@ class Observation:
 
 
 class Observer:
-    """Of one server, known by the folder of its sockets. Nobody who is asked waits for it."""
+    """Observer of one server, identified by the folder of its sockets. No process waits for it.
+
+    Invariants: at most one connection to each frontend, and one to the store.
+    """
 
     def __init__(self, folder: Path, *, name: str) -> None:
-        """``name`` is what the store calls it; it leaves itself out of what it has seen."""
+        """Observe as the store's client ``name``, which snapshots omit."""
         self._folder, self._name = folder, name
         self._links: dict[str, _Link] = {}
         self._store: AsyncDaemonStore | None = None
         self._lists = Lists()
 
     async def observe(self) -> Observation:
-        """What there is to be seen now; whoever does not answer is missing in it."""
+        """Take a snapshot; a process that does not answer is missing in it."""
         seen = Observation(taken_s=time.monotonic(), frontends=await self._ask_frontends())
         if self._store is None and seen.frontends:
             address = seen.frontends[0].store_address
@@ -122,14 +123,14 @@ class Observer:
 
 
 class _Link:
-    """A connection to a frontend, made when it is needed."""
+    """Connection to a frontend, opened when needed."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, question: Question) -> FrontendReport | None:
-        """``None``: it is gone, or does not answer in time."""
+        """Return the frontend's report; ``None`` if it is gone or does not answer in time."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 reader, writer = self._streams = self._streams or await self._connect()
@@ -145,7 +146,7 @@ class _Link:
         return streams
 
     def close(self) -> None:
-        """An answer that is on its way would be taken for that to the next question."""
+        """Close the connection: a late answer would be taken for that to the next question."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None

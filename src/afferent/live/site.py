@@ -1,4 +1,4 @@
-"""The page as an ASGI application: its three files, its stream of views, and its questions."""
+"""ASGI application of the page: its files, its stream of views, and the playground."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def site(settings: PageSettings, feed: Feed) -> ASGIApp:
 
 
 async def _events(feed: Feed) -> AsyncGenerator[bytes, None]:
-    """Server-sent events."""
+    """Yield the views as server-sent events."""
     async with aclosing(feed.views()) as views:
         async for view in views:
             yield b"data: " + view + b"\n\n"

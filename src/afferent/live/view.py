@@ -1,6 +1,6 @@
-"""The view of a server that the page and ``afferent top`` show: what two observations say. Pure.
+"""View of a server for the page and ``afferent top``, computed from two snapshots. Pure.
 
-Values are bytes, seconds, parts of 1, and events a second; what there is nothing of is ``None``.
+Values are bytes, seconds, parts of 1, and events a second; a missing value is ``None``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from afferent.types import Span
 
 _KEY_DIGITS = 12
 _THE_STORE = 0
-"""The client number that stands for the store itself."""
+"""The client id of the store itself."""
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """One kind's share of the arena: pinned, evictable and free are all of it."""
+    """Region of one kind in the arena: pinned, evictable and free bytes are all of it."""
 
     kind: str
     capacity_nbytes: int
@@ -40,7 +40,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
-    """``share`` is its part of what is short, while all that are listed want some."""
+    """Tenant; ``share`` is its part of scarce resources, while all listed tenants use some."""
 
     name: str
     share: float
@@ -52,7 +52,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
 
 
 class Gate(Struct, frozen=True, kw_only=True):
-    """Who waits to be let in: for room, or for a permit."""
+    """Requests that wait for bytes or for a permit."""
 
     num_waiting_for_room: int
     num_waiting_for_permits: int
@@ -60,7 +60,7 @@ class Gate(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """``start_s`` is from the request's arrival."""
+    """Stage of a request; ``start_s`` counts from the request's arrival."""
 
     process: str
     stage: str
@@ -71,7 +71,7 @@ class Stage(Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """``outcome`` is empty while it runs, ``seconds`` how long it has taken so far, or in all."""
+    """Request; while it runs, ``outcome`` is empty and ``seconds`` is its time so far."""
 
     id: str
     process: str
@@ -91,7 +91,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """One of the largest objects in the arena; ``key`` is as much of it as names it."""
+    """One of the largest objects in the arena; ``key`` is a prefix that identifies it."""
 
     key: str
     kind: str
@@ -101,7 +101,7 @@ class Item(Struct, frozen=True, kw_only=True):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """Who has a connection to the store, or has lost it and may still hold something."""
+    """Client of the store, connected, or disconnected with pins that remain."""
 
     name: str
     pid: int
@@ -112,7 +112,7 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """``problem`` is what keeps a part of it from being seen; empty if nothing does."""
+    """View of a server; ``problem`` tells why a part is missing, and is empty otherwise."""
 
     taken_at: float
     over_s: float
@@ -132,7 +132,7 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 def view(before: Observation, after: Observation) -> View:
-    """What can be seen at the time of ``after``; rates are since ``before``."""
+    """Return the view at the time of ``after``; rates are since ``before``."""
     over_s = after.taken_s - before.taken_s
     change = Change(before.readings, after.readings, elapsed_s=over_s)
     frontends, statistics = after.frontends, after.statistics
@@ -220,7 +220,7 @@ def _gate(seen: Observation) -> Gate:
 
 
 def _requests(frontends: Sequence[FrontendReport], *, are_running: bool) -> list[Request]:
-    """Those that run by how long they have, those that have ended with the latest first."""
+    """Return running requests, the oldest first, or ended ones, the latest first."""
     found = [
         (request, report)
         for report in frontends

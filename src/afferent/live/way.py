@@ -1,4 +1,4 @@
-"""The way of the data, as stations with a few figures each. Pure."""
+"""Stages of the pipeline, with a few figures each. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Unit = Literal["", "/s", "B", "B/s", "s", "%"]
 
 
 class Figure(Struct, frozen=True):
-    """``value`` of a ``%`` is a part of 1."""
+    """One value; of a ``%`` it is a part of 1."""
 
     label: str
     value: float | None
@@ -23,10 +23,10 @@ class Figure(Struct, frozen=True):
 
 
 class Station(Struct, frozen=True, kw_only=True):
-    """The first of the figures says most of what goes on there.
+    """Stage of the pipeline; its first figure is the most important one.
 
     Attributes:
-        state: ``waiting`` where something queues, ``busy`` where something goes on.
+        state: ``waiting`` if something queues, else ``busy`` if any figure is above 0.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Station(Struct, frozen=True, kw_only=True):
 
 
 def stations(before: Observation, after: Observation, change: Change) -> list[Station]:
-    """In the order in which a request comes through them."""
+    """Return the stations in the order in which a request passes them."""
     return [
         _requests(after, change),
         _gate(after, change),

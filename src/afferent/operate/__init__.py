@@ -1,1 +1,1 @@
-"""The operator's commands: ``afferent store stat`` and its like, on a daemon that runs."""
+"""Operator's commands, such as ``afferent store stat``, on a running server or store."""

@@ -1,4 +1,4 @@
-"""What ``afferent store``, ``tier``, ``top`` and ``restart`` take; imports nothing heavy."""
+"""Arguments of ``afferent store``, ``tier``, ``top`` and ``restart``; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-# Values. argparse turns their ValueErrors into errors of usage.
+# Value parsers. argparse turns their ValueErrors into usage errors.
 
 
 def _nbytes(text: str) -> int:

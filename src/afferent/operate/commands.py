@@ -1,4 +1,4 @@
-"""``afferent store``: finds the daemon that is meant, and does the command."""
+"""``afferent store``: find the requested daemon, and run the command."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Command = Callable[[Running, DaemonStore, argparse.Namespace, Console], None]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what `arguments.add_store` has parsed; the exit status.
+    """Run a command that `arguments.add_store` has parsed; return the exit status.
 
     Raises:
-        StoreUnavailable: No daemon runs, or it goes away meanwhile.
-        ConfigError: It is not clear which daemon or which object is meant.
+        StoreUnavailable: No daemon runs, or it ends meanwhile.
+        ConfigError: The requested daemon or object is ambiguous.
     """
     console = tables.make_console()
     if args.verb == "run":
@@ -70,5 +70,5 @@ def _list(running: Running, store: DaemonStore, args: argparse.Namespace, consol
 
 
 def _print_json(document: object, console: Console) -> None:
-    # Not wrapped at the console's width.
+    # `print` would wrap it at the console's width
     console.out(msgspec.json.format(msgspec.json.encode(document)).decode())

@@ -1,4 +1,4 @@
-"""Which store daemons run, and a connection to one of them."""
+"""Running store daemons, and connections to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from afferent.store.daemon.launch import DAEMON
 from afferent.store.daemon.server import SOCKET_NAME
 
 CLIENT_NAME = "afferent store"
-"""What these commands call themselves to the daemon."""
+"""Client name of these commands."""
 
 _LISTENING = 0x10000
 _CONNECT_TIMEOUT_S = 5.0
@@ -25,9 +25,9 @@ _CONNECT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A store that listens. ``owner_pid`` started the daemon and starts the next one.
+    """Store that listens. ``owner_pid`` started the daemon and starts the next one.
 
-    ``daemon_pid`` is missing while there is none; ``owner_pid`` if it can't be seen.
+    ``daemon_pid`` is None while no daemon runs; ``owner_pid`` if it is not visible.
     """
 
     address: str
@@ -40,7 +40,7 @@ class Running:
         return f"{self.address}  {pid}{owner}"
 
     def connect(self) -> DaemonStore:
-        """A connection that can only ask and evict.
+        """Return a connection that can only read and evict.
 
         Raises:
             StoreUnavailable: The daemon does not answer.
@@ -55,20 +55,18 @@ class Running:
 
 
 def find() -> list[Running]:
-    """The stores of this user, by address.
+    """Return this user's stores, by address.
 
-    Read from /proc: to connect to each, only to see who it is, would show in their logs.
+    Read from /proc: a connection to each store would show in its log.
     """
     found = [_running(address, pids) for address, pids in listening()]
-    # One at a path of the user's choice is known by its daemon alone.
+    # A store at a path of the user's choice is recognized only by its daemon.
     stores = [one for one in found if short(one.address) != one.address or one.daemon_pid]
     return sorted(stores, key=lambda running: running.address)
 
 
 def listening() -> Iterator[tuple[str, list[int]]]:
-    """The address of each socket that listens at a path, and this user's processes that have it
-    open.
-    """
+    """Yield each socket that listens at a path, with this user's processes that have it open."""
     sockets = dict(_listening(Path("/proc/net/unix").read_text()))
     owners: dict[int, list[int]] = {}
     for pid in _own_processes():
@@ -79,16 +77,16 @@ def listening() -> Iterator[tuple[str, list[int]]]:
 
 
 def short(address: str) -> str:
-    """What is enough to name a store: the digits in its address, or a path that was chosen."""
+    """Return enough to identify a store: the digits in its address, or a chosen path."""
     return digits_of(address, SOCKET_NAME) or address
 
 
 def choose(running: Sequence[Running], name: str | None) -> Running:
-    """The one that ``name`` begins, or the only one.
+    """Return the store whose address begins with ``name``, or the only one.
 
     Raises:
         StoreUnavailable: None runs.
-        ConfigError: ``name`` is that of none or of several, or is needed.
+        ConfigError: ``name`` matches none or several, or is missing while several run.
     """
     if not running:
         raise StoreUnavailable(
@@ -111,10 +109,10 @@ def choose(running: Sequence[Running], name: str | None) -> Running:
 
 
 def confirm(running: Running, command: str) -> None:
-    """Ask whether this store is meant, which nobody has named.
+    """Confirm a store that the user has not named.
 
     Raises:
-        ConfigError: It is not, or nobody is there to ask.
+        ConfigError: The user declines, or there is no terminal.
     """
     named = f"{command} --address {short(running.address)}"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -125,7 +123,7 @@ def confirm(running: Running, command: str) -> None:
 
 
 def _listening(table: str) -> Iterator[tuple[int, str]]:
-    """The inode and the path of each socket that listens, in the text of /proc/net/unix."""
+    """Yield inode and path of each listening socket in the text of /proc/net/unix."""
     for line in table.splitlines()[1:]:
         fields = line.split(maxsplit=7)  # number, references, protocol, flags, type, state, inode
         if len(fields) == 8 and fields[7][0] == "/" and int(fields[3], 16) & _LISTENING:
@@ -142,7 +140,7 @@ def _own_processes() -> Iterator[int]:
 
 
 def _sockets_of(pid: int) -> set[int]:
-    """The inodes of the sockets that a process has open."""
+    """Return the inodes of the sockets that a process has open."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
@@ -154,7 +152,7 @@ def _sockets_of(pid: int) -> set[int]:
 
 
 def _running(address: str, pids: Sequence[int]) -> Running:
-    """The daemon has the socket open, and so has the process that will start the next."""
+    """Return the store of a socket, which its daemon and the daemon's starter have open."""
     daemon_pid = next((pid for pid in pids if _is_daemon(pid)), None)
     others = [pid for pid in pids if pid != daemon_pid]
     # A process that the owner has forked may have inherited the socket: the owner is the oldest.

@@ -1,4 +1,4 @@
-"""``afferent doctor``: what is wrong here for a server with these settings, and what mends it."""
+"""``afferent doctor``: find problems of this machine and of the settings, with a fix for each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _KEYS_IN_FILE = ("tenants", "api_key", "engine_api_key")
 
 
 def run(args: argparse.Namespace, load: Callable[[], Loaded]) -> int:
-    """Print all findings; 1 if something is wrong.
+    """Print all findings; return 1 if something is wrong.
 
     Args:
-        load: Reads the settings; what is wrong of them is a finding, too.
+        load: Reads the settings; an error in them is a finding, too.
     """
     found = list(_examine(args, load))
     if args.as_json:
@@ -67,7 +67,7 @@ def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[F
         judged("start", lambda: _start(loaded)),
     ]
     said = set[str]()
-    for finding in asked:  # what is wrong of one thing is wrong of all that follow it
+    for finding in asked:  # one cause may fail all later checks: report it once
         if finding.level == "ok" or finding.found not in said:
             yield finding
             said.add(finding.found)
@@ -89,7 +89,7 @@ def _exposure(loaded: Loaded) -> Finding:
 
 
 def _readable(loaded: Loaded, file: Path | None) -> Finding | None:
-    """Of a file with keys in it, which others can read."""
+    """Check whether other users can read a file that contains keys."""
     sources = loaded.sources
     if file is None or not any(sources.get(key) == str(file) for key in _KEYS_IN_FILE):
         return None
@@ -113,12 +113,12 @@ def _engine(loaded: Loaded) -> str:
 
 
 def _tier(loaded: Loaded) -> Iterator[Finding]:
-    """Whether it can be reached, where there is one; a server goes on without it."""
+    """Check whether the tier, if any, can be reached; a server runs without it."""
     if not loaded.config.tier:
         return
     try:
         warning = silent_tier(loaded.config)
-    except ConfigError:  # among the findings of a start
+    except ConfigError:  # `_start` reports it
         return
     found = warning or f"{without_secrets(loaded.config.tier)} answers"
     mend = "afferent tier stat, and the tier's own log" if warning else ""
@@ -126,10 +126,10 @@ def _tier(loaded: Loaded) -> Iterator[Finding]:
 
 
 def _start(loaded: Loaded) -> str:
-    """All that a start checks: what was not found by itself is found here."""
+    """Run all checks of a start, for problems that the single checks miss."""
     try:
         checked = rehearse(loaded, lambda *_: None)
-    except OSError as error:  # the kernel's word, where none of ours foresaw it
+    except OSError as error:  # an error of the kernel that no check predicts
         raise ConfigError(f"{error.strerror}: {error.filename or ''}") from error
     return f"all that a start checks; the arena gets {checked.arena_nbytes // MiB:,} MiB"
 

@@ -1,4 +1,4 @@
-"""The health check of a container: asks the server that is process 1 where it listens.
+"""Health check of a container: requests ``/health`` from the server that is process 1.
 
     python -m afferent.operate.health
 
@@ -22,7 +22,7 @@ _COMMAND = Path("/proc/1/cmdline")
 
 
 def health_url(command: Sequence[str]) -> str:
-    """Return where a server with this command line answers ``/health``.
+    """Return the URL of ``/health`` of a server with this command line.
 
     Raises:
         ConfigError: Its settings can't be read, or the system chose its port.
@@ -52,7 +52,7 @@ def _reachable(host: str) -> str:
 
 
 def main() -> int:
-    """Return 0 where the server is healthy."""
+    """Return 0 if the server is healthy."""
     try:
         url = health_url(_COMMAND.read_text().split("\0"))
         urllib.request.urlopen(url, timeout=_TIMEOUT_S).close()  # noqa: S310 it is http

@@ -1,4 +1,4 @@
-"""``afferent store top``: the store as it works."""
+"""``afferent store top``: the activity of a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from afferent.store.client.daemon_store import DaemonStore
 
 
 def top(running: Running, store: DaemonStore, args: argparse.Namespace, console: Console) -> None:
-    """Show frames until Ctrl-C, or as many as are wanted; one, where there is no terminal."""
+    """Show frames until Ctrl-C, or a given number; without a terminal, one."""
     num_frames = 1 if args.once or not (args.count or console.is_terminal) else args.count
     frames = itertools.islice(_frames(running, store, args.interval), num_frames)
     try:
@@ -29,12 +29,12 @@ def top(running: Running, store: DaemonStore, args: argparse.Namespace, console:
             with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
                 for frame in frames:
                     live.update(frame, refresh=True)
-    except KeyboardInterrupt:  # the way to end it
+    except KeyboardInterrupt:  # the usual end
         return
 
 
 def _frames(running: Running, store: DaemonStore, interval_s: float) -> Iterator[RenderableType]:
-    """A frame after each interval, for ever."""
+    """Yield a frame after each interval, without end."""
     before = Snapshot.take(running, store)
     while True:
         time.sleep(interval_s)

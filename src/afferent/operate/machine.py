@@ -1,4 +1,4 @@
-"""What of this machine a server needs: each looked at, and what mends it said."""
+"""Checks of this machine, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from afferent.types import GiB, MiB
 Level = Literal["ok", "could be better", "wrong"]
 
 DISTRIBUTION: Final = "afferent-mm"
-"""The name of the package in the index, where `afferent` is another project."""
+"""Name of the package in the index, where `afferent` is another project."""
 
 _LEAST_KERNEL, _GOOD_KERNEL = (5, 4), (5, 14)
 _LEAST_FILES, _GOOD_FILES = 1024, 16384
@@ -39,7 +39,7 @@ _SPARE_NBYTES = GiB
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that was looked at; ``mend`` is what to do, a command where one does it."""
+    """Result of one check; ``mend`` is the fix, a command if there is one."""
 
     what: str
     level: Level
@@ -48,7 +48,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def judged(what: str, ask: Callable[[], str], mend: str = "") -> Finding:
-    """By whether ``ask`` raises one of our errors, whose message then says what is wrong."""
+    """Return the finding of a check: wrong if ``ask`` raises an `AfferentError`."""
     try:
         return Finding(what=what, level="ok", found=ask())
     except AfferentError as error:
@@ -56,11 +56,12 @@ def judged(what: str, ask: Callable[[], str], mend: str = "") -> Finding:
 
 
 def findings(*, num_workers: int, extras: Sequence[str], needs_shm: bool) -> Iterator[Finding]:
-    """
+    """Yield the findings of all checks.
+
     Args:
-        num_workers: Processes that decode, as the settings say; 0: no more than there are cores.
-        extras: Of this package, that have to be installed.
-        needs_shm: The engine's processes talk by way of ``/dev/shm``.
+        num_workers: Configured preprocess workers; 0: at most one for each core.
+        extras: Extras of this package that have to be installed.
+        needs_shm: The engine's processes communicate through ``/dev/shm``.
     """
     yield _kernel()
     yield _confinement()
@@ -94,7 +95,7 @@ def _kernel() -> Finding:
 
 
 def _confinement() -> Finding:
-    """Tried in a process of its own: there is no way back."""
+    """Check the sandbox in a process of its own: it can't be left."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -122,7 +123,7 @@ def _confinement() -> Finding:
 
 
 def _calls() -> Finding:
-    """What a container's profile may refuse, or an old kernel lack."""
+    """Check system calls that a container's profile may refuse, or an old kernel lack."""
     missing = []
     for name, call in _CALLS.items():
         try:
@@ -173,7 +174,7 @@ def _versions(extras: Sequence[str]) -> Finding:
 def _requirements() -> list[str]:
     try:
         return metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # the sources, never installed
+    except metadata.PackageNotFoundError:  # run from the sources, not installed
         return []
 
 
@@ -249,7 +250,7 @@ def _huge_pages() -> Finding:
 
 
 def _locked_memory() -> Finding:
-    """The arena's pages are locked for a GPU, which then copies from them by itself."""
+    """Check the limit of locked memory: a GPU copies by itself only from locked arena pages."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_unlimited = soft == resource.RLIM_INFINITY
     mend = (

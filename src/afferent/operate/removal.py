@@ -1,4 +1,4 @@
-"""``afferent store evict`` and ``clear``: removing objects by hand."""
+"""``afferent store evict`` and ``clear``: remove objects by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clear(running: Running, store: DaemonStore, args: argparse.Namespace, consol
 
 
 def _delete(store: DaemonStore, texts: Sequence[str], console: Console) -> None:
-    """Delete objects by key, and say which of them somebody still holds."""
+    """Delete objects by key, and print which of them are still pinned."""
     listed = store.list_objects(limit=MAX_ITEMS)
     known = {
         item.key: item
@@ -74,10 +74,10 @@ def _delete(store: DaemonStore, texts: Sequence[str], console: Console) -> None:
 
 
 def resolve(text: str, keys: Sequence[bytes]) -> bytes:
-    """The key that ``text`` begins, of those listed; 64 digits need not be listed.
+    """Return the listed key that begins with ``text``; 64 digits need not be listed.
 
     Raises:
-        ConfigError: It begins none or several, or is no hexadecimal number.
+        ConfigError: It matches none or several, or is no hexadecimal number.
     """
     digits = text.lower()
     if not digits or set(digits) - set("0123456789abcdef") or len(digits) > _KEY_DIGITS:

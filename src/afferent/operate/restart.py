@@ -1,4 +1,4 @@
-"""``afferent restart``: asks the supervisor of a server that runs, and shows how far it is."""
+"""``afferent restart``: request a restart from a server's supervisor, and show its progress."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart, and print what goes on; the exit status.
+    """Restart, and print the progress; return the exit status.
 
     Raises:
-        ConfigError: It is not clear which server is meant.
+        ConfigError: The requested server is ambiguous, or does not answer.
     """
     last = Progress(text="the server has ended meanwhile", failed=True)
     for last in _ask(servers.choose(args.pid), Question(restart=args.what)):
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(address: str, question: Question) -> Iterator[Progress]:
-    """What the supervisor says, until it has done it."""
+    """Yield the supervisor's messages until the restart is done."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(_CONNECT_TIMEOUT_S)
         try:
@@ -40,7 +40,7 @@ def _ask(address: str, question: Question) -> Iterator[Progress]:
             raise ConfigError(f"the server does not answer: {error.strerror}") from error
         sock.settimeout(None)  # a large model may load for half an hour
         sock.sendall(msgspec.json.encode(question) + b"\n")
-        # Without an answer, the server has ended.
+        # If the connection ends without an answer, the server has ended.
         with sock.makefile("rb") as lines, contextlib.suppress(ConnectionResetError):
             for line in lines:
                 yield msgspec.json.decode(line, type=Progress)

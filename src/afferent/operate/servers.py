@@ -1,4 +1,4 @@
-"""Which servers run, known by their supervisors."""
+"""Running servers, identified by their supervisors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from afferent.server.control import SOCKET_NAME
 
 
 def choose(pid: int | None) -> str:
-    """Where the supervisor of a server listens; in the same folder are its processes' sockets.
+    """Return the address of a server's supervisor; its folder has all sockets of the server.
 
     Raises:
         ConfigError: No server runs, or several do and none was chosen.

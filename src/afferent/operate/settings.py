@@ -1,4 +1,4 @@
-"""``afferent config``: the settings shown, and checked as a start checks them."""
+"""``afferent config``: show the settings, and check them as a start does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from afferent.types import MiB
 
 
 def show(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> None:
-    """Every setting, its value, and where that came from. As JSON with what a server would make of
-    it, where that is something else, and with why it would not start, if it would not.
+    """Print every setting with its value and origin.
+
+    JSON adds the value that a server would choose, if it differs, and the error of a refused start.
     """
     values = dict(loaded.values())
     if as_json:
@@ -30,11 +31,11 @@ def show(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> None
 
 
 def check(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> None:
-    """All that a start does before it starts a process.
+    """Run all checks of a start before its first process.
 
     Raises:
         ConfigError: These settings can't be served.
-        UnsupportedModel: Nor can this model.
+        UnsupportedModel: This model can't be served.
     """
     checked, settings = rehearse(loaded, _say), loaded.config
     warnings = [warning for warning in (exposure(settings), silent_tier(settings)) if warning]
@@ -74,7 +75,7 @@ def _document(
 
 
 def _resolved(checked: Checked) -> dict[str, object]:
-    """What a server makes of settings that leave something to it."""
+    """Return the values that a server chooses for settings that leave a choice."""
     settings = checked.config
     return {
         "model": str(checked.folder),

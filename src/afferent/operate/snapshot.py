@@ -1,4 +1,4 @@
-"""What a store says of itself at one time."""
+"""Snapshot of a store's statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from afferent.store.protocol.results import ClientInfo, Statistics
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The stats, as they would be if nobody had asked: the asking client is left out."""
+    """Statistics and clients of a store, without the client that requests them."""
 
     running: Running
     statistics: Statistics
@@ -24,7 +24,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, running: Running, store: DaemonStore) -> Snapshot:
-        """Ask for it.
+        """Request a snapshot.
 
         Raises:
             StoreUnavailable: The daemon is gone.

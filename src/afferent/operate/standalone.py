@@ -18,12 +18,11 @@ _LOOK_AGAIN_S = 1.0
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
-    """Keep a daemon running until SIGINT, SIGTERM or SIGHUP.
+    """Run a daemon until SIGINT, SIGTERM or SIGHUP.
 
     Raises:
-        ConfigError: There is not that much memory, the shares are more than the whole, or too few
-            files may be open.
-        StoreUnavailable: The daemon does not start; its log says why.
+        ConfigError: There is too little memory, the shares exceed 1, or too few files may be open.
+        StoreUnavailable: The daemon does not start; its log gives the reason.
     """
     shortage.check_files()
     given = {kind: getattr(args, f"{kind}_share") for kind in ObjectKind}
@@ -65,4 +64,4 @@ def _announce(
         "Ctrl-C ends it.",
     )
     console.out("\n".join(lines))
-    console.file.flush()  # whoever reads this through a pipe waits for the address
+    console.file.flush()  # a reader of a pipe waits for the address

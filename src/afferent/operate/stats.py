@@ -1,4 +1,4 @@
-"""What follows from a store's stats, and the JSON that programs get. Pure."""
+"""Values derived from a store's statistics, and their JSON for programs. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Snapshot, after: Snapshot) -> Rates:
-        """A new epoch has counted from 0."""
+        """Return the rates; a new epoch counts from 0."""
         elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
         old, new = before.statistics, after.statistics
         same = old.segment == new.segment
@@ -47,12 +47,12 @@ class Rates:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """``None`` for a part of nothing."""
+    """Return ``part / whole``; ``None`` if ``whole`` is 0."""
     return part / whole if whole else None
 
 
 def hit_rate(statistics: Statistics) -> float | None:
-    """What part of all that was acquired was there already."""
+    """Return the part of all acquired objects that were hits."""
     asked = statistics.num_hits + statistics.num_misses + statistics.num_joined
     return ratio(statistics.num_hits, asked)
 
@@ -62,18 +62,18 @@ def free_nbytes(kind: KindStatistics) -> int:
 
 
 def evictable_nbytes(kind: KindStatistics) -> int:
-    """What is stored but held by nobody: room that can be had."""
+    """Return the bytes of unpinned objects, which can be evicted."""
     return kind.used_nbytes - kind.held_nbytes
 
 
 def fragmentation(kind: KindStatistics) -> float | None:
-    """What part of the free bytes is not in the largest extent; ``None`` when none is free."""
+    """Return the part of the free bytes outside the largest extent; ``None`` if none is free."""
     free = free_nbytes(kind)
     return 1 - kind.largest_free_nbytes / free if free else None
 
 
 def stat_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The stats under the names they have in `messages.Statistics`, and what follows."""
+    """Return the fields of `messages.Statistics`, with the derived values."""
     running, statistics = snapshot.running, snapshot.statistics
     document: dict[str, Any] = {
         "address": running.address,
@@ -93,7 +93,7 @@ def stat_document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def object_document(item: ObjectInfo, clients: Mapping[int, ClientInfo]) -> dict[str, Any]:
-    """One object; clients with their names and pids, which `None` replaces once they are gone."""
+    """Return one object; its clients have a name and a pid, or `None` if they are gone."""
 
     def who(number: int) -> dict[str, Any]:
         client = clients.get(number)

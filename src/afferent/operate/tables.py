@@ -1,4 +1,4 @@
-"""How a store's stats look to a person: tables that fit 80 columns."""
+"""Tables of a store's statistics for people; they fit 80 columns."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectIn
 from afferent.types import ObjectKind
 
 KEY_DIGITS = 12
-"""So many of a key's digits are shown: enough to name it."""
+"""Number of digits shown of a key: enough to identify it."""
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 _STORE = 0
-"""The client number that stands for the store itself."""
+"""The client id of the store itself."""
 
 
 def make_console() -> Console:
-    """Standard output, as wide as the terminal, or 110 columns where there is none."""
+    """Return a console on stdout, as wide as the terminal, or 110 columns without one."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def size(nbytes: int) -> str:
-    """Such as ``12.5 MiB``."""
+    """Format a size, such as ``12.5 MiB``."""
     if nbytes < 1024:
         return f"{nbytes} B" if nbytes else "0"
     power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
@@ -50,7 +50,7 @@ def percent(part: float | None) -> str:
 
 
 def who(number: int, clients: Mapping[int, ClientInfo]) -> str:
-    """A client as its name and pid."""
+    """Return a client's name and pid."""
     if number == _STORE:
         return "the store"
     client = clients.get(number)
@@ -73,7 +73,7 @@ def stat(snapshot: Snapshot) -> RenderableType:
 
 
 def kinds(statistics: Statistics) -> Table:
-    """A column for each kind of object."""
+    """Return a table with a column for each kind of object."""
     rows: list[tuple[str, Callable[[KindStatistics], str]]] = [
         ("share", lambda kind: size(kind.capacity_nbytes)),
         ("in memory", lambda kind: size(kind.backed_nbytes)),
@@ -95,7 +95,7 @@ def kinds(statistics: Statistics) -> Table:
 
 
 def _work(statistics: Statistics) -> Table:
-    """What was asked of the store, and what it waits for."""
+    """Return the requests to the store, and its queues."""
     asked = (
         f"{count(statistics.num_hits, 'hit')}, {statistics.num_misses:,} missing, "
         f"{statistics.num_joined:,} in flight"
@@ -115,7 +115,7 @@ def _work(statistics: Statistics) -> Table:
 
 
 def clients(infos: Sequence[ClientInfo]) -> Table:
-    """Who is connected or still holds something; who holds most comes first."""
+    """Return connected clients and those with pins, the most pinned bytes first."""
     table = plain_table(
         "client", "pid", "state", "objects held", "held", "reserved",
         numbers={"pid", "objects held", "held", "reserved"},
@@ -160,7 +160,7 @@ def objects(infos: Sequence[ObjectInfo], by_number: Mapping[int, ClientInfo]) ->
 
 
 def top(snapshot: Snapshot, rates: Rates, *, num_clients: int = 10) -> RenderableType:
-    """One frame: how full each kind is, what happens a second, who holds most."""
+    """Return one frame: the use of each kind, the rates, and the clients with the most bytes."""
     statistics = snapshot.statistics
     table = plain_table(
         "", "", "used", "share", "reserved", "evicted/s",
@@ -197,7 +197,7 @@ _BAR_WIDTH = 24
 
 
 def _bar(kind: KindStatistics) -> str:
-    """The held, the evictable and the free part of a share."""
+    """Return a bar of the pinned, the evictable and the free part of a share."""
     scale = _BAR_WIDTH / max(kind.capacity_nbytes, 1)
     held, used = ceil(kind.held_nbytes * scale), ceil(kind.used_nbytes * scale)
     parts = zip(marks(), (held, used - held, _BAR_WIDTH - used), strict=True)
@@ -205,7 +205,7 @@ def _bar(kind: KindStatistics) -> str:
 
 
 def marks() -> tuple[str, str, str]:
-    """For held, evictable and free, as far as the output can show them."""
+    """Return the marks of pinned, evictable and free, in ASCII if the output requires it."""
     can_draw = (sys.stdout.encoding or "").lower().startswith("utf")
     return ("█", "▒", "·") if can_draw else ("#", "=", ".")
 
@@ -214,7 +214,7 @@ def marks() -> tuple[str, str, str]:
 
 
 def left(statistics: Statistics, kinds: Sequence[ObjectKind]) -> str:
-    """What of these kinds is still there, and how much of it somebody holds."""
+    """Return the remaining objects of these kinds, and how many of them are pinned."""
     chosen = [statistics.kinds[kind] for kind in kinds]
     num_left = sum(kind.num_objects for kind in chosen)
     if not num_left:
@@ -246,5 +246,5 @@ def _fold(column: Column) -> None:
 
 
 def clean(name: str) -> str:
-    """A name that a process has given itself, without what could steer a terminal."""
+    """Return a process's own name, without characters that could control a terminal."""
     return "".join(char if char.isprintable() else "?" for char in name)

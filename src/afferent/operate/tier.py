@@ -1,4 +1,4 @@
-"""``afferent tier``: what is in the tier that nodes share, whether it is right, and out with it."""
+"""``afferent tier``: list, verify and delete the objects of the tier that nodes share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from afferent.tier.vault import Vault, Wish
 from afferent.types import ContentKey, ObjectKind
 
 _TIMEOUT_S = 30.0
-"""For one answer: who asks by hand can wait."""
+"""Timeout of one answer: for manual commands, a long wait is acceptable."""
 
 
 class Contents(Struct, kw_only=True):
-    """What ``afferent tier stat --json`` says. ``strangers`` are sealed with other secrets, or
-    are none of ours.
+    """Output of ``afferent tier stat --json``.
+
+    ``strangers`` are sealed with other secrets, or are no objects of Afferent.
     """
 
     tier: str
@@ -41,10 +42,10 @@ class Contents(Struct, kw_only=True):
 
 
 def run(args: argparse.Namespace, settings: ServeConfig) -> int:
-    """Do what `arguments.add_tier` has parsed; the exit status.
+    """Run a command that `arguments.add_tier` has parsed; return the exit status.
 
     Raises:
-        ConfigError: It is not said which tier.
+        ConfigError: No tier is given.
         TierUnavailable: It does not answer.
     """
     if not settings.tier:
@@ -113,7 +114,7 @@ def _contents(vault: Vault, health: Health, *, tier: str, took_s: float) -> Cont
 
 
 def _verify(vault: Vault, console: Console, *, max_nbytes: int) -> int:
-    """A value is read into memory as a whole, so one that no node keeps is not read."""
+    """Verify all values up to ``max_nbytes``: a value is read into memory whole."""
     num_good = num_bad = num_strangers = num_longer = nbytes = 0
     for _, head in vault.heads(deadline_s=_soon()):
         if head is None:

@@ -1,4 +1,4 @@
-"""``afferent top``: what a server is doing, as it goes on."""
+"""``afferent top``: the activity of a server."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _QUIT = b"qQ\x03\x04"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show frames until ``q``, or as many as are wanted; one, where there is no terminal.
+    """Show frames until ``q``, or a given number; without a terminal, one.
 
     Raises:
-        ConfigError: It is not clear which server is meant, or it does not answer.
+        ConfigError: The requested server is ambiguous, or does not answer.
     """
     folder = Path(servers.choose(args.pid)).parent
     console = tables.make_console()
@@ -72,16 +72,17 @@ def _draw(seen: View, live: Live) -> None:
 
 
 class _Looks:
-    """Rates are over the last few of them."""
+    """Recent snapshots, over which rates are computed."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._seen: deque[Observation] = deque(maxlen=WINDOW)
 
     async def first(self) -> None:
-        """
+        """Take the first snapshot.
+
         Raises:
-            ConfigError: Nobody answers.
+            ConfigError: No frontend answers.
         """
         self._seen.append(await self._observer.observe())
         if not self._seen[0].frontends:
@@ -96,7 +97,7 @@ class _Looks:
 
 
 class _Keys:
-    """What is typed, and that the terminal has another size."""
+    """Keyboard input and size changes of the terminal."""
 
     def __init__(self) -> None:
         self._stirred, self._is_quit = asyncio.Event(), False
@@ -111,7 +112,7 @@ class _Keys:
         self._stirred.set()
 
     async def quits_within(self, timeout_s: float, draw: Callable[[], None]) -> bool:
-        """Whether somebody wants to quit; what is shown is drawn again where the size changes."""
+        """Return whether the user quits in time; redraw when the size changes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._is_quit:
@@ -123,7 +124,7 @@ class _Keys:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Keys come one by one, and are not shown; at the end the terminal is as it was."""
+    """Read single keys without echo; restore the terminal at the end."""
     keys, loop = _Keys(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, keys.on_resized)
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""How a server's view looks in a terminal: a frame that fits its lines and columns. Pure."""
+"""Frame of ``afferent top``: a server's view, fitted to the terminal's size. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from afferent.telemetry.explain import COLOURS
 
 _BAR_WIDTH, _SHORT_BAR_WIDTH = 24, 12
 _WIDE = 96
-"""Columns from which on there is room for the longer bars, and for a fourth figure."""
+"""Least number of columns for the longer bars and a fourth figure."""
 _NAME_WIDTH = 13
 _LEAST_WIDTHS = (10, 16, None, None, 7)
-"""Of the columns of requests."""
+"""Least widths of the columns of requests."""
 _STATES = {"idle": "dim", "busy": "", "waiting": "yellow"}
 _TABLE_LINES = 4
-"""Of a table, beside its rows."""
+"""Lines of a table in addition to its rows."""
 _LEAST_REQUESTS = 3
 
 
 def frame(view: View, *, width: int, num_lines: int | None = None) -> RenderableType:
-    """All of it, with as many requests as there is room for.
+    """Return the whole frame, with as many requests as fit.
 
     Args:
-        num_lines: Of the terminal; ``None`` where it scrolls.
+        num_lines: Lines of the terminal; ``None`` if it scrolls.
     """
     is_wide = width >= _WIDE
     bar_width = _BAR_WIDTH if is_wide else _SHORT_BAR_WIDTH
@@ -48,7 +48,7 @@ def frame(view: View, *, width: int, num_lines: int | None = None) -> Renderable
 
 
 def show(value: float | None, unit: Unit = "") -> str:
-    """A figure as people read it."""
+    """Format a figure for people."""
     if value is None:
         return "-"
     match unit:
@@ -85,7 +85,7 @@ def _waiting(view: View) -> str:
 
 
 def _way(way: Sequence[Station], num_figures: int) -> Table:
-    """A line for each station."""
+    """Return a line for each station."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, min_width=_NAME_WIDTH)
     for _ in range(num_figures):
@@ -147,7 +147,7 @@ def _tenants(view: View) -> Table:
 def _requests(requests: Sequence[Request], bar_width: int) -> Table:
     table = plain_table("request", "", "items", "stages", "took", numbers={"took"})
     for column, least in zip(table.columns, _LEAST_WIDTHS, strict=True):
-        column.min_width = least  # where there is too little room, items are cut
+        column.min_width = least  # if columns are too narrow, items are cut
     for request in requests:
         style = "cyan" if not request.outcome else "" if request.outcome == "ok" else "red"
         table.add_row(
@@ -161,7 +161,7 @@ def _requests(requests: Sequence[Request], bar_width: int) -> Table:
 
 
 def _waterfall(request: Request, width: int) -> Text:
-    """Each character is the stage that was the last to begin by then, and has not ended."""
+    """Return a line; each character shows the running stage that began last by that time."""
     total_s = max([request.seconds, 1e-6, *(s.start_s + s.seconds for s in request.stages)])
     line = Text(no_wrap=True)
     for index in range(width):

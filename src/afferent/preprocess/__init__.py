@@ -1,1 +1,1 @@
-"""From media bytes to features, in worker processes that write straight into the arena."""
+"""Processing of media to features, in worker processes that write directly into the arena."""

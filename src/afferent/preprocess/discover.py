@@ -1,4 +1,4 @@
-"""The family of a model: read from its folder, or measured in another process where need be."""
+"""Family of a model: read from its folder, or measured in another process if necessary."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from afferent.preprocess.registry import AnyFamily, describe
 _MEASURE: Final = "afferent.preprocess.measure"
 _TIMEOUT_S = 300.0
 _KNOWN_IN: Final = ("auto_mappings.py", "configuration_auto.py")
-"""Where `transformers` lists the types that it knows."""
+"""Files in which `transformers` lists its model types."""
 
 
 def refuse_unknown(folder: Path) -> None:
-    """Say at once what would else be found out by importing `transformers`.
+    """Refuse an unknown model type without the import of `transformers`.
 
     Raises:
-        UnsupportedModel: It has never heard of models of this type.
-        ConfigError: The folder does not say of what type it is.
+        UnsupportedModel: `transformers` does not know models of this type.
+        ConfigError: The folder does not name the type.
     """
     model_type = read_json(folder / "config.json").get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -48,7 +48,7 @@ def refuse_unknown(folder: Path) -> None:
 def family_of(
     folder: Path, *, reference: bool = False, max_sampled_frames: int = MAX_SAMPLED_FRAMES
 ) -> AnyFamily:
-    """The family of the model in ``folder``, measured in another process where need be.
+    """Return the family of the model in ``folder``, measured in another process if necessary.
 
     Args:
         folder: As `transformers` saves models.
@@ -56,7 +56,7 @@ def family_of(
         max_sampled_frames: Most frames that are taken of a video.
 
     Raises:
-        ConfigError: The folder holds no model.
+        ConfigError: The folder contains no model.
         UnsupportedModel: Its processor can't be loaded or used here.
     """
     known = describe(folder, reference=reference, max_sampled_frames=max_sampled_frames)

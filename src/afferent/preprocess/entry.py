@@ -1,4 +1,4 @@
-"""What the file of a family says of the models that it is for: one `ENTRY` each, plain data."""
+"""Family spec: each family's file declares its models in one `ENTRY`, as plain data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ F_co = TypeVar("F_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine has to know besides, to run such models. Most families say none of it.
+    """Facts that an engine needs in addition to run such models. Most families need none.
 
     Attributes:
-        position_features: Names of the features that the positions of tokens are made from, such as
-            an image's grid: they travel with the prompt, and so must be small. A name means this
-            whichever model has it.
+        position_features: Names of the features that determine the positions of tokens, such as an
+            image's grid: they travel with the prompt, and so must be small. A name means this for
+            all models.
         items_see_themselves: The positions of an item attend to each other, later ones included, so
             that an item has to be computed at once.
-        sharded_like: For language models without a plan of how to shard them, by their
-            ``model_type``: that of one with the same layers that has a plan.
+        sharded_like: For language models without a sharding plan, by their ``model_type``: the type
+            of one with the same layers and a plan.
     """
 
     position_features: frozenset[str] = frozenset()
@@ -31,12 +31,13 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(Generic[F_co]):
-    """
+    """Spec of a family.
+
     Attributes:
-        model_types: As ``config.json`` has them.
-        describe: Called with a model's folder and its ``config.json``; ``None`` if its settings ask
-            for what is not done here, and the adapter has to take over.
-        engine: What an engine has to know of such models.
+        model_types: As in ``config.json``.
+        describe: Called with a model's folder and its ``config.json``; ``None`` if its settings are
+            not supported here, and the adapter has to take over.
+        engine: Facts for an engine that runs such models.
     """
 
     model_types: tuple[str, ...]

@@ -1,9 +1,13 @@
-"""What has to be known of a model family to prepare its media: the protocol, and one file each.
+"""Protocol of model families, and the settings that they need to prepare media; one file each.
 
-A family is a frozen `msgspec.Struct` with a tag: it travels to the frontends, which plan from a
-header, to the preprocess workers, which process, and to the engine's workers, which finish what is
-cheaper there. Its module imports neither torch nor transformers (`docs/adr/0004`); what needs them
-is in modules of its own, which load them when they are called.
+A family is a frozen `msgspec.Struct` with a tag. It travels to three kinds of processes:
+
+- the frontends, which plan from a header
+- the preprocess workers, which process
+- the engine's workers, which finish what is cheaper there
+
+Its module imports neither torch nor transformers (`docs/adr/0004`). Code that needs them is in
+modules of its own, which load them when they are called.
 """
 
 from __future__ import annotations
@@ -24,12 +28,14 @@ from afferent.preprocess.resize import ResizeRule
 from afferent.types import Modality
 
 MAX_SAMPLED_FRAMES: Final = 768
-"""Most frames that are taken of a video, if nobody says otherwise."""
+"""Default limit of the frames that are taken of a video."""
 
 
 class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """Ids of the token that the chat template writes for an item, and of the one that stands for
-    each row of its embeddings; often the same.
+    """Token ids of an item; often equal.
+
+    ``marker`` is the token that the chat template writes for an item, ``embed`` the one that stands
+    for each row of its embeddings.
     """
 
     marker: int
@@ -38,11 +44,11 @@ class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorLayout:
-    """How a model's own processor lays out the features of an image.
+    """Layout of an image's features by the model's own processor.
 
     Attributes:
-        plan: What it makes of an image with this header.
-        arguments: What it has to be called with, to keep the family's own limits.
+        plan: Returns the processor's plan of an image with this header.
+        arguments: Arguments of the processor that apply the family's own limits.
     """
 
     plan: Callable[[ImageHeader], FeaturePlan]
@@ -50,64 +56,69 @@ class ProcessorLayout:
 
 
 class Family(Protocol):
-    """How one family of models wants its media. Adding one: `docs/adding-a-family.md`.
+    """Preparation of media for one family of models. To add one: `docs/adding-a-family.md`.
 
-    `afferent.preprocess.families.plain.PlainFamily` answers what most families answer alike.
+    `afferent.preprocess.families.plain.PlainFamily` has the answers of most families.
     """
 
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:
-        """For each modality that the model takes."""
+        """Tokens for each modality that the model supports."""
 
     @property
     def sample_rate_hz(self) -> int:
-        """What audio is resampled to; 0 for models that take none."""
+        """Rate that audio is resampled to; 0 for models without audio."""
 
     @property
     def processor_layout(self) -> ProcessorLayout | None:
-        """``None`` where features are made here in any case, never by the model's own processor."""
+        """Layout of the model's own processor; ``None`` if features are always made here."""
 
     def plan(self, header: MediaHeader) -> FeaturePlan | None:
-        """What an item becomes; exact if the header is. ``None``: only the model's own processor
-        knows, so a worker has to be asked.
+        """Return the plan of an item; exact if the header is.
+
+        ``None``: only the model's own processor can plan it, in a worker.
 
         Raises:
-            InvalidMedia: Nothing that the model can take.
+            InvalidMedia: The model does not support the item.
         """
 
     def plan_exactly(self, header: MediaHeader) -> FeaturePlan:
-        """`plan`; where only the model's own processor knows, by asking it. Workers only."""
+        """Return `plan`, by the model's own processor if necessary. Workers only."""
 
     def without_paths(self) -> Self:
-        """The same, as it would be of the same model in another folder."""
+        """Return an equal family without the path of the model's folder."""
 
     def sampling(self, max_frames: int) -> Self:
-        """The same, which takes no more than ``max_frames`` frames of a video."""
+        """Return a family that takes at most ``max_frames`` frames of a video."""
 
     def bounded(self, max_pixels: int) -> Self:
-        """The same, which makes no more than ``max_pixels`` pixels of an image; itself, where the
-        size of an image does not follow the image's own, or never is more.
+        """Return a family that makes at most ``max_pixels`` pixels of an image.
+
+        It is itself if the size does not depend on the image's own, or never exceeds it.
         """
 
     def resizing(self, rule: ResizeRule) -> Self:
-        """The same, with images and frames resized by this rule; itself, where the model's own
-        processor resizes them.
+        """Return a family that resizes images and frames by this rule.
+
+        It is itself if the model's own processor resizes them.
         """
 
     def load(self) -> None:
-        """Load what `process` will need, so that a zygote's forks have it. Imports torch."""
+        """Load all that `process` will need, so that a zygote's forks have it. Imports torch."""
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        """Write the features of ``media`` into ``out``, laid out as `plan` of its header says."""
+        """Write the features of ``media`` into ``out``, with the layout of `plan` of its header."""
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the model's encoder from the features' torch tensors, on their device:
-        where a model normalizes linearly, features are bytes until here.
+        """Return the arguments of the model's encoder from the features' torch tensors.
+
+        They are on the tensors' device. If a model normalizes linearly, features are bytes until
+        here.
         """
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model's folder.
+    """Return a JSON object from a model's folder.
 
     Raises:
         ConfigError: It is missing or malformed.
@@ -119,13 +130,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def processor_settings(folder: Path, part: str = "image_processor") -> dict[str, Any]:
-    """From the processor's own file, or from its part of the whole processor's.
+    """Return the settings from the processor's own file, or from the whole processor's.
 
     Args:
         part: ``image_processor``, ``video_processor`` or ``feature_extractor`` (audio).
 
     Raises:
-        ConfigError: The folder does not say.
+        ConfigError: The folder has neither.
     """
     settings = whole_processor_settings(folder).get(part)
     if isinstance(settings, dict):
@@ -138,7 +149,7 @@ def processor_settings(folder: Path, part: str = "image_processor") -> dict[str,
 
 
 def whole_processor_settings(folder: Path) -> dict[str, Any]:
-    """The whole processor's own, beside those of its parts; none where the folder does not say.
+    """Return the whole processor's own settings, beside those of its parts; empty without a file.
 
     Raises:
         ConfigError: Its file is malformed.

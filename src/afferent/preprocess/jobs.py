@@ -1,4 +1,4 @@
-"""What a frontend asks of a preprocess worker: the payload of a job, and a plan in return."""
+"""Jobs of preprocess workers: the payloads that frontends send, and the plans in return."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ class _Job(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class PlanImage(_Job, tag="plan image"):
-    """What does an image of this size become? Asked where only the model's own processor knows; the
-    job has no input.
-    """
+    """Plan an image of this size, if only the model's own processor can; the job has no input."""
 
     header: ImageHeader
     max_pixels: NonNegative = 0
 
 
 class InputRange(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where in the job's input the file lies: the items of a request may share one object."""
+    """Range of the file in the job's input: the items of a request may share one object."""
 
     start: NonNegative
     nbytes: NonNegative
 
 
 class PlanFile(_Job, tag="plan file"):
-    """What does this video or audio file become at most? Its container is read where its frames
-    are: a worker is confined, a frontend is not.
+    """Plan a video or audio file, as an upper bound.
+
+    A confined worker reads its container, and not a frontend.
     """
 
     modality: Modality
@@ -43,7 +42,7 @@ class PlanFile(_Job, tag="plan file"):
 
 
 class MakeFeatures(_Job, tag="features"):
-    """Make the features of a file, which has this header.
+    """Make the features of a file with this header.
 
     ``max_pixels`` is the request's own limit for an image; 0 for none but the family's.
     """
@@ -61,8 +60,9 @@ _NS_A_PIXEL, _NS_A_FRAMES_PIXEL, _NS_A_SAMPLE, _NS_A_BYTE = 12, 5, 20, 3
 
 
 def cost_us(job: Job) -> int:
-    """About how long a worker works on it, from its header alone: by that workers are shared. What
-    it took in the end is what the tenant pays.
+    """Return the estimated time of a job from its header alone, for fair scheduling.
+
+    The tenant is charged the actual time.
     """
     match job:
         case MakeFeatures(ImageHeader(width, height), file):
@@ -79,14 +79,14 @@ def cost_us(job: Job) -> int:
 
 
 class Planned(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The object that a planning job makes, as msgpack."""
+    """Object made by a planning job, as msgpack."""
 
     header: MediaHeader
     plan: FeaturePlan
 
 
 PLAN_NBYTES = 64 << 10
-"""Room for a `Planned`; what it does not use is given back."""
+"""Space for a `Planned`; the unused part is released."""
 
 job_decoder = msgspec.msgpack.Decoder(Job)
 planned_decoder = msgspec.msgpack.Decoder(Planned)

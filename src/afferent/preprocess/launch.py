@@ -1,4 +1,4 @@
-"""What starts the preprocess pool needs to know of it, without importing a decoder."""
+"""Settings of the preprocess pool, for the supervisor; imports no decoder."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from afferent.types import MiB
 POOL: Final = "afferent.preprocess.pool"
 
 THREAD_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""One thread a library."""
+"""One thread for each library."""
 _HEAP_ENV = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * MiB),
     "MALLOC_TRIM_THRESHOLD_": str(128 * MiB),
     "MALLOC_TOP_PAD_": str(16 * MiB),
 }
-"""A worker keeps the memory of its last item for the next: fresh pages for every image cost half
-of the time that its processor takes.
+"""A worker reuses the memory of its last item.
+
+Fresh pages for every image cost half of the time of its processor.
 """
 ENV = {**THREAD_ENV, **_HEAP_ENV}
-"""What the pool's environment has to say."""
+"""Environment variables of the pool."""
 
 
 def worker_names(settings: PoolSettings) -> tuple[str, ...]:
-    """What the pool's workers are called."""
+    """Return the names of the pool's workers."""
     return tuple(f"preprocess-{index}" for index in range(settings.num_workers))
 
 
 class PoolSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``item_timeout_s`` is the processor time of one item; the store's daemon watches the clock.
-    ``memory_nbytes`` is what a worker may allocate, the arena apart.
+    """Settings of the pool.
+
+    ``item_timeout_s`` is the processor time of one item; the store's daemon limits the elapsed
+    time. ``memory_nbytes`` limits a worker's allocations, except the arena.
     """
 
     store_address: str

@@ -1,9 +1,8 @@
-"""Find the tokens of a model whose family is not known, by running its processor.
+"""Find the tokens of a model of an unknown family by running its processor.
 
     python -m afferent.preprocess.measure FOLDER      prints an `AdapterFamily` as JSON
 
-A short-lived process, which `afferent.preprocess.discover` starts: it imports torch and
-transformers.
+A short-lived process, started by `afferent.preprocess.discover`: it imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NONE: Final = -1
 
 
 def measure(folder: Path) -> AdapterFamily:
-    """What the model's own processor says.
+    """Return the family of a model by its own processor.
 
     Raises:
         UnsupportedModel: It can't be loaded or used here.
@@ -44,7 +43,7 @@ def measure(folder: Path) -> AdapterFamily:
         return _measured(folder, config.to_dict())
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{model_type}: {error.message}") from error
-    except Exception as error:  # what a processor does is its own
+    except Exception as error:  # processors may raise anything
         raise UnsupportedModel(
             f"{model_type}: its own processor can't be used: {in_a_line(error)}"
         ) from error
@@ -72,7 +71,7 @@ def main() -> None:
         family = measure(Path(sys.argv[1]))
     except AfferentError as error:
         sys.exit(error.message)
-    except Exception as error:  # the processor may be anybody's
+    except Exception as error:  # processors may raise anything
         sys.exit(in_a_line(error))
     sys.stdout.buffer.write(msgspec.json.encode(family))
 

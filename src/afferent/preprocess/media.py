@@ -1,4 +1,4 @@
-"""Decoded media, as decoders hand them to a family's `process`."""
+"""Decoded media: input of a family's `process`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """As a person sees it: upright, transparency over white."""
+    """Image as people see it: upright, transparency over white."""
 
     pixels: Pixels
 
@@ -29,7 +29,7 @@ class DecodedImage:
 
 @dataclass(frozen=True, slots=True)
 class DecodedAudio:
-    """``samples`` is mono, ``(num_frames,)`` float32, within about -1 and 1."""
+    """Audio clip; ``samples`` is mono, ``(num_frames,)`` float32, within about -1 and 1."""
 
     samples: NDArray[np.float32]
     sample_rate_hz: int
@@ -41,14 +41,14 @@ class DecodedAudio:
 
 @runtime_checkable
 class Video(Protocol):
-    """A video whose container has been walked; its frames are decoded when they are asked for."""
+    """Video whose packets have been counted; its frames are decoded on request."""
 
     @property
     def header(self) -> VideoHeader:
-        """Its ``num_frames`` were counted."""
+        """Header with a counted ``num_frames``."""
 
     def frames(self, indices: Sequence[int]) -> Iterator[Pixels]:
-        """The frames with these numbers, which must not fall; a repeated one comes again.
+        """Yield the frames with these indices, in ascending order; a repeated one comes again.
 
         Raises:
             InvalidMedia: One can't be decoded.

@@ -1,4 +1,4 @@
-"""Where the pixels of an image belong among the patches that a vision transformer reads."""
+"""Layout of an image's pixels in the patches that a vision transformer reads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def patch_views(
     merge_size: int,
     num_frames: int = 1,
 ) -> Array:
-    """A view of ``patches`` for `Resampling.write`, one for each frame.
+    """Return a view of ``patches`` for `Resampling.write`, one for each frame.
 
-    Patches that the model merges later, ``merge_size`` by ``merge_size``, follow each other.
+    Patches that the model merges later, ``merge_size`` by ``merge_size``, are adjacent.
 
     Args:
         patches: ``(rows * columns, 3 * num_frames * patch_size**2)``; each patch channel by
-            channel, and of each channel frame by frame.
-        rows: Of patches; a multiple of ``merge_size``.
+            channel, and each channel frame by frame.
+        rows: Rows of patches; a multiple of ``merge_size``.
         columns: Likewise.
         patch_size: Side of a patch in pixels.
         merge_size: Side of a group of patches.

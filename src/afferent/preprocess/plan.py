@@ -1,4 +1,4 @@
-"""What one item becomes: the tensors of its features, and its place in the prompt. Pure data."""
+"""Plan of one item: the tensors of its features, and its prompt. Pure data."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from afferent.store.block import codec
 from afferent.types import TensorSpec
 
 Prompt = tuple[int | str, ...]
-"""How an item is written in the prompt: an integer is that many rows of embeddings, a string is
-text around or between them: ``("<img>", 256, "</img>")``.
+"""Prompt of an item, such as ``("<img>", 256, "</img>")``.
+
+An integer is a number of embedding rows, a string is text around or between them.
 """
 
 
 class FeaturePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of an image exact, from its header alone; of a video or an audio clip an upper bound, until
-    it has been walked or decoded.
+    """Plan of an item's features and prompt.
+
+    It is exact for an image, from its header alone. For a video or an audio clip it is an upper
+    bound, until the packets are counted or the clip is decoded.
 
     Attributes:
         specs: The features by name.
-        prompt: How the item is written in the prompt.
+        prompt: Prompt of the item.
     """
 
     specs: dict[str, TensorSpec]
@@ -32,7 +35,7 @@ class FeaturePlan(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tree(self) -> dict[str, codec.Tree]:
-        """What stands in the features' block; whoever finds it there needs no plan."""
+        """Content of the features' block; its reader needs no plan."""
         return {**self.specs, "prompt": list(self.prompt)}
 
     @property

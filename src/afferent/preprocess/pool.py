@@ -1,12 +1,12 @@
-"""The preprocess pool: a zygote that has everything loaded, and the workers that it forks.
+"""Preprocess pool: a zygote that has everything loaded, and the workers that it forks.
 
     python -m afferent.preprocess.pool FD      (started by the supervisor)
 
-Loading a model's processor takes seconds, a fork milliseconds; so a worker that dies is replaced at
+Loading a model's processor takes seconds, a fork milliseconds; so a dead worker is replaced at
 once. The zygote never starts a thread: a fork of a process with threads may hang.
 
-Workers are confined, and don't beat themselves: the zygote does it for those that the kernel says
-are not stopped. How long a job may take is the store's business.
+Workers are confined, and don't write heartbeats: the zygote does so for workers that are not
+stopped, by the kernel's status. The store limits the time of a job.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _NICENESS = 10
 _CANT_CONFINE = 78
 _LONG_LIFE_S = 1.0
 _DELAYS_S = (0.0, 0.0, 0.1, 0.5, 1.0, 5.0)
-"""Before a worker is replaced, by how many of its predecessors in a row have lived a short life."""
+"""Delay of a worker's replacement, by the number of consecutive short lives."""
 _SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM})
 
 
 @dataclass(slots=True)
 class _Place:
-    """A worker's place in the pool, whoever fills it."""
+    """Slot of the pool, for one worker after another."""
 
     name: str
     started_s: float = 0.0
@@ -57,7 +57,7 @@ class Zygote:
         load_lazy_modules()
         settings.family.load()
         self._places: dict[int, _Place] = {}  # by the worker's pid
-        self._due: list[tuple[float, _Place]] = []  # empty places, and when to fill them
+        self._due: list[tuple[float, _Place]] = []  # empty slots, with the time to fill each
         self._is_stopping = False
         self._watch = None if child.board is None else _WorkerWatch(child.board)
 
@@ -67,7 +67,7 @@ class Zygote:
         num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if num_threads != 1:
             log.warning("the zygote has threads", extra={"num_threads": num_threads})
-        gc.freeze()  # or a worker's first collection would copy the pages of all that is loaded
+        gc.freeze()  # else a worker's first collection would copy the pages of all loaded objects
         for name in worker_names(self._settings):
             self._fork(_Place(name))
         self._child.report(f"{self._settings.num_workers} workers", ready=True)
@@ -80,7 +80,7 @@ class Zygote:
             self._fill()
 
     def _wait(self) -> None:
-        """Until a worker has died, a place is due, the pool is to stop, or a beat is due."""
+        """Wait until a worker has died, a slot or a heartbeat is due, or the pool has to stop."""
         now_s = time.monotonic()
         left_s = min((due_s - now_s for due_s, _ in self._due), default=PERIOD_S)
         received = signal.sigtimedwait(_SIGNALS, min(max(left_s, 0.0), PERIOD_S))
@@ -102,7 +102,7 @@ class Zygote:
                 continue
             now_s = time.monotonic()
             code = os.waitstatus_to_exitcode(status)
-            if code == _CANT_CONFINE:  # nor can the next one
+            if code == _CANT_CONFINE:  # the next one would fail too
                 raise ConfigError("a preprocess worker can't be confined; the log says why")
             is_short = now_s - place.started_s < _LONG_LIFE_S
             place.num_short_lives = place.num_short_lives + 1 if is_short else 0
@@ -130,7 +130,7 @@ class Zygote:
         try:
             die_with_parent(parent)
             if self._child.board is not None:
-                self._child.board.close()  # a decoder that went over has no say in who is alive
+                self._child.board.close()  # a compromised decoder must not write heartbeats
             self._work(place.name)
             code = 0
         except SystemExit:
@@ -146,7 +146,7 @@ class Zygote:
             os._exit(code)
 
     def _work(self, name: str) -> None:
-        """A worker's whole life, in the forked process."""
+        """Run a worker, in the forked process."""
         settings = self._settings
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -169,14 +169,14 @@ class Zygote:
 
 
 class _WorkerWatch:
-    """Beats for workers that run, and kills those that have not run for too long."""
+    """Watch of workers: heartbeats for running ones, a kill for ones stopped too long."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._watch = Watch(timeout_s=board.place.frozen_timeout_s)
 
     def look(self, workers: Mapping[int, str]) -> None:
-        """``workers`` are those that there are: names by pid."""
+        """Check the current ``workers``, names by pid."""
         for pid, name in workers.items():
             stat = ProcStat.read(pid)
             if stat is not None and not stat.is_stopped:
@@ -189,12 +189,12 @@ class _WorkerWatch:
             os.kill(pid, signal.SIGKILL)
 
     def forget(self, name: str) -> None:
-        """It has ended."""
+        """Unregister a worker that has ended."""
         self._board.rest(name)
 
 
 def _keep_libraries_quiet() -> None:
-    """What a decoder prints about a file goes nowhere; our own log goes where it did."""
+    """Discard what decoders print to stderr; our own log still goes there."""
     ours = open(os.dup(2), "w", buffering=1)  # noqa: SIM115, PTH123 for the process's life
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler):
@@ -215,7 +215,7 @@ def main() -> None:
     except ConfigError as error:
         log.error(error.message)  # noqa: TRY400
         raise SystemExit(1) from None
-    os._exit(0)  # nothing is left to be done, and to take torch apart takes longer than all else
+    os._exit(0)  # nothing is left to do, and the teardown of torch takes longer than all else
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model's own processor, as `transformers` loads it. Imported by preprocess workers only."""
+"""Processor of a model, as `transformers` loads it. Imported by preprocess workers only."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from afferent.types import TensorSpec
 
 _PROBE_SIZES = ((97, 61), (64, 64), (61, 97))
 _PROBE_TEXTS = ("It ", "is", "", "not")
-"""Before, between and behind images of these sizes."""
+"""Texts before, between and after images of these sizes."""
 
 
 class Reference:
-    """What `transformers` makes of images."""
+    """Processing of images by `transformers`."""
 
     def __init__(self, folder: str, tokens: MediaTokens, layout: ProcessorLayout | None) -> None:
         """Load a model's processor.
 
         Args:
-            folder: Of the model.
-            tokens: Of an image.
-            layout: How the processor lays out features; ``None`` if only itself can tell.
+            folder: Folder of the model.
+            tokens: Tokens of an image.
+            layout: The processor's layout of features; ``None`` if only itself can determine it.
 
         Raises:
             UnsupportedModel: `transformers` can't load or use the processor here.
@@ -43,11 +43,11 @@ class Reference:
         )
 
     def plan(self, header: ImageHeader) -> FeaturePlan:
-        """Exact, however much work that is."""
+        """Return the exact plan; this may run the processor."""
         return self._processor.plan(header)
 
     def whole(self, image: DecodedImage, text: str) -> Mapping[str, Any]:
-        """All that the processor makes of a prompt of this image and a text, the prompt included.
+        """Return all outputs of the processor for a prompt of this image and a text.
 
         Raises:
             InternalError: It is not loaded as a whole, since the family is known.
@@ -60,7 +60,7 @@ class Reference:
         """Write the processor's features into ``out``.
 
         Raises:
-            InternalError: They are not what was planned.
+            InternalError: They differ from the plan.
         """
         made = self._processor.run(Image.fromarray(image.pixels))
         for name, target in out.items():
@@ -71,7 +71,7 @@ class Reference:
 
 
 class KnownProcessor:
-    """The image processor alone, of a family whose prompt and shapes are known."""
+    """Image processor alone, for a family whose prompt and shapes are known."""
 
     def __init__(self, folder: str, layout: ProcessorLayout) -> None:
         self.run = functools.partial(load_images(folder), return_tensors="np", **layout.arguments)
@@ -79,14 +79,17 @@ class KnownProcessor:
 
 
 class WholeProcessor:
-    """Image processor and tokenizer together: how an image is written in the prompt is found by
-    letting them write it, and the shapes of its features by processing a blank one.
+    """Image processor and tokenizer together.
+
+    Running them finds the prompt of an image, and processing a blank image finds the shapes of its
+    features.
     """
 
     def __init__(self, folder: str, tokens: MediaTokens) -> None:
-        """
+        """Load and check the processor.
+
         Raises:
-            UnsupportedModel: It can't be loaded, or its text can't be told apart from the tokens
+            UnsupportedModel: It can't be loaded, or its text can't be distinguished from the tokens
                 of the image.
         """
         self._processor = load_processor(folder)
@@ -102,16 +105,16 @@ class WholeProcessor:
         self._after = len(alone) - self._before - 1
         probe = Image.new("RGB", _PROBE_SIZES[0])
         made = self.run(probe)
-        # What the one makes of an image and the other does not drop is for the model.
+        # Outputs of the image processor that the whole one keeps are for the model.
         images = load_images(folder)
         self._names = set(made) & set(images(probe, return_tensors="np"))
         self._check(made)
         self._check_around()
 
     def run(self, image: Image.Image, text: str = "") -> Mapping[str, Any]:
-        """The model's inputs for a prompt of this image and the text.
+        """Return the model's inputs for a prompt of this image and the text.
 
-        Not the image processor's alone: the whole one may have other settings for it.
+        By the whole processor: it may have other settings for the image processor.
         """
         made: Mapping[str, Any] = self._processor(
             text=f"{self._marker}{text}", images=image, return_tensors="np"
@@ -140,14 +143,14 @@ class WholeProcessor:
         return text
 
     def _check(self, made: Mapping[str, Any]) -> None:
-        """The text was decoded from tokens, and has to give the same tokens again."""
+        """Check that the text, which was decoded from tokens, gives the same tokens again."""
         pieces = self._prompt(made)
         same = self._ids(self._written(pieces)) == np.asarray(made["input_ids"])[0].tolist()
         if not same or not any(isinstance(piece, int) for piece in pieces):
             raise UnsupportedModel("the processor's prompt can't be taken apart into text")
 
     def _check_around(self) -> None:
-        """An image has to be written alike wherever it stands, and what is around it left alone."""
+        """Check that an image's prompt does not depend on the text around it, nor change it."""
         images = [Image.new("RGB", size) for size in _PROBE_SIZES]
         asked = self._marker.join(_PROBE_TEXTS)
         made = self._processor(text=asked, images=images, return_tensors="np")["input_ids"]
@@ -166,7 +169,7 @@ class WholeProcessor:
 
 
 def load_images(folder: str) -> Any:
-    """The image processor.
+    """Return the image processor.
 
     Raises:
         UnsupportedModel: It can't be loaded here.
@@ -175,7 +178,7 @@ def load_images(folder: str) -> Any:
 
 
 def load_processor(folder: str) -> Any:
-    """The whole processor, tokenizer included.
+    """Return the whole processor, tokenizer included.
 
     Raises:
         UnsupportedModel: It can't be loaded here, or is none for images.
@@ -187,7 +190,7 @@ def load_processor(folder: str) -> Any:
 
 
 def _all_said(error: BaseException | None) -> str:
-    """What it says, and what those say that it came from."""
+    """Return the messages of an error and of all its causes."""
     said = ""
     while error is not None:
         said, error = f"{said}\n{error}", error.__cause__ or error.__context__
@@ -197,7 +200,7 @@ def _all_said(error: BaseException | None) -> str:
 def _load(auto: Any, folder: str) -> Any:
     try:
         return auto.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # they are of many kinds, and each has its own ways to fail
+    except Exception as error:  # their types and causes differ widely
         hint = in_a_line(error)
         if find_spec("torchvision") is None and "torchvision" in _all_said(error).casefold():
             hint = (

@@ -1,6 +1,4 @@
-"""What is known of models by their type, the way from a folder to its family, and what tells two
-families apart.
-"""
+"""Registry of families by model type, with the fingerprint of a family's features."""
 
 from __future__ import annotations
 
@@ -30,14 +28,15 @@ from afferent.types import Modality
 log = logging.getLogger(__name__)
 
 AnyFamily = NativeFamily | AdapterFamily
-"""What features are made for a model, and how its engine finishes them (``model_inputs``); plain
-data, which travels between processes.
+"""Features of a model, and their completion by its engine (``model_inputs``).
+
+Plain data, which travels between processes.
 """
 
 POSITION_FEATURES: Final = frozenset[str]().union(
     *(entry.engine.position_features for entry in ENTRIES)
 )
-"""Names of the features that positions are made from, whatever the model."""
+"""Names of the features that determine positions, for all models."""
 
 _BY_TYPE: Final[Mapping[str, Entry[NativeFamily]]] = {
     model_type: entry for entry in ENTRIES for model_type in entry.model_types
@@ -51,8 +50,10 @@ _IS_LOOKED_AT: Final = re.compile(
     "do_|.*size|.*edge|.*p(ixels|inpoints)|resample|.*seq_len|.*tiles|vision_(aspect|feature)"
 ).match
 PREPROCESSING_VERSION: Final = 1
-"""Version of the code that makes features of media. It rises when a pixel, a sample or a model
-input changes, and only then: `tests/preprocess/test_golden_features.py` compares it with a corpus.
+"""Version of the code that makes features of media.
+
+It rises when a pixel, a sample or a model input changes, and only then:
+`tests/preprocess/test_golden_features.py` compares it with a corpus.
 """
 
 DECODERS: Final = (
@@ -61,7 +62,7 @@ DECODERS: Final = (
 )
 """Libraries that decode and compute for every family."""
 PROCESSORS: Final = ("torch", "torchvision", "transformers")
-"""Libraries that make features only where a model's own processor or another package does."""
+"""Libraries that are used only by a model's own processor or a plugin."""
 
 
 def describe(
@@ -71,20 +72,21 @@ def describe(
     max_sampled_frames: int = MAX_SAMPLED_FRAMES,
     resize_rule: ResizeRule = "pillow",
 ) -> AnyFamily | None:
-    """The family of the model in ``folder``, from its files alone.
+    """Return the family of the model in ``folder``, from its files alone.
 
     Args:
         folder: As `transformers` saves models.
-        reference: Let the model's own processor make the features of images, even if the family
-            is known.
-        max_sampled_frames: Most frames that are taken of a video, whatever the folder says.
-        resize_rule: Whose results are meant; the model's own processor has its own.
+        reference: Let the model's own processor make the features of images, even if the family is
+            known.
+        max_sampled_frames: Most frames that are taken of a video, in addition to the folder's
+            limit.
+        resize_rule: Library whose results are reproduced; the model's own processor has its own.
 
     Returns:
-        ``None`` if only the processor itself can tell; see `afferent.preprocess.discover`.
+        ``None`` if only the processor itself can determine it; see `afferent.preprocess.discover`.
 
     Raises:
-        ConfigError: The folder holds no model, or one without settings for its processor.
+        ConfigError: The folder contains no model, or one without settings for its processor.
     """
     config = read_json(folder / "config.json")
     entry = _entry(_type_of(folder, config))
@@ -117,7 +119,7 @@ def describe(
 
 
 def _settings_in(folder: Path) -> dict[str, object]:
-    """The settings of a model's processor that families look at, as they are in its files."""
+    """Return the settings of a model's processor that families read, as in its files."""
     found: dict[str, object] = {}
     for name in _SETTINGS[:4]:
         if (folder / name).exists():
@@ -127,23 +129,23 @@ def _settings_in(folder: Path) -> dict[str, object]:
 
 
 def engine_facts(model_type: str) -> EngineFacts:
-    """What an engine has to know of the models of a type; nothing, of one that is not known.
+    """Return the engine's facts of a model type; empty for an unknown one.
 
     Raises:
-        ConfigError: Another package's family for it can't be loaded.
+        ConfigError: The plugin family for it can't be loaded.
     """
     entry = _entry(model_type)
     return EngineFacts() if entry is None else entry.engine
 
 
 def facts_of(folder: Path) -> EngineFacts:
-    """The same, of the model in a folder."""
+    """Return the engine's facts of the model in a folder."""
     return engine_facts(_type_of(folder, read_json(folder / "config.json")))
 
 
 @functools.cache
 def _entry(model_type: str) -> Entry[NativeFamily] | Entry[OutsideFamily] | None:
-    """Other packages are not looked at where the family is one of ours: it takes 10 ms."""
+    """Return the spec of a model type; search plugins, which takes 10 ms, only if necessary."""
     return _BY_TYPE.get(model_type) or outside.find(model_type)
 
 
@@ -157,7 +159,7 @@ def _type_of(folder: Path, config: Mapping[str, Any]) -> str:
 def _described(
     entry: Entry[NativeFamily] | Entry[OutsideFamily], folder: Path, config: Mapping[str, Any]
 ) -> NativeFamily | None:
-    """Settings may be of any type and value, and a family may be of another package."""
+    """Return the family; settings may be of any type and value, and a family may be a plugin."""
     try:
         encoded = msgspec.msgpack.encode(entry.describe(folder, config))
         family: NativeFamily | None = msgspec.msgpack.decode(encoded, type=NativeFamily | None)
@@ -171,7 +173,7 @@ def _described(
 
 
 def fingerprint(folder: Path, family: AnyFamily) -> bytes:
-    """Digest of all that shapes features besides the media (`docs/adr/0040`).
+    """Return the digest of all that determines features besides the media (`docs/adr/0040`).
 
     Its parts:
 
@@ -189,7 +191,7 @@ def fingerprint(folder: Path, family: AnyFamily) -> bytes:
 
 
 def runs_foreign_code(family: AnyFamily) -> bool:
-    """Whether a model's own processor makes the features, or another package's family."""
+    """Return whether a model's own processor or a plugin makes the features."""
     return isinstance(family, AdapterFamily | OutsideFamily)
 
 
@@ -201,7 +203,7 @@ def _libraries(family: AnyFamily) -> tuple[str, ...]:
 
 
 def version_of(library: str) -> str:
-    """The version that is installed; nothing, of a library that is not."""
+    """Return the installed version of a library; empty if it is not installed."""
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:

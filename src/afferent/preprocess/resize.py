@@ -1,9 +1,9 @@
-"""Resizing pixels as torchvision does, or Pillow, straight to where they belong; in workers only.
+"""Resizing of pixels by torchvision's or Pillow's rule, directly into features; workers only.
 
-A model's own processor resizes by torchvision where that is installed, as it is beside vLLM, and by
-Pillow elsewhere. The compiled part gives the bytes of either. Where it could not be built
+A model's own processor resizes with torchvision if that is installed, as it is beside vLLM, and
+else with Pillow. The compiled part reproduces the bytes of either. If it could not be built
 (`docs/adr/0034`), Pillow itself resizes by Pillow's rule, and torch by torchvision's. The bytes are
-the same in each case, so features of one key do not depend on how a node was installed
+the same in each case, so features of one key do not depend on the installation of a node
 (`docs/adr/0040`).
 """
 
@@ -28,7 +28,7 @@ from afferent.store.block.torch_tensors import as_tensor
 log = logging.getLogger(__name__)
 
 compiled: ModuleType | None
-"""``None`` where it could not be built."""
+"""``None`` if it could not be built."""
 try:
     from afferent.preprocess import _native
 
@@ -45,22 +45,22 @@ _MODES = {
 S = TypeVar("S", bound=Struct)
 
 ResizeRule = Rule
-"""Whose results are meant."""
+"""Library whose results are reproduced."""
 
 
 class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model's processor brings pixels to another size.
+    """Resizing of pixels by a model's processor.
 
     Attributes:
-        filter: Pillow's number of it, as settings of processors have it.
-        rule: Whose results are meant.
+        filter: Pillow's number of it, as in settings of processors.
+        rule: Library whose results are reproduced.
     """
 
     filter: int
     rule: ResizeRule = "pillow"
 
     def resize(self, pixels: Pixels, width: int, height: int) -> Pixels:
-        """``pixels`` at another size, antialiased; themselves where the size is theirs already.
+        """Return ``pixels`` at another size, antialiased; ``pixels`` itself if they have that size.
 
         Args:
             pixels: ``(rows, columns, 3)``.
@@ -76,12 +76,12 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
         return out.transpose(1, 2, 0)
 
     def write(self, pixels: Pixels, out: Array) -> None:
-        """Resize pixels into ``out``, with no picture in between where that can be.
+        """Resize pixels into ``out``, without an intermediate picture if possible.
 
         Args:
             pixels: As for `resize`.
-            out: ``(3, rows ..., columns ...)``: a view of what is to be written, in which each side
-                may be cut into as many dimensions as the other.
+            out: ``(3, rows ..., columns ...)``: a view of the target, in which each side may be cut
+                into as many dimensions as the other.
         """
         half = out.ndim // 2
         height, width = math.prod(out.shape[1 : half + 1]), math.prod(out.shape[half + 1 :])
@@ -116,7 +116,7 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def by_rule(struct: S, rule: ResizeRule) -> S:
-    """The same struct, where each `Resampling` in it follows this rule."""
+    """Return the same struct, with this rule for each `Resampling` in it."""
     if isinstance(struct, Resampling):
         return msgspec.structs.replace(struct, rule=rule)
     members = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
@@ -125,17 +125,17 @@ def by_rule(struct: S, rule: ResizeRule) -> S:
 
 
 def _is_down_first(pixels: Pixels, width: int, height: int) -> bool:
-    """Which direction goes first matters: values are clipped to bytes in between. Pillow begins
-    with the rows' own, unless most of the work is in the other.
+    """Return whether Pillow resizes the columns first.
+
+    The order matters, because values are clipped to bytes in between. Pillow resizes rows first,
+    unless most of the work is in the other direction.
     """
     rows, columns = pixels.shape[:2]
     return bool(height < rows and rows - height > 2 * (columns - width))
 
 
 def load(struct: Struct) -> None:
-    """Load what the `Resampling`s in ``struct`` will need; a zygote calls this so that its forks
-    have it.
-    """
+    """Load all that the `Resampling`s in ``struct`` need, before a zygote forks."""
     if compiled is None:
         log.info("images are resized by libraries: the compiled part was not built, or lacks AVX2")
     if needs_torch(struct):
@@ -143,27 +143,27 @@ def load(struct: Struct) -> None:
 
 
 def needs_torch(struct: Struct) -> bool:
-    """Whether torch resizes for one of the `Resampling`s in ``struct`` here."""
+    """Return whether torch resizes for one of the `Resampling`s in ``struct`` here."""
     return compiled is None and by_rule(struct, "pillow") != struct
 
 
 @functools.cache
 def _load_torch() -> Any:
-    # Frontends and the supervisor import this module with a family, and have no memory for torch.
+    # Frontends and the supervisor import this module with a family, and lack the memory for torch.
     from torch.nn import functional
 
     return functional
 
 
 def _interpolate(pixels: Pixels, width: int, height: int, mode: str) -> Pixels:
-    """Resize by torch, which torchvision leaves bytes to."""
+    """Resize by torch, as torchvision does for bytes."""
     if min(pixels.strides) < 0:
         pixels = np.ascontiguousarray(pixels)
     batch = as_tensor(pixels).permute(2, 0, 1)[None]
     try:
         interpolate = _load_torch().interpolate
         made = interpolate(batch, size=(height, width), mode=mode, antialias=True)
-    except RuntimeError as error:  # torch's way to say that there is no memory
+    except RuntimeError as error:  # torch's error for a lack of memory
         raise MemoryError from error
     resized: Pixels = made[0].permute(1, 2, 0).numpy()
     return resized

@@ -1,11 +1,15 @@
-"""What a process may do that reads hostile bytes, such as a decoder: as little as possible.
+"""Sandbox of a process that reads hostile bytes, such as a decoder.
 
-A confined process makes only the system calls that `afferent.preprocess.seccomp` lists: it opens no
-sockets, starts no programs or processes, signals none but itself, makes no memory executable, and
-writes to no file but those that it has open. Its memory, its descriptors, the growth of its log and
-the processor time of each item are limited, and it has no capabilities, root's included. It keeps
-what it had before: the arena's map and its connection to the store. It can still read what its user
-may read.
+A confined process makes only the system calls that `afferent.preprocess.seccomp` lists:
+
+- It opens no sockets, and starts no programs or processes.
+- It sends signals only to itself.
+- It makes no memory executable.
+- It writes only to files that it has open.
+
+Its memory, its descriptors, the growth of its log and the processor time of each item are limited.
+It has no capabilities, not even root's. It keeps the arena's map and its connection to the store.
+It can still read what its user may read.
 """
 
 from __future__ import annotations
@@ -34,17 +38,17 @@ _CAPABILITY_VERSION: Final = 0x20080522
 
 
 def enter(*, memory_nbytes: int, runs_foreign_code: bool = False) -> None:
-    """Give up what this process will not need; there is no way back.
+    """Confine this process, for good.
 
     Args:
-        memory_nbytes: How much more private memory it may have than now. Shared memory, such as the
+        memory_nbytes: Additional private memory that it may allocate. Shared memory, such as the
             arena, does not count.
-        runs_foreign_code: It runs code that is not known here, which may start threads and load
-            libraries. Other code has loaded before what it will need.
+        runs_foreign_code: Whether it runs unknown code, which may start threads and load libraries.
+            All other code has loaded its libraries before.
 
     Raises:
-        ConfigError: The kernel refuses, or is not one that we know the calls of; or another thread
-            was started before `drop_capabilities`.
+        ConfigError: The kernel refuses, the machine's calls are unknown, or another thread was
+            started before `drop_capabilities`.
     """
     _limit(resource.RLIMIT_DATA, data_nbytes() + memory_nbytes)
     _limit(resource.RLIMIT_NOFILE, max(_fds()) + _SPARE_FDS)
@@ -57,12 +61,16 @@ def enter(*, memory_nbytes: int, runs_foreign_code: bool = False) -> None:
 
 
 def check_machine() -> None:
-    """Raises: ConfigError: Workers can't be confined on this machine."""
+    """Check that workers can be confined on this machine.
+
+    Raises:
+        ConfigError: They can't.
+    """
     seccomp.program(platform.machine(), pid=0, runs_foreign_code=False)
 
 
 def allow_cpu(seconds: float) -> None:
-    """From now on this process may use so much processor time; then the kernel ends it."""
+    """Limit the processor time of this process from now on; beyond it, the kernel ends it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     whole = int(used.ru_utime + used.ru_stime + seconds) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -76,7 +84,7 @@ def _limit(what: int, value: int) -> None:
 
 
 def data_nbytes() -> int:
-    """This process's private memory, as its limit counts it."""
+    """Return this process's private memory, as its limit counts it."""
     return int(_status("VmData").removesuffix(" kB")) * 1024
 
 
@@ -96,7 +104,7 @@ def _fds() -> list[int]:
 
 
 def _written_nbytes() -> int:
-    """The size of the largest file that is open for writing, such as the log."""
+    """Return the size of the largest file that is open for writing, such as the log."""
 
     def sizes() -> Iterator[int]:
         for fd in _fds():
@@ -112,15 +120,15 @@ def _written_nbytes() -> int:
 
 
 def _num_tasks() -> int:
-    """All threads of the machine: no fewer than this user's, which the limit counts."""
+    """Return all threads of the machine: no fewer than this user's, which the limit counts."""
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
 
 
 def drop_capabilities() -> None:
-    """Leave root the right to what is root's, and nothing else.
+    """Drop all capabilities; root keeps only the access to its own files.
 
-    Each thread has capabilities of its own, and gets those of the thread that starts it: so call
-    this before any thread is started.
+    Each thread has capabilities of its own, and a new thread those of the thread that starts it: so
+    call this before any thread is started.
 
     Raises:
         ConfigError: The kernel refuses.

@@ -1,9 +1,9 @@
-"""The system calls that a confined process may make, as a program for the kernel's filter.
+"""System calls that a confined process may make, as a program for the kernel's filter.
 
-Everything else is refused: with EPERM, or with ENOSYS for the calls from number 424 on. Those came
-with newer kernels (5.1 and later, one number on all machines), and libraries fall back on older
-calls when they see ENOSYS. A refused call does not end the process: libraries probe for what there
-is, and a decoder that is refused something reports an error like any other.
+All others are refused: with EPERM, or with ENOSYS for the calls from number 424 on. Those came with
+newer kernels (5.1 and later, one number on all machines), and libraries use older calls when they
+see ENOSYS. A refused call does not end the process: libraries probe for available calls, and a
+decoder reports a refused call as an ordinary error.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1  # of seccomp(2)
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 
-# Opcodes of the kernel's packet filter, which judges each system call.
+# Opcodes of the kernel's packet filter, which checks each system call.
 _LOAD, _RETURN = 0x20, 0x06
 _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_ANY_BIT = 0x15, 0x35, 0x45
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16  # in the kernel's description of a call
 
 _MACHINES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""The machines whose calls we know, and their numbers in the kernel."""
+"""Supported machines, and their numbers in the kernel."""
 FIRST_NEW: Final = 424
-"""From here on a refused call is one that this kernel does not have."""
+"""From this number on, a refused call looks as if this kernel did not have it."""
 
 _Numbers = tuple[int | None, int | None]
-"""Of a call on x86-64 and on aarch64; ``None`` where it does not exist."""
+"""Numbers of a call on x86-64 and on aarch64; ``None`` if it does not exist."""
 
 ALLOWED: Final[dict[str, _Numbers]] = {
     # memory
     "munmap": (11, 215),
     "mremap": (25, 216),
     "brk": (12, 214),
-    # open files, and reading others
+    # open files, and reading of others
     "read": (0, 63),
     "pread64": (17, 67),
     "readv": (19, 65),
@@ -117,8 +117,9 @@ ALLOWED: Final[dict[str, _Numbers]] = {
     "uname": (63, 160),
     "getrandom": (318, 278),
 }
-"""Calls that are allowed whatever their arguments: they reach nothing but the process itself and
-what it has open, and read files.
+"""Calls that are allowed with any arguments.
+
+They affect only the process itself and what it has open, and read files.
 """
 CHECKED: Final[dict[str, _Numbers]] = {
     "open": (2, None),
@@ -134,7 +135,7 @@ CHECKED: Final[dict[str, _Numbers]] = {
     "kill": (62, 129),
     "tgkill": (234, 131),
 }
-"""Calls whose arguments decide."""
+"""Calls that are allowed or refused by their arguments."""
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _PROT_WRITE, _PROT_EXEC = 2, 4
@@ -152,25 +153,24 @@ _THREAD: Final = 0x003D0F00
 _RLIMIT_CPU: Final = 0
 
 _Line = tuple[int, int, int, int]
-"""An operation, how many lines to skip if its test holds and if it does not, and a value."""
+"""An operation, the lines to skip if its test succeeds and if it fails, and a value."""
 
 
 def confine(*, runs_foreign_code: bool) -> None:
     """Refuse all other calls of this process's threads from now on.
 
     Args:
-        runs_foreign_code: It runs code that is not known here, which may start threads and load
-            libraries.
+        runs_foreign_code: Whether it runs unknown code, which may start threads and load libraries.
 
     Raises:
-        ConfigError: The kernel refuses, or is not one that we know the calls of.
+        ConfigError: The kernel refuses, or the machine's calls are unknown.
     """
     lines = program(platform.machine(), pid=os.getpid(), runs_foreign_code=runs_foreign_code)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if not failed:  # the threads that there are already are confined, too
+    if not failed:  # existing threads are confined, too
         number = _SECCOMP[platform.machine()]
         failed = libc.syscall(number, _SET_MODE_FILTER, _ALL_THREADS, head)
     if failed:
@@ -179,15 +179,15 @@ def confine(*, runs_foreign_code: bool) -> None:
 
 
 def program(machine: str, *, pid: int, runs_foreign_code: bool) -> list[_Line]:
-    """The filter.
+    """Return the filter.
 
     Args:
-        machine: As ``uname -m`` names it.
-        pid: Of the process, which may signal itself.
+        machine: As named by ``uname -m``.
+        pid: Id of the process, which may signal itself.
         runs_foreign_code: As for `confine`.
 
     Raises:
-        ConfigError: Calls of such a machine are not known here.
+        ConfigError: The calls of such a machine are unknown.
     """
     if machine not in _MACHINES:
         raise ConfigError(f"preprocess workers can't be confined on a {machine} machine")
@@ -217,7 +217,7 @@ _REFUSED: Final[_Line] = (_RETURN, 0, 0, _ERROR | errno.EPERM)
 
 
 def _checks(pid: int, *, runs_foreign_code: bool) -> dict[str, list[_Line]]:
-    """Lines that decide about each call of `CHECKED`, and always return."""
+    """Return the lines that decide about each call of `CHECKED`, and always return."""
     return {
         "open": _without_bits(1, _WRITING),
         "openat": _without_bits(2, _WRITING),
@@ -232,7 +232,7 @@ def _checks(pid: int, *, runs_foreign_code: bool) -> dict[str, list[_Line]]:
         "fcntl": _one_of(1, _FCNTL),
         "ioctl": _one_of(1, _IOCTL),
         "prctl": _one_of(0, _PRCTL),
-        # Limits of this process, whose number is 0 there; none is set but that of its time.
+        # Limits of this process, whose number is 0 there; only that of its time can be set.
         "prlimit64": [
             _argument(0),
             (_JUMP_IF_EQUAL, 0, 7, 0),
@@ -252,7 +252,7 @@ def _checks(pid: int, *, runs_foreign_code: bool) -> dict[str, list[_Line]]:
 
 
 def _argument(index: int, *, is_upper: bool = False) -> _Line:
-    """Load half of an argument: the lower half is all that the kernel takes of a C int."""
+    """Load half of an argument: the kernel uses only the lower half for a C int."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index + 4 * is_upper)
 
 
@@ -270,7 +270,7 @@ _LIBRARIES: Final[list[_Line]] = [
     _ALLOWED,
     _REFUSED,
 ]
-"""Memory may be executable where it is a private map of a file that can't be written through it."""
+"""Memory may be executable only as a private, read-only map of a file."""
 
 
 def _one_of(index: int, values: Iterable[int]) -> list[_Line]:

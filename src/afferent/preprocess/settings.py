@@ -1,7 +1,7 @@
-"""The settings of an image or video processor, as `transformers` writes them to a model's folder.
+"""Settings of an image or video processor, as `transformers` writes them to a model's folder.
 
-What a folder leaves out has the default of the processor's class. Those of classes that several
-families use are here; a family brings those of its own.
+An omitted setting has the default of the processor's class. The classes that several families use
+are here; a family adds those of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Size = dict[str, int | None]
 _Colour = float | tuple[float, float, float]
 
 Defaults = Mapping[str, Mapping[str, Any]]
-"""A processor's settings, by the name of its class."""
+"""Settings of processors, by the name of their class."""
 
 BILINEAR, BICUBIC = 2, 3  # numbers of Pillow
 CLIP_COLOURS: Final[Mapping[str, Any]] = {
@@ -42,7 +42,7 @@ _SHARED: Final[Defaults] = {
 
 
 class PixelSettings(Struct, frozen=True, kw_only=True):
-    """Named as `transformers` names them; settings that shape nothing here are ignored."""
+    """Settings under their names in `transformers`; those without an effect here are ignored."""
 
     size: Size | int
     image_mean: _Colour
@@ -66,7 +66,7 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def normalization(self) -> Normalization | None:
-        """``None`` if nothing is done to the values: they are not even made floats then."""
+        """Normalization; ``None`` if values stay unchanged: they are not even made floats then."""
         if not (self.do_rescale or self.do_normalize):
             return None
         mean = _per_channel(self.image_mean) if self.do_normalize else (0.0, 0.0, 0.0)
@@ -76,7 +76,7 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def edges(self) -> tuple[int, int] | None:
-        """Fewest and most pixels, of processors that keep the aspect ratio."""
+        """Fewest and most pixels, for processors that keep the aspect ratio."""
         size = self.size if isinstance(self.size, dict) else {}
         fewest = self.min_pixels or size.get("shortest_edge")
         most = self.max_pixels or size.get("longest_edge")
@@ -90,17 +90,17 @@ def pixel_settings(
     type_key: str = "image_processor_type",
     class_name: str = "",
 ) -> PixelSettings | None:
-    """What a processor's file says, completed by the defaults of its class.
+    """Return the settings of a processor's file, completed by the defaults of its class.
 
     Args:
         given: The file.
-        own: Of the family's own processors.
-        type_key: Where the file names the class.
+        own: Defaults of the family's own processors.
+        type_key: Key of the class in the file.
         class_name: The class, if it is known without the file.
 
     Returns:
-        ``None`` if the class or one of its settings is not known here: nobody but the processor
-        itself can tell then.
+        ``None`` if the class or one of its settings is unknown here: only the processor itself can
+            interpret them then.
     """
     name = class_name or str(given.get(type_key, "")).removesuffix("Fast")
     defaults = {**_SHARED, **(own or {})}
@@ -114,7 +114,7 @@ def pixel_settings(
 
 
 def sides(size: Size | int | None) -> tuple[int, int] | None:
-    """Width and height of a size that has both."""
+    """Return width and height of a size that has both."""
     if isinstance(size, int):
         return size, size
     width, height = (size or {}).get("width"), (size or {}).get("height")

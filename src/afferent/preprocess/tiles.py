@@ -1,4 +1,4 @@
-"""An image cut into tiles of one size, row by row."""
+"""Tiles of one size, cut from an image row by row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def write_tiles(pixels: Pixels, out: Array) -> None:
     """Write the tiles of an image into ``out``, ``(rows * columns, 3, height, width)``.
 
     Args:
-        pixels: Of whole tiles, as many as there is room for.
-        out: Where they go, those of the upper row first.
+        pixels: Pixels of whole tiles, as many as there is space for.
+        out: Target, the upper row's tiles first.
     """
     _, channels, height, width = out.shape
     rows, columns = pixels.shape[0] // height, pixels.shape[1] // width

@@ -1,4 +1,4 @@
-"""A model's special tokens: their numbers in its configuration, and their names."""
+"""Special tokens of a model: their ids in its configuration, and their names."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Final
 from afferent.preprocess.family import read_json
 
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""What `transformers` calls tokens that are not of media."""
+"""Names of `transformers` for tokens that are not of media."""
 
 
 def image_token_id(config: Mapping[str, Any], default: int) -> int:
-    """Of the token that an image's embeddings take.
+    """Return the id of the token that an image's embeddings replace.
 
     Args:
-        config: The model's ``config.json``, or what `transformers` makes of it.
-        default: Of the model's kind, where the configuration does not say.
+        config: The model's ``config.json``, or `transformers`' form of it.
+        default: Id of the model's type, if the configuration omits it.
     """
     given = (config.get(name) for name in ("image_token_id", "image_token_index"))
     return next((token_id for token_id in given if token_id is not None), default)
 
 
 def named_tokens(folder: Path) -> Mapping[str, str]:
-    """Texts of tokens, by what `transformers` calls them; none where the folder does not say.
+    """Return the texts of tokens by their names in `transformers`; empty without a file.
 
     Raises:
         ConfigError: The tokenizer's file can't be read.
@@ -36,7 +36,7 @@ def named_tokens(folder: Path) -> Mapping[str, str]:
 
 
 def special_names(folder: Path) -> dict[str, str]:
-    """The texts of `SPECIAL_NAMES`; empty where the tokenizer has no such token.
+    """Return the texts of `SPECIAL_NAMES`; empty if the tokenizer has no such token.
 
     Raises:
         ConfigError: The tokenizer's file can't be read.

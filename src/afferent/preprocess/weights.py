@@ -1,7 +1,7 @@
-"""The weights that resizing sums up neighbours by: Pillow's, and torch's, in whole numbers.
+"""Weights of neighbours in resizing: Pillow's, and torch's, in whole numbers.
 
-Both take the same filters at the same places. Pillow keeps 22 bits of each weight; torch as many as
-16 hold of the largest.
+Both use the same filters at the same positions. Pillow keeps 22 bits of each weight; torch as many
+as let the largest fit in 16.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Rule = Literal["pillow", "torchvision"]
-"""Whose weights."""
+"""Library whose weights are used."""
 
 Table = tuple[NDArray[np.int32] | None, NDArray[np.int32] | None, int]
-"""Where the neighbours of each output start, ``(size,)``; their weights, ``(size, taps)``; and the
-bits of these behind the point. ``None``: nothing is weighed.
+"""Table of weights; ``None``: nothing is weighed.
+
+Its parts are the first neighbour of each output, ``(size,)``; their weights, ``(size, taps)``; and
+the number of fraction bits.
 """
 
 _Values = NDArray[np.float64]
@@ -50,16 +52,16 @@ FILTERS: Final[dict[int, tuple[float, Callable[[_Values], _Values]]]] = {
     int(Image.Resampling.BICUBIC): (2.0, _bicubic),
     int(Image.Resampling.LANCZOS): (3.0, _lanczos),
 }
-"""How far each reaches at its own size, by Pillow's number."""
+"""Reach of each filter at its own size, and its function, by Pillow's number."""
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def table(length: int, size: int, filter: int, rule: Rule) -> Table:
-    """For ``size`` outputs of ``length`` inputs.
+    """Return the table for ``size`` outputs of ``length`` inputs.
 
     Args:
         filter: Pillow's number: bilinear, bicubic or Lanczos.
-        rule: Whose weights.
+        rule: Library whose weights are used.
     """
     if length == size:
         return AS_IT_IS
@@ -73,7 +75,7 @@ def table(length: int, size: int, filter: int, rule: Rule) -> Table:
     places = starts[:, None] + np.arange(taps)
     weights = shape((places - centers[:, None] + 0.5) * (1.0 / widened))
     weights[places >= ends[:, None]] = 0.0
-    # One after another, as both of them add.
+    # One after another, as both libraries add.
     weights /= np.add.accumulate(weights, axis=1)[:, -1:]
     bits = _PILLOWS_BITS if rule == "pillow" else _bits_of_16(float(weights.max()))
     whole = np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32)
@@ -81,7 +83,7 @@ def table(length: int, size: int, filter: int, rule: Rule) -> Table:
 
 
 def _bits_of_16(largest: float) -> int:
-    """How many bits behind the point let the largest weight be one of 16 bits."""
+    """Return the largest number of fraction bits that lets the largest weight fit in 16 bits."""
     for bits in range(_MOST_BITS):
         if int(0.5 + largest * (1 << (bits + 1))) >= _LARGEST:
             return bits
@@ -89,9 +91,7 @@ def _bits_of_16(largest: float) -> int:
 
 
 def _within(starts: NDArray[np.int64], weights: NDArray[np.int32], length: int, bits: int) -> Table:
-    """So that as many neighbours as there are weights lie within, everywhere: at the end they start
-    earlier, with weights of 0.
-    """
+    """Shift the neighbours at the end to lie within the input, with weights of 0."""
     taps = weights.shape[1]
     begin = np.minimum(starts, length - taps)
     shifts = (starts - begin)[:, None]

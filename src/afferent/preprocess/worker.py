@@ -1,4 +1,4 @@
-"""A preprocess worker: takes a job, reads the media in the arena, writes the features there."""
+"""Preprocess worker: gets a job, reads the media in the arena, writes the features there."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ _LAZY = ("av.subtitles.codeccontext", "av.subtitles.stream", "numpy.fft", "numpy
 
 
 def load_lazy_modules() -> None:
-    """Import what libraries import when they first need it: a confined worker can load no library,
-    and each would do it again.
+    """Import modules that libraries import on first use.
+
+    A confined worker can load no library, and each worker would repeat the import.
     """
     for name in _LAZY:
         importlib.import_module(name)
@@ -51,7 +52,7 @@ def load_lazy_modules() -> None:
 
 
 class Worker:
-    """Does jobs, one at a time, until it is told to stop."""
+    """Worker that does jobs, one at a time, until it is stopped."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Worker:
         """Work for ``store``.
 
         Args:
-            name: What the traces of requests call this process.
+            name: Name of this process in traces of requests.
             item_cpu_s: Processor time for one job; the kernel ends a worker that takes more.
         """
         self._store, self._family, self._name = store, family, name
@@ -73,7 +74,7 @@ class Worker:
         self._is_idle = self._is_stopping = False
 
     def run(self) -> None:
-        """Until SIGTERM; a job that has been begun is finished.
+        """Work until SIGTERM; a running job is finished.
 
         Raises:
             StoreUnavailable: The store is gone.
@@ -107,7 +108,7 @@ class Worker:
         self._store.finish(order, used_nbytes=used_nbytes, failure=failure, spans=spans)
 
     def _make(self, order: Order, spans: list[Span]) -> int:
-        """One job; the bytes written."""
+        """Do one job; return the number of bytes written."""
         job: Job = decode(job_decoder, order.payload)
         block = self._store.block(order.target)
         match job:
@@ -157,13 +158,15 @@ class Worker:
                     rate = self._family.sample_rate_hz
                     clip = decode_audio(raw, rate, self._limits)
                 yield clip
-            case VideoHeader():  # its frames are decoded one after another, while it is processed
+            case VideoHeader():  # its frames are decoded one by one during the processing
                 with open_video(raw, self._limits) as video:
                     yield video
 
     def _probe(self, modality: Modality, raw: memoryview) -> MediaHeader:
-        """Of a video exact: its packets are counted, which takes milliseconds. Of audio a bound:
-        some formats only let one guess, and what is too much is given back.
+        """Return the header of a file: exact for a video, a bound for audio.
+
+        A video's packets are counted, which takes milliseconds. Some audio formats only allow a
+        guess; the excess is released.
         """
         if modality is Modality.IMAGE:
             raise InternalError("an image is planned by its header")

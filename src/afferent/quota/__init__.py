@@ -1,1 +1,1 @@
-"""How many requests may be at something at a time, whoever they are. Pure."""
+"""Limits on the number of concurrent requests, and fair scheduling. Pure logic without I/O."""

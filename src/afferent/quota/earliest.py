@@ -1,4 +1,4 @@
-"""A heap whose entries may be given another place, or taken out. Pure."""
+"""Indexed heap: a heap whose entries can be moved or removed. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MAX_PASSED_OVER = 64
 
 
 class Earliest(Generic[T, E]):
-    """Entries with a tag each: the least one first, and of equal ones who has had it longest."""
+    """Entries with a tag each: the least one first; of equal ones, the one tagged earliest."""
 
     def __init__(self) -> None:
         self._nodes: dict[E, tuple[Any, int, E]] = {}
-        # Former nodes of entries, too, and of those that have gone: they are passed over.
+        # Contains outdated nodes too, of moved and removed entries: `first` skips them.
         self.heap: list[tuple[Any, int, E]] = []
         self._numbers = itertools.count()
 
@@ -32,8 +32,8 @@ class Earliest(Generic[T, E]):
         return node[0] if node is not None else None
 
     def put(self, entry: E, tag: T) -> None:
-        """In place of the tag that it has, if it has one."""
-        # Who comes and leaves again while nobody is served must leave nothing behind.
+        """Add an entry, or replace its tag."""
+        # Bounds the outdated nodes that entries leave behind while nothing calls `first`.
         if len(self.heap) > 2 * len(self._nodes) + _MAX_PASSED_OVER:
             self.heap = list(self._nodes.values())
             heapq.heapify(self.heap)

@@ -1,9 +1,8 @@
-"""Semaphores: how many requests may be at something at a time, over all processes. Pure.
+"""Semaphores: limits on the number of requests in a stage, over all processes. Pure.
 
-A semaphore has a name, and as many permits as whoever asks for one says. They are shared fairly
-between tenants, and given in order of arrival to one tenant's requests. A request that has gone
-while its jobs still run keeps its permit until they have ended: it is their work that the permit
-stands for.
+A semaphore has a name; each request states its number of permits. Permits are shared fairly between
+tenants, and given in order of arrival to the requests of one tenant. A permit covers the work of a
+request: if a request ends while its jobs still run, its permit is released when they have ended.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from afferent.quota.shares import NAMELESS, FairQueue, Share
 from afferent.types import ClientId, Lease, Ticket
 
 MAX_QUEUED = 2048
-"""For one semaphore; half of them for one tenant."""
+"""Queue limit of one semaphore; half of it for one tenant."""
 
 PREPROCESS: Final = "preprocess"
-"""Of the count gate: requests whose media are prepared."""
+"""Semaphore of the count gate: requests whose media are prepared."""
 FORWARDED: Final = "forwarded"
-"""Of MiB of tensors that an engine makes of media that it processes itself."""
+"""Semaphore in MiB of tensors that an engine computes from media that it processes itself."""
 GATE: Final = (PREPROCESS, FORWARDED)
-"""What a request gives back when the engine has accepted it."""
+"""Semaphores that a request releases when the engine has accepted it."""
 
 Work = tuple[int, ClientId]
-"""A job, and the worker that has taken it."""
+"""A job, and the worker that runs it."""
 
 
 class PermitStatistics(Struct, forbid_unknown_fields=True):
-    """The semaphores of one family: permits that are held, and requests that wait for one."""
+    """Statistics of one family of semaphores: permits in use, and queued requests."""
 
     num_held: int
     num_queued: int
@@ -41,9 +40,9 @@ class PermitStatistics(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """A request that wants so many permits, whose it is, and the call to answer when it has them.
+    """Request for permits: its tenant, and the call to answer when it has them.
 
-    More than the semaphore has are all that it has.
+    A number above the semaphore's limit counts as the limit.
     """
 
     ticket: Ticket
@@ -65,7 +64,7 @@ class _Semaphore:
     order: FairQueue[Lease] = field(default_factory=FairQueue)
     num_lingering: int = 0
     num_held: int = 0
-    """Of both."""
+    """Permits in use, lingering ones included."""
 
     def grant(self, asked: PermitRequest) -> None:
         self.holders[asked.lease] = asked
@@ -73,14 +72,20 @@ class _Semaphore:
 
 
 class Semaphores:
-    """A semaphore is remembered while somebody has a permit, or waits for one."""
+    """Semaphores by name; one without permits in use and without a queue is forgotten.
+
+    Invariants:
+        - A request has permits of a semaphore, or waits for them, but not both.
+        - A free permit is never left while a request waits for it, after `settle`.
+        - A lingering permit stands for jobs of an ended request that still run.
+    """
 
     def __init__(self) -> None:
         self._semaphores: dict[str, _Semaphore] = {}
-        self._of_lease: dict[Lease, set[str]] = {}  # of which it has, or wants, a permit
-        # Permits of requests that have gone, and the work that is still done for them.
+        self._of_lease: dict[Lease, set[str]] = {}  # names of semaphores
+        # Permits of ended requests, and their jobs that still run.
         self._lingering: list[tuple[str, frozenset[Work], int]] = []
-        self._stirred: dict[str, None] = {}  # where something has changed for those who queue
+        self._stirred: dict[str, None] = {}  # semaphores whose queue may advance
 
     # Questions
 
@@ -88,15 +93,15 @@ class Semaphores:
         return [lease for lease in self._of_lease if lease[0] == client]
 
     def __contains__(self, lease: Lease) -> bool:
-        """Whether a request has a permit of some semaphore, or waits for one."""
+        """Return whether a request has a permit of any semaphore, or waits for one."""
         return lease in self._of_lease
 
     def is_waiting(self, lease: Lease, name: str) -> bool:
-        """Whether a request waits for a permit of a semaphore."""
+        """Return whether a request waits for a permit of a semaphore."""
         return name in self._semaphores and lease in self._semaphores[name].queue
 
     def statistics(self) -> dict[str, PermitStatistics]:
-        """By family, which is what comes before the slash of a name."""
+        """Return the statistics by family: the part of a name before the slash."""
         found: dict[str, PermitStatistics] = {}
         for name, semaphore in self._semaphores.items():
             family = found.setdefault(name.partition("/")[0], PermitStatistics(0, 0))
@@ -105,7 +110,7 @@ class Semaphores:
         return found
 
     def queued_shares(self) -> list[Share]:
-        """Whose requests wait for a permit, one by one."""
+        """Return the tenant of each queued request."""
         return [
             asked.share for found in self._semaphores.values() for asked in found.queue.values()
         ]
@@ -113,11 +118,11 @@ class Semaphores:
     # Events
 
     def acquire(self, asked: PermitRequest, *, queue: bool) -> bool:
-        """Take permits; whether there were so many. Otherwise `settle` says when there are.
+        """Take permits; return whether enough were free. Otherwise `settle` grants them later.
 
         Raises:
-            NoPermitLeft: There is no permit, and the request does not queue, or too many do.
-            NotPermitted: It has one already, or waits.
+            NoPermitLeft: No permit is free, and the request does not queue or the queue is full.
+            NotPermitted: It has or waits for a permit of this semaphore already.
         """
         lease, name = asked.lease, asked.semaphore
         semaphore = self._semaphores.get(name) or _Semaphore({})
@@ -135,16 +140,16 @@ class Semaphores:
         else:
             semaphore.queue[lease] = asked
             semaphore.order.push(lease, share=asked.share, flow=lease, cost=asked.wanted)
-            self._stirred[name] = None  # it may be next, and want less than who was next so far
+            self._stirred[name] = None  # it may be first now, and need fewer permits
         return is_free
 
     def release(self, lease: Lease, name: str, *, ticket: Ticket | None = None) -> Ticket | None:
-        """Give a permit back at once; the call to answer, if the request was still waiting.
+        """Release a permit at once; return the call to answer if the request was still waiting.
 
-        Nothing happens where it is not.
+        Without such a permit, nothing happens.
 
         Args:
-            ticket: Only if it is the one of this call.
+            ticket: Release only the permit that this call requested.
         """
         if name not in self._of_lease.get(lease, ()):
             return None
@@ -155,14 +160,14 @@ class Semaphores:
         return self._remove(lease, name)
 
     def retire(self, lease: Lease, work: Collection[Work]) -> list[Ticket]:
-        """A request has gone: give its permits back, but for what is still done for it.
+        """Release the permits of an ended request, except those that its running jobs still need.
 
         Args:
-            work: Jobs that run, and that nobody else waits for. For those that began for a request
-                that went before, its permit stands.
+            work: Running jobs that no other request waits for. A job that began for an earlier
+                request is covered by that request's permit.
 
         Returns:
-            The calls to answer, of semaphores for which it was waiting.
+            The calls to answer, for semaphores on which it was waiting.
         """
         cancelled = []
         for name in list(self._of_lease.get(lease, ())):
@@ -177,7 +182,7 @@ class Semaphores:
         return cancelled
 
     def settle(self, is_running: Callable[[Work], bool]) -> list[PermitRequest]:
-        """Give permits that have become free to those who queue; who has got one now."""
+        """Grant permits that have become free to queued requests; return the granted requests."""
         if self._lingering:
             self._end_lingering(is_running)
         stirred, self._stirred = self._stirred, {}
@@ -186,7 +191,7 @@ class Semaphores:
         ]
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check all invariants of this class; for tests."""
         where: dict[Lease, set[str]] = {}
         for name, semaphore in self._semaphores.items():
             if not semaphore.num_held and not semaphore.queue:
@@ -225,7 +230,7 @@ class Semaphores:
         return asked.ticket if asked is not None else None
 
     def _uncovered(self, name: str, work: Collection[Work]) -> frozenset[Work]:
-        """The work for which no permit of a request that has gone stands."""
+        """Return the work that no permit of an ended request covers."""
         return frozenset(work).difference(
             *(them for semaphore, them, _ in self._lingering if semaphore == name)
         )

@@ -1,13 +1,13 @@
-"""Fair order of requests that are served a little at a time: the least served is first. Pure.
+"""Fair order of requests that are served in small parts: the least served is first. Pure.
 
-Tenants get work in proportion to their weights, and the requests of a tenant get as much as each
-other. The parts of one request count together: a request for eight answers gets as many tokens in
-all as a request for one.
+Tenants get work in proportion to their weights, and the requests of a tenant get equal amounts. The
+parts of one request count together: a request for eight answers gets as many tokens in all as a
+request for one.
 
 Invariants:
-    A tenant or a request that begins has had as much as the one that has had least: it neither
-    waits until the others have caught up nor makes them wait.
-    A tenant without requests is forgotten.
+    - A new tenant or request begins with the work of the least served one: it neither waits until
+      the others have caught up nor makes them wait.
+    - A tenant without requests is forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from afferent.quota.shares import Share
 H = TypeVar("H", bound=Hashable)
 
 Rank = tuple[float, float]
-"""Of two requests, the one with the smaller rank is first."""
+"""Rank of a request; the request with the smaller rank is first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,14 +32,14 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Tenant(Generic[H]):
-    """``had`` is its work divided by its weight."""
+    """Served tenant; ``had`` is its work divided by its weight."""
 
     had: float
     requests: dict[H, _Request] = field(default_factory=dict)
 
 
 class Served(Generic[H]):
-    """Work that requests have had, by tenant."""
+    """Work that requests have received, by tenant."""
 
     def __init__(self) -> None:
         self._tenants: dict[tuple[str, str], _Tenant[H]] = {}
@@ -57,7 +57,7 @@ class Served(Generic[H]):
         found.num_parts += 1
 
     def leave(self, request: H, share: Share) -> None:
-        """Remove a part of a request, which has entered."""
+        """Remove a part of a request that has entered."""
         tenant = self._tenants[share.payer]
         found = tenant.requests[request]
         found.num_parts -= 1
@@ -67,13 +67,13 @@ class Served(Generic[H]):
             del self._tenants[share.payer]
 
     def charge(self, request: H, share: Share, work: float) -> None:
-        """Record work that was done for a request, which has entered."""
+        """Record work that was done for a request that has entered."""
         tenant = self._tenants[share.payer]
         tenant.had += work / share.weight
         tenant.requests[request].had += work
 
     def rank(self, request: H, share: Share) -> Rank:
-        """Return the place of a request, which has entered, in the fair order."""
+        """Return the rank of a request that has entered."""
         tenant = self._tenants[share.payer]
         return tenant.had, tenant.requests[request].had
 

@@ -1,13 +1,16 @@
-"""Who is next where many queue: fair shares of the work, whatever it is counted in. Pure.
+"""Weighted fair queue, for work in any unit. Pure.
 
-Tenants get work in proportion to their weights (start-time fair queueing); what one leaves, the
-others have. Of one tenant's requests each gets as much, and the one that would be done first goes
-first (self-clocked fair queueing), so that a small request is not behind all items of a large one.
-While many items of a request wait, each of them is charged as several, so that a request with few
-items waits less. The items of a request keep their order. No request starves: each comes nearer
-with each item that is served.
+- **Tenants** get work in proportion to their weights (start-time fair queueing). Work that one
+  tenant leaves unused goes to the others.
+- **Requests of one tenant** get equal amounts, and the one that would finish first is served first
+  (self-clocked fair queueing), so that a small request does not wait behind all items of a large
+  one.
+- **Many items.** While many items of a request wait, each of them is charged as several, so that a
+  request with few items waits less.
+- **Order.** The items of a request stay in order.
+- **No starvation.** Each served item brings every request nearer to service.
 
-Work is told beforehand, and `FairQueue.charge` corrects it by what it was.
+Costs are estimates given in advance; `FairQueue.charge` corrects them.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ H = TypeVar("H", bound=Hashable)
 
 _KEPT_IDLE = 64
 _MOST_CHARGED = 8
-"""Items of a request that an item is charged for, while so many of them wait."""
+"""Largest number of waiting items of a request that one of its items is charged for."""
 
 
 class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The payer of work; twice the ``weight`` is twice the work.
+    """Payer of work; twice the ``weight`` gets twice the work.
 
     Requests without a tenant are paid by the ``address`` of their client, so that one client does
-    not take the share of all others. Those without an address, too, have one payer.
+    not take the share of all others. All requests without an address have one payer.
     """
 
     tenant: Annotated[str, Meta(max_length=128)] = ""
@@ -41,7 +44,7 @@ class Share(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @property
     def payer(self) -> tuple[str, str]:
-        """What distinguishes payers: the address counts only where there is no tenant."""
+        """Identity of the payer: the address counts only without a tenant."""
         return self.tenant, "" if self.tenant else self.address
 
 
@@ -50,8 +53,9 @@ NAMELESS = Share()
 
 @dataclass(slots=True, eq=False)
 class _Flow(Generic[H]):
-    """Items of one request, which wait; ``done`` is when the first of them would be done, in the
-    time of its tenant.
+    """Waiting items of one request.
+
+    ``done`` is the virtual time of its tenant at which its first item would be done.
     """
 
     name: Hashable
@@ -60,16 +64,17 @@ class _Flow(Generic[H]):
 
     @property
     def tag(self) -> float:
-        """The place among the requests of the tenant: later with each item that waits."""
+        """Rank among the requests of the tenant: later with each item that waits."""
         num_more = min(len(self.costs), _MOST_CHARGED) - 1
         return self.done + num_more * next(iter(self.costs.values()))
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant(Generic[H]):
-    """``start`` is when its next item begins, in the time of the queue: work by weight.
+    """Tenant with queued requests.
 
-    ``ready`` has its requests by `_Flow.tag`.
+    ``start`` is the virtual time of the queue at which its next item begins: work by weight.
+    ``ready`` contains its requests by `_Flow.tag`.
     """
 
     weight: float
@@ -81,41 +86,51 @@ class _Tenant(Generic[H]):
 
 
 class FairQueue(Generic[H]):
-    """Items are whatever can be told apart; each is in the queue once."""
+    """Fair queue of hashable items, each of which is in the queue at most once.
+
+    Invariants:
+        - A tenant is in ``_ready`` exactly if it has items, with its ``start`` as the tag.
+        - ``start`` of a tenant with items is never before the queue's virtual time.
+        - A request without items is forgotten.
+    """
 
     def __init__(self) -> None:
         self._where: dict[H, tuple[_Tenant[H], _Flow[H]]] = {}  # in order of arrival
         self._tenants: dict[tuple[str, str], _Tenant[H]] = {}
-        self._ready: Earliest[float, _Tenant[H]] = Earliest()  # those that wait, by their `start`
+        self._ready: Earliest[float, _Tenant[H]] = Earliest()  # tenants with items, by `start`
         self._now = 0.0
 
     def __len__(self) -> int:
         return len(self._where)
 
     def __iter__(self) -> Iterator[H]:
-        """In order of arrival."""
+        """Iterate in order of arrival."""
         return iter(self._where)
 
     def __contains__(self, item: H) -> bool:
         return item in self._where
 
     def has_place(self, share: Share, limit: int) -> bool:
-        """Whether one more may queue where ``limit`` items do at most.
+        """Return whether one more item may queue, if the limit is ``limit`` items.
 
-        A tenant has at most as many places as are left free: alone it has half of them, and however
-        many others queue with all they have, one that comes new finds some.
+        A tenant may use at most as many slots as remain free: alone it has half of them. However
+        many slots other tenants use, a new tenant finds some.
         """
         tenant = self._tenants.get(share.payer)
         num_waiting = tenant.num_waiting if tenant is not None else 0
         return num_waiting < limit - len(self)
 
     def push(self, item: H, *, share: Share = NAMELESS, flow: Hashable, cost: float) -> None:
-        """
+        """Add an item.
+
         Args:
-            item: Is not in the queue.
-            share: Whose it is.
-            flow: The request that it is of.
+            item: Must not be in the queue.
+            share: The tenant that pays for it.
+            flow: The request that it belongs to.
             cost: Its work, more than 0; in the same unit for all.
+
+        Raises:
+            StoreError: The item is in the queue already.
         """
         if item in self._where:
             raise StoreError("what is queued waits once")
@@ -135,12 +150,12 @@ class FairQueue(Generic[H]):
         self._where[item] = (tenant, waits)
 
     def peek(self) -> H | None:
-        """What `pop` would give."""
+        """Return the item that `pop` would return."""
         found = self._first()
         return next(iter(found[1].costs)) if found is not None else None
 
     def pop(self) -> H | None:
-        """The next item, which is served now; ``None`` if none waits."""
+        """Remove and return the next item; ``None`` if the queue is empty."""
         found = self._first()
         if found is None:
             return None
@@ -154,16 +169,16 @@ class FairQueue(Generic[H]):
         return item
 
     def discard(self, item: H) -> bool:
-        """Nobody waits for it any more; whether it was in the queue. Its tenant pays nothing."""
+        """Remove an item that is not served, at no cost; return whether it was in the queue."""
         is_queued = item in self._where
         if is_queued:
             self._remove(item)
         return is_queued
 
     def charge(self, share: Share, cost: float) -> None:
-        """What was served took this much more than was told, or less.
+        """Correct the cost of served work by the difference from its estimate.
 
-        A tenant is never in credit for it: nobody saves up work.
+        A tenant never gets credit: unused work is not saved up.
         """
         tenant = self._tenant(share)
         tenant.start = max(tenant.start + cost / tenant.weight, self._now)
@@ -171,7 +186,7 @@ class FairQueue(Generic[H]):
             self._ready.put(tenant, tenant.start)
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check all invariants of this class; for tests."""
         queued = [
             (item, tenant, flow)
             for tenant in self._tenants.values()
@@ -202,7 +217,7 @@ class FairQueue(Generic[H]):
         return tenant
 
     def _forget_idle(self) -> None:
-        """Tenants that have nothing in the queue, and no work that was served ahead of others'."""
+        """Forget tenants that have nothing queued and no work served in advance of the others."""
         self._tenants = {
             name: tenant
             for name, tenant in self._tenants.items()
@@ -223,11 +238,11 @@ class FairQueue(Generic[H]):
             del tenant.flows[flow.name]
             tenant.ready.remove(flow)
         else:
-            if is_first:  # of what is taken out unserved, the next one has the place
+            if is_first:  # the next item takes the position of one that is removed unserved
                 flow.done = tenant.now + next(iter(flow.costs.values()))
             tenant.ready.put(flow, flow.tag)
         if not tenant.flows:
             self._ready.remove(tenant)
-        if not self._where:  # nobody has had less than it wanted
+        if not self._where:  # no tenant has unserved work
             self._tenants.clear()
             self._now = 0.0

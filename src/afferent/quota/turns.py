@@ -1,9 +1,9 @@
-"""Whose work goes on next, where it can be interrupted at any time: the steps of an engine. Pure.
+"""Fair scheduling of work that can be interrupted at any time: an engine's steps. Pure.
 
-Tenants get work in proportion to their weights: the one that has had least goes first. Of one
-tenant's requests that one does which would be done first if all of them got as much at a time
-(fair queueing as Demers, Keshav and Shenker have it), so that a small request is not behind a large
-one, and a large one waits for no more work than if all went on at once.
+Tenants get work in proportion to their weights: the tenant with the least work goes first. Of one
+tenant's requests, the one goes first that would finish first if all of them progressed equally
+(fair queueing as by Demers, Keshav and Shenker). So a small request does not wait behind a large
+one, and a large one waits for no more work than if all progressed at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from afferent.quota.shares import Share
 H = TypeVar("H", bound=Hashable)
 
 Rank = tuple[float, float, int]
-"""Who has the least goes first; between two of them the number of their arrival says."""
+"""Rank of an item: the least one goes first; the arrival number breaks ties."""
 
 _KEPT_IDLE = 64
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant(Generic[H]):
-    """``had`` is its work by weight; ``now``, the work that each of its requests would have had by
-    now if all got as much at a time.
+    """Tenant with items.
+
+    ``had`` is its work by weight. ``now`` is the work that each of its requests would have had by
+    now if all progressed equally.
     """
 
     weight: float
@@ -43,12 +45,15 @@ class _Turn(Generic[H]):
 
 
 class Turns(Generic[H]):
-    """Items with work to be done: those that have begun, and those that wait to begin."""
+    """Fair scheduler of items with work to do: those that have begun, and those that wait.
+
+    Invariants: a tenant is in ``_ready`` exactly if one of its items waits to begin.
+    """
 
     def __init__(self) -> None:
         self._turns: dict[H, _Turn[H]] = {}
         self._tenants: dict[tuple[str, str], _Tenant[H]] = {}
-        self._ready: Earliest[float, _Tenant[H]] = Earliest()  # those that have items that wait
+        self._ready: Earliest[float, _Tenant[H]] = Earliest()  # tenants with waiting items
         self._now = 0.0
         self._num_arrivals = 0
 
@@ -57,20 +62,20 @@ class Turns(Generic[H]):
 
     @property
     def first(self) -> H | None:
-        """Who is next of those that wait to begin."""
+        """The next of the waiting items."""
         tenant = self._ready.first()
         return tenant.waiting.first() if tenant is not None else None
 
     def rank(self, item: H) -> Rank:
-        """The least one goes first, whether it has begun or not."""
+        """Return the rank of an item, begun or waiting; the least one goes first."""
         turn = self._turns[item]
         return turn.tenant.had, *turn.tag
 
     def enter(self, item: H, *, share: Share, cost: float) -> None:
-        """An item waits to begin.
+        """Add an item that waits to begin.
 
         Args:
-            cost: All its work, as far as it is known; 0 for one that has had its turn before.
+            cost: All its work, as far as it is known; 0 for one that has begun before.
         """
         tenant = self._tenant(share)
         if not tenant.num_items:
@@ -81,18 +86,18 @@ class Turns(Generic[H]):
         self._wait(item, turn)
 
     def begin(self, item: H) -> None:
-        """It waits no more."""
+        """Mark an item as begun: it waits no more."""
         tenant = self._turns[item].tenant
         tenant.waiting.remove(item)
         if not tenant.waiting:
             self._ready.remove(tenant)
 
     def put_back(self, item: H) -> None:
-        """It has not begun after all."""
+        """Return an item that has not begun after all to the waiting ones."""
         self._wait(item, self._turns[item])
 
     def charge(self, item: H, work: float) -> None:
-        """Some of an item's work was done."""
+        """Record work that was done for an item."""
         tenant = self._turns[item].tenant
         self._now = max(self._now, tenant.had)
         tenant.had += work / tenant.weight
@@ -101,13 +106,13 @@ class Turns(Generic[H]):
             self._ready.put(tenant, tenant.had)
 
     def leave(self, item: H) -> None:
-        """Its work is done, or nobody wants it any more."""
+        """Remove an item whose work is done or cancelled."""
         turn = self._turns[item]
         if item in turn.tenant.waiting:
             self.begin(item)
         del self._turns[item]
         turn.tenant.num_items -= 1
-        if not self._turns:  # nobody has had less than it wanted
+        if not self._turns:  # no tenant has unserved work
             self._tenants.clear()
             self._now = 0.0
 

@@ -1,1 +1,1 @@
-"""What every process stands on: starting, talking, logging, the memory there is."""
+"""Base of every process: start, sockets and messages, logs, limits of memory."""

@@ -1,7 +1,7 @@
-"""The control groups that this process is in, of both versions, and the cores that they leave it.
+"""Control groups of this process, of both versions, and the cores that they allow.
 
-A limit of a group holds for all groups in it, so the least of the process's own group and of its
-ancestors counts. systemd's units, Kubernetes' pods and nested containers set them anywhere.
+A limit of a group holds for all groups in it, so the least limit of the process's own group and its
+ancestors counts. systemd's units, Kubernetes' pods and nested containers set them at any level.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ PROC = Path("/proc/self")
 
 class _Mount(NamedTuple):
     root: PurePosixPath
-    """The group that is seen at ``path``."""
+    """Group that is mounted at ``path``."""
     path: Path
     is_second: bool
-    """Of version 2, which has one hierarchy for all controllers."""
+    """Whether it is of version 2, which has one hierarchy for all controllers."""
     options: tuple[str, ...]
-    """Of version 1: the controllers are among them."""
+    """Mount options; of version 1 they include the controllers."""
 
 
 def folders(controller: str) -> tuple[Path, ...]:
-    """The folders of the groups that limit this process, of both versions: its own and their
-    ancestors, as far as they can be seen.
+    """Return the folders of the groups that limit this process, of both versions.
+
+    These are its own group and its ancestors, as far as they are visible.
     """
     return _folders(controller, PROC)
 
 
-@functools.cache  # processes stay in their groups, and the arena looks for each of its chunks
+@functools.cache  # processes stay in their groups, and the arena asks for each of its chunks
 def _folders(controller: str, proc: Path) -> tuple[Path, ...]:
     groups = _groups(proc)
     found: list[Path] = []
@@ -45,7 +46,7 @@ def _folders(controller: str, proc: Path) -> tuple[Path, ...]:
 
 
 def num_cores() -> int:
-    """The cores that this process may use: by its affinity, and by CPU quotas of its groups."""
+    """Return the cores that this process may use, by its affinity and CPU quotas of its groups."""
     cores = float(len(os.sched_getaffinity(0)))
     for folder in folders("cpu"):
         cores = min(cores, *_quotas(folder))
@@ -53,7 +54,7 @@ def num_cores() -> int:
 
 
 def read_number(path: Path) -> int | None:
-    """A figure of a group; ``None``: no such file, or no limit."""
+    """Return a number of a group; ``None``: no such file, or no limit."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -61,7 +62,7 @@ def read_number(path: Path) -> int | None:
 
 
 def _quotas(folder: Path) -> Iterator[float]:
-    """In cores."""
+    """Yield the quotas, in cores."""
     yield float("inf")
     try:
         quota, period = (folder / "cpu.max").read_text().split()
@@ -75,7 +76,7 @@ def _quotas(folder: Path) -> Iterator[float]:
 
 
 def _groups(proc: Path) -> dict[str, PurePosixPath]:
-    """By controller of version 1; version 2's under the empty name."""
+    """Return the groups by controller of version 1; version 2's is under the empty name."""
     found: dict[str, PurePosixPath] = {}
     for line in _lines(proc / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -94,8 +95,8 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 
 def _with_ancestors(mount: _Mount, group: PurePosixPath) -> Iterator[Path]:
-    """From the group up to the one that is mounted."""
-    # Of a group outside of what is mounted (a container's, seen from within), only that is seen.
+    """Yield the folders from the group up to the mounted one."""
+    # Within a container, its group may lie outside of the mount: only the mounted group is visible.
     inside = group.is_relative_to(mount.root) and ".." not in group.parts
     folder = mount.path / group.relative_to(mount.root) if inside else mount.path
     while folder != mount.path:
@@ -112,5 +113,5 @@ def _lines(path: Path) -> list[str]:
 
 
 def _unescaped(field: str) -> str:
-    """Blanks and the like are octal numbers there."""
+    """Decode octal escapes, which stand for blanks and the like."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

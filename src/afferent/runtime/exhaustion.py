@@ -1,4 +1,4 @@
-"""Errors of the system that mean that this server has run out of something."""
+"""System errors that mean that this server has exhausted a resource."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _seldom = Seldom(log)
 
 
 def blamed(error: BaseException, otherwise: AfferentError) -> AfferentError:
-    """Return `Unavailable` where the server has run out of something, and else ``otherwise``.
+    """Return `Unavailable` if the server has exhausted a resource, else ``otherwise``.
 
-    It is found in the causes of ``error``, too: libraries put errors of their own before it.
+    The causes of ``error`` count too: libraries wrap errors in their own.
     """
     number = _errno_of(error)
     if number is None:

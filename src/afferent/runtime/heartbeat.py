@@ -1,11 +1,12 @@
-"""Signs of life: who works writes so, again and again, into memory that all processes of a server
-read.
+"""Heartbeats: each process writes its own into memory that all processes of a server read.
 
-A process that was stopped, or hangs, keeps its connections and looks alive. So each beats, from
-where its beating proves that it goes on, and who has been silent for long is shown by ``/ready``
-and replaced by its parent. To beat is to write eight bytes: nothing can fill up or block, and to
-read needs nobody's help, not even the supervisor's. The same memory says whether requests are let
-in, and how many are inside.
+A process that was stopped, or hangs, keeps its connections and looks alive. So each process writes
+a heartbeat, at a point that proves its progress. ``/ready`` shows a process that has been silent
+for long, and its parent replaces it.
+
+A heartbeat is eight bytes written: nothing can fill up or block. Reading needs no other process,
+not even the supervisor. The same memory has the admission switch, and the number of requests in
+flight.
 """
 
 from __future__ import annotations
@@ -18,30 +19,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 PERIOD_S = 1.0
-"""Between two beats."""
+"""Interval of heartbeats."""
 SILENT_S = 3.0
-"""Who has not beaten for so long is shown as frozen."""
+"""A process without a heartbeat for this time is shown as frozen."""
 _MOST_BETWEEN_LOOKS_S = 2 * PERIOD_S
-_BEAT = struct.Struct("@Q")  # native: written in one go, so nobody reads the half of one
+_BEAT = struct.Struct("@Q")  # native: written at once, so no reader sees half of one
 _ROW = struct.Struct("@QQ")
-"""The last beat, and how many requests are inside."""
+"""The last heartbeat, and the number of requests in flight."""
 
 
 class BoardPlace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the beats are: in the memory behind ``fd``, in the order of ``names``.
+    """Location of the heartbeat table: memory behind ``fd``, in the order of ``names``.
 
-    ``watchers`` says who beats for those that don't do it themselves.
+    ``watchers`` maps each process that does not write its own heartbeats to the one that does.
     """
 
     fd: int
     names: tuple[str, ...]
     watchers: dict[str, str]
     frozen_timeout_s: float
-    """Who is silent for so long is to be replaced."""
+    """A process that is silent for this time has to be replaced."""
 
 
 class Board:
-    """The last beat of each process of a server, by name."""
+    """Heartbeat table: the last heartbeat of each process of a server, by name.
+
+    Invariants: a heartbeat of 0 means unregistered.
+    """
 
     def __init__(self, place: BoardPlace) -> None:
         self.place = place
@@ -55,11 +59,11 @@ class Board:
         watchers: Mapping[str, str] | None = None,
         frozen_timeout_s: float,
     ) -> Board:
-        """New memory; nobody has beaten.
+        """Create a table in new memory, without heartbeats.
 
         Args:
-            names: Of all processes.
-            watchers: Who beats for those that don't do it themselves.
+            names: Names of all processes.
+            watchers: Process that writes the heartbeats of each one that does not do so itself.
         """
         fd = os.memfd_create("afferent-beats", os.MFD_CLOEXEC)
         os.ftruncate(fd, _ROW.size * len(names) + _BEAT.size)
@@ -72,31 +76,37 @@ class Board:
         return cls(place)
 
     def beat(self, name: str) -> None:
-        """This process goes on, or one that it watches. From now on it has to beat, or to rest."""
+        """Write a heartbeat of this process, or of one that it watches.
+
+        From now on the process has to continue, or be unregistered by `rest`.
+        """
         self._write(name, time.monotonic_ns())
 
     def rest(self, *names: str) -> None:
-        """They don't run, or are only about to: nobody waits for their beats."""
+        """Unregister processes that have ended or not begun: no heartbeat is expected."""
         for name in names:
             self._write(name, 0)
             self.count_inside(name, 0)
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, int]:
-        """When each has beaten last, in ns of the monotonic clock; without those that rest."""
+        """Return the last heartbeats, in ns of the monotonic clock, of all registered processes."""
         beats = [beat for beat, _ in self._read_rows()]
         wanted = self._rows if names is None else names
         return {name: beats[self._rows[name]] for name in wanted if beats[self._rows[name]]}
 
     def silent(self) -> list[str]:
-        """Who should beat, and has not for `SILENT_S`: of whom a silent one watches, none."""
+        """Return registered processes without a heartbeat for `SILENT_S`.
+
+        Processes watched by a silent one are omitted.
+        """
         least_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
         silent = [name for name, beat in self.read().items() if beat < least_ns]
         return [name for name in silent if self.place.watchers.get(name) not in silent]
 
-    # The doors, by which requests come in
+    # Admission switch
 
     def close_doors(self, are_closed: bool) -> None:
-        """No process lets requests in until they are open again."""
+        """Switch admission off, or on again, for all processes."""
         os.pwrite(self.place.fd, _BEAT.pack(are_closed), self._doors_at)
 
     @property
@@ -104,13 +114,13 @@ class Board:
         return os.pread(self.place.fd, _BEAT.size, self._doors_at) != _BEAT.pack(False)
 
     def count_inside(self, name: str, num_inside: int) -> None:
-        """So many requests are inside that this process has let in."""
+        """Set the number of requests that this process has in flight."""
         at = _ROW.size * self._rows[name] + _BEAT.size
         os.pwrite(self.place.fd, _BEAT.pack(num_inside), at)
 
     @property
     def num_inside(self) -> int:
-        """Requests that any process is answering."""
+        """Requests in flight of all processes."""
         return sum(num_inside for _, num_inside in self._read_rows())
 
     def close(self) -> None:
@@ -129,10 +139,10 @@ class Board:
 
 
 class Watch:
-    """Who has been silent for too long, as their parent sees it; pure.
+    """Detection of processes that are silent too long, for their parent. Pure.
 
-    Silence counts only while the watcher itself looks in time: after a pause of the whole machine,
-    or while all is late, nobody is to blame.
+    Silence counts only while the parent itself polls in time: after a pause of the whole machine,
+    or while everything is late, no process is blamed.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -141,7 +151,7 @@ class Watch:
         self._heard: dict[str, tuple[int, float]] = {}
 
     def look(self, beats: Mapping[str, int], *, now_s: float) -> None:
-        """Take note of the beats as they are now; who is not among them is not waited for."""
+        """Record the current heartbeats; a process that is missing is not expected."""
         if self._looked_s:
             self._awake_s += min(now_s - self._looked_s, _MOST_BETWEEN_LOOKS_S)
         self._looked_s = now_s
@@ -153,6 +163,6 @@ class Watch:
 
     @property
     def overdue(self) -> list[str]:
-        """Who is to be replaced."""
+        """Processes that have to be replaced."""
         least_s = self._awake_s - self._timeout_s
         return [name for name, (_, heard_s) in self._heard.items() if heard_s <= least_s]

@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, with the process and the request that it belongs to."""
+"""Structured logs: one line for each event, with its process and request."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ import msgspec
 log = logging.getLogger(__name__)
 
 PACKAGE = "afferent"
-"""The logger above all of ours."""
+"""Logger above all loggers of this package."""
 
 LogFormat = Literal["text", "json"]
 
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
-"""The request that the running task works for; `""` outside of requests."""
+"""Request of the running task; `""` outside of requests."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure(process: str, *, level: str, format: LogFormat) -> None:
-    """Send this process's logs to standard error.
+    """Send this process's logs to stderr.
 
-    With ``json`` every line there is an object: what libraries print and uncaught exceptions, too.
+    With ``json`` every line is an object, including the output of libraries and uncaught
+    exceptions.
     """
     stderr = sys.stderr.inner if isinstance(sys.stderr, JsonLines) else sys.stderr
     handler = logging.StreamHandler(stderr)
@@ -54,14 +55,14 @@ def json_line(process: str, level: str, event: str, **fields: object) -> str:
 
 
 def forward(lines: Iterable[str], *, process: str) -> None:
-    """Print another program's output, which is not ours to shape, as events of ``process``."""
+    """Print another program's output as events of ``process``."""
     out = JsonLines(sys.stderr.inner if isinstance(sys.stderr, JsonLines) else sys.stderr, process)
     for line in lines:
         out.write(line)
 
 
 class JsonLines(io.TextIOBase):
-    """Standard error where all lines are JSON: any other line becomes an event.
+    """Stderr with only JSON lines: any other line becomes an event.
 
     Attributes:
         inner: The stream that it writes to.
@@ -111,7 +112,7 @@ def _log_uncaught(
 
 
 class _LastResort(logging.StreamHandler[TextIO]):
-    """Python's own prints the bare text; this one prints the level and the logger, too."""
+    """Handler like Python's last resort, which also prints the level and the logger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ class _LastResort(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers and logging.getLogger(PACKAGE).handlers == [self]:
-            self.stream = sys.stderr  # as it is now, like Python's own
+            self.stream = sys.stderr  # the current stderr, like Python's own handler
             super().emit(record)
 
 
@@ -129,11 +130,11 @@ _last_resort = _LastResort()
 
 def show_unconfigured() -> None:
     """Show warnings with level and logger in a program that has not configured `logging`."""
-    logging.getLogger(PACKAGE).addHandler(_last_resort)  # once, however often it is called
+    logging.getLogger(PACKAGE).addHandler(_last_resort)  # added once, even if called again
 
 
 class Seldom:
-    """Warnings that others can cause as often as they like: each is logged once a while."""
+    """Rate-limited logger, for warnings that clients can cause at will."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Seldom:
         self._said: dict[str, tuple[float, int]] = {}
 
     def warning(self, message: str, **fields: object) -> None:
-        """Log it, with how many like it were left out since the last; or leave it out."""
+        """Log a message with the number of omitted ones like it, or omit it."""
         now_s = self._clock()
         next_s, num_left_out = self._said.get(message, (now_s, 0))
         if now_s < next_s:
@@ -159,7 +160,7 @@ class Seldom:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as ``extra``, and the request's id."""
+    """Return the caller's ``extra`` fields, and the request's id."""
     fields = {k: v for k, v in vars(record).items() if k not in _STANDARD}
     if "request_id" not in fields and (current := request_id.get()):
         fields["request_id"] = current

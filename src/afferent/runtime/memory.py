@@ -1,4 +1,4 @@
-"""How much memory there is. Past it, the kernel does not refuse: it kills."""
+"""Memory limits. Beyond them, the kernel does not refuse memory: it kills."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""The limit, and what is used of it: of version 2, and of version 1."""
+"""Files of the limit and its use: of version 2, and of version 1."""
 
 
 def limit_nbytes() -> int:
-    """The least of the machine's memory and the limits of this process and its cgroups."""
+    """Return the least of the machine's memory and the limits of this process and its cgroups."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if soft != resource.RLIM_INFINITY:
@@ -27,7 +27,7 @@ def limit_nbytes() -> int:
 
 
 def available_nbytes() -> int:
-    """What of it is not in use: of the machine's memory, and of what these cgroups may have."""
+    """Return the unused memory of the machine and within the limits of these cgroups."""
     match = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     available = [limit_nbytes()]
     if match is not None:
@@ -40,7 +40,7 @@ def available_nbytes() -> int:
 
 
 def _cgroup_limits() -> Iterator[tuple[int, Path]]:
-    """Each limit, and the file that says what is used of it."""
+    """Yield each limit, and the file with its current use."""
     for folder in cgroup.folders("memory"):
         for limit_file, used_file in _CGROUP_FILES:
             limit = cgroup.read_number(folder / limit_file)
@@ -49,7 +49,7 @@ def _cgroup_limits() -> Iterator[tuple[int, Path]]:
 
 
 def _cached_nbytes(statistics: Path) -> int:
-    """What a cgroup uses for cached files, which the kernel gives up when memory is short."""
+    """Return a cgroup's memory for cached files, which the kernel frees under pressure."""
     try:
         figures = dict(line.split() for line in statistics.read_text().splitlines())
     except (OSError, ValueError):

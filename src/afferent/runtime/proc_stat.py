@@ -1,4 +1,4 @@
-"""What the kernel says of a process, of which it need not know."""
+"""Status of any process, from the kernel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _STOPPED = (b"T", b"t")  # by a signal; by a debugger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcStat:
-    """``cpu_ticks`` is the processor time that it has used, and ``start_ticks`` when it started
-    after the machine did, in clock ticks.
+    """Kernel status of a process, with times in clock ticks.
+
+    ``cpu_ticks`` is its processor time, ``start_ticks`` its start relative to the machine's.
     """
 
     is_stopped: bool
@@ -22,12 +23,12 @@ class ProcStat:
 
     @classmethod
     def read(cls, pid: int) -> Self | None:
-        """``None`` if there is no such process."""
+        """Return the status; ``None`` if there is no such process."""
         try:
             text = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
             return None
-        # The name, in brackets, may hold anything; what follows it is numbers.
+        # The name, in brackets, may contain anything; numbers follow it.
         fields = text.rpartition(b")")[2].split()
         return cls(
             is_stopped=fields[0] in _STOPPED,

@@ -1,8 +1,8 @@
-"""Starting processes: fresh interpreters, inherited descriptors, settings as msgpack.
+"""Start of processes: fresh interpreters, inherited descriptors, settings as msgpack.
 
-A child is started as ``python -m MODULE FD``, where ``FD`` holds a `Launch`. It dies with its
-parent (PDEATHSIG), leaves Ctrl-C to its parent, reports on a pipe when it is ready, and beats
-(`afferent.runtime.heartbeat`) from then on.
+A child is started as ``python -m MODULE FD``, where ``FD`` contains a `Launch`. It dies with its
+parent (PDEATHSIG), leaves Ctrl-C to its parent, and reports on a pipe when it is ready. From then
+on it writes heartbeats (`afferent.runtime.heartbeat`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 
 LOST_PARTNERS = os.EX_TEMPFAIL
-"""The exit status of a child that ends because those it works with are gone; it is not at fault."""
+"""Exit status of a child that ends because its partner processes are gone; it is not at fault."""
 
 REFUSED = os.EX_CONFIG
-"""The exit status of a child that can't do what it was told, as it has reported; nor could the next
-one.
-"""
+"""Exit status of a child that has reported that it can't do its task; a restart would not help."""
 
 Settings = TypeVar("Settings", bound=Struct)
 
 
 class Launch(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every child is told; ``settings`` is for its own module."""
+    """Launch record of every child; ``settings`` is for its own module."""
 
     name: str
     parent_pid: int
@@ -55,11 +53,11 @@ class Launch(Struct, kw_only=True, forbid_unknown_fields=True):
     log_format: logs.LogFormat
     settings: msgspec.Raw
     board: BoardPlace | None = None
-    """``None``: nobody watches it."""
+    """``None``: no process watches it."""
 
 
 class Status(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A child's report on its status pipe: what it does, and whether it can be used."""
+    """Report of a child on its status pipe: its activity, and whether it is ready."""
 
     ready: bool
     text: str
@@ -67,7 +65,7 @@ class Status(Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Child:
-    """A running child; ``status`` yields `Status` lines until the child is gone."""
+    """Running child; ``status_fd`` yields `Status` lines until the child is gone."""
 
     name: str
     popen: subprocess.Popen[bytes]
@@ -81,7 +79,7 @@ class Child:
         os.close(self.status_fd)
 
     def discard(self) -> None:
-        """End it at once; nothing of it is left."""
+        """Kill it, and release all its resources."""
         self.popen.kill()
         self.popen.wait()
         self.close()
@@ -106,10 +104,11 @@ def spawn(
     """Start ``python -m module`` with ``fds`` open under the same numbers.
 
     Args:
-        board: Where it beats under its ``name``, and whoever it watches; without it, nobody does.
+        board: Heartbeat table for ``name`` and the processes that it watches; ``None``: not
+            watched.
 
     Raises:
-        OSError: There are no descriptors, or no memory, for it; none is left open.
+        OSError: Descriptors or memory are insufficient; none is left open.
     """
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         status_read, status_write = os.pipe()
@@ -134,7 +133,7 @@ def spawn(
             pass_fds=(launch_fd, status_write, *watched, *fds),
             env={**_inherited(), **(env or {})},
             stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C reaches the supervisor alone, which then stops in order
+            process_group=0,  # Ctrl-C reaches only the supervisor, which then stops in order
         )
         os.set_blocking(status_read, False)
         ours.pop_all()
@@ -142,18 +141,18 @@ def spawn(
 
 
 def _inherited() -> dict[str, str]:
-    """The environment without our settings, which come with the launch to those who need them.
+    """Return the environment without our settings, which children get in their launch record.
 
-    A key of the API is not for a process that decodes what clients send.
+    API keys must not reach a process that decodes media of clients.
     """
     return {name: value for name, value in os.environ.items() if not name.startswith("AFFERENT_")}
 
 
 class ChildProcess:
-    """A child's own side: its settings, its reports to the supervisor, and its signs of life.
+    """Child's own side: its settings, its reports to the supervisor, and its heartbeats.
 
     Attributes:
-        board: Where all processes of the server beat; ``None`` where nobody watches.
+        board: Heartbeat table of the server; ``None`` if no process watches.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -164,11 +163,10 @@ class ChildProcess:
 
     @classmethod
     def start(cls) -> Self:
-        """Read the launch record named by ``sys.argv[1]`` and join the parent's fate.
+        """Read the launch record named by ``sys.argv[1]``, and tie this process to its parent.
 
-        No garbage is collected from now until the child reports that it is ready: most of what is
-        made meanwhile stays, and to look through it again and again is a fifth of an engine
-        worker's start.
+        The garbage collector is off until the child reports that it is ready: most objects of a
+        start stay, and repeated collections are a fifth of an engine worker's start.
         """
         gc.disable()
         fd = int(sys.argv[1])
@@ -187,10 +185,11 @@ class ChildProcess:
         return msgspec.msgpack.decode(self._settings, type=cls)
 
     def report(self, text: str, *, ready: bool = False) -> None:
-        """Tell the supervisor what is going on; it shows it to the operator.
+        """Report the activity to the supervisor, which shows it to the operator.
 
         Args:
-            ready: The child can be used. What there is by now is never looked through for garbage.
+            ready: The child is ready. The garbage collector ignores all current objects from now
+                on.
         """
         if ready:
             gc.freeze()
@@ -199,31 +198,33 @@ class ChildProcess:
         os.write(self._status_fd, msgspec.json.encode(status) + b"\n")
 
     def refuse(self, why: str) -> NoReturn:
-        """End, and have the operator read ``why``: another start would not help."""
+        """Report ``why`` and end: a restart would not help."""
         self.report(why)
         raise SystemExit(REFUSED)
 
     def beat(self, name: str = "") -> None:
-        """Show that this process goes on. Who has once done so must go on doing it, once a
-        second: who is silent for ``--frozen-timeout-s`` is killed, and started again.
+        """Write a heartbeat of this process.
+
+        After the first one, it has to continue once a second: a process that is silent for
+        ``--frozen-timeout-s`` is killed and restarted.
 
         Args:
-            name: Of one that this process watches, instead of its own.
+            name: Name of a watched process, instead of its own.
         """
         if self.board is not None:
             self.board.beat(name or self.name)
 
     async def keep_beating(self) -> None:
-        """Beat from the event loop until cancelled: a loop that does not turn is silent."""
+        """Write heartbeats from the event loop until cancelled: a blocked loop is silent."""
         while self.board is not None:
             self.beat()
             await asyncio.sleep(PERIOD_S)
 
     def beat_in_thread(self) -> None:
-        """Beat for the rest of this process's life, however long its main thread computes.
+        """Write heartbeats from a thread until the process ends, even while its main thread works.
 
-        For who rightly works for longer than the silence that is allowed, within a time that is
-        limited elsewhere. A process that was stopped is silent all the same: its threads are, too.
+        For work that may exceed the liveness timeout, with a limit of its own elsewhere. A stopped
+        process is still silent, because its threads stop too.
         """
 
         def beat() -> None:
@@ -238,7 +239,7 @@ class ChildProcess:
 def _log_shortage(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Say in a line that the system has no more to give; the traceback shows no fault then."""
+    """Log a shortage of the system in one line; its traceback shows no defect."""
     if why := shortage.explain(error):
         log.error("%s", why)
     else:
@@ -248,7 +249,7 @@ def _log_shortage(
 async def run_until_terminated(
     serving: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]
 ) -> None:
-    """Run all of them until SIGTERM, or until ``serving`` fails."""
+    """Run all coroutines until SIGTERM, or until ``serving`` fails."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in (serving, *background)]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tasks[0].cancel)
     try:
@@ -265,5 +266,5 @@ def die_with_parent(parent_pid: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise ConfigError("the kernel refused PR_SET_PDEATHSIG")
-    if os.getppid() != parent_pid:  # it died before the request was in force
+    if os.getppid() != parent_pid:  # the parent died before prctl took effect
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Messages for what the system refuses: descriptors, processes, memory, the size of a file."""
+"""Messages for refusals of the system: descriptors, processes, memory, the size of a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from afferent.types import MiB
 
 LEAST_FILES = 256
 _BASE_TASKS, _WORKER_TASKS, _FRONTEND_TASKS = 32, 2, 12
-"""Processes and threads that a server starts: 23 where nothing goes on, and others under load."""
+"""Processes and threads of a server: 23 when idle, and others under load."""
 
 _MORE_FILES = "raise it: ulimit -n 16384, of a unit LimitNOFILE=, of a container --ulimit nofile="
 _MORE_TASKS = "raise it: ulimit -u, of a unit TasksMax=, of a container --pids-limit"
@@ -19,7 +19,7 @@ _MORE_MEMORY = "there is no memory left; end other programs, or raise the contai
 
 
 def explain(error: BaseException) -> str:
-    """What is missing, and how to get more of it; empty if the error has another reason."""
+    """Return the shortage and its fix; empty if the error has another reason."""
     if isinstance(error, MemoryError):
         return _MORE_MEMORY
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
@@ -59,10 +59,10 @@ def check_files() -> None:
 
 
 def check_tasks(*, num_workers: int, num_frontends: int) -> None:
-    """Refuse a control group in which not all processes and threads of a server can run.
+    """Refuse a control group that is too small for all processes and threads of a server.
 
     Raises:
-        ConfigError: It has room for fewer.
+        ConfigError: It allows fewer.
     """
     needed = _BASE_TASKS + num_workers * _WORKER_TASKS + num_frontends * _FRONTEND_TASKS
     for folder in cgroup.folders("pids"):
@@ -77,7 +77,7 @@ def check_tasks(*, num_workers: int, num_frontends: int) -> None:
 
 
 def check_file_size(nbytes: int) -> None:
-    """Refuse an arena that the limit on files does not allow: it is one, in memory.
+    """Refuse an arena above the limit on files: it is one, in memory.
 
     Raises:
         ConfigError: It is too large.

@@ -1,9 +1,8 @@
-"""Where a process's sockets are: in a folder that nobody but its user may enter.
+"""Paths of sockets: in a folder that only its user may enter.
 
-Another user can't connect there, nor fill what waits to be accepted; and a path, unlike an abstract
-name, is the same in every network namespace. The folder goes with the process that made it. What
-one that was killed has left is removed by the next that makes one: as long as its process lives, a
-folder is locked.
+Another user can't connect there, nor fill the backlog. A path, unlike an abstract name, is the same
+in every network namespace. The folder is removed with the process that created it. A process locks
+its folder while it lives, so that a later process can remove the folders of killed ones.
 """
 
 from __future__ import annotations
@@ -23,28 +22,30 @@ from typing import Final
 from afferent.errors import ConfigError
 
 MAX_PATH_NBYTES: Final = 107
-"""What the kernel has room for."""
+"""Limit of the kernel."""
 _PREFIX = "afferent-sockets-"
 _MAX_PARENT_NBYTES = MAX_PATH_NBYTES - len(f"/{_PREFIX}xxxxxxxx/preprocess-xxxxxxxx.sock")
 _ADDRESS = re.compile(rf".*/{_PREFIX}[^/]+/(\w+)-([0-9a-f]{{8}})\.sock")
 
 
 def new_address(name: str) -> str:
-    """A path in this process's own folder: ``/run/user/1000/afferent-.../store-3f....sock``, say.
+    """Return a new path in this process's own folder.
+
+    For example ``/run/user/1000/afferent-.../store-3f....sock``.
 
     Raises:
-        ConfigError: It would be too long, or the folder can't be made.
+        ConfigError: It would be too long, or the folder can't be created.
     """
     return address_in(_own.folder(), name)
 
 
 def own_folder() -> Path:
-    """Where `new_address` is; others of this process's server may have theirs there, too."""
+    """Return the folder of `new_address`; other processes of the server may use it, too."""
     return _own.folder()
 
 
 def address_in(folder: Path, name: str) -> str:
-    """A new path in the folder of another process.
+    """Return a new path in the folder of another process.
 
     Raises:
         ConfigError: It would be too long.
@@ -55,14 +56,15 @@ def address_in(folder: Path, name: str) -> str:
 
 
 def addresses_in(folder: Path, name: str) -> list[str]:
-    """All that have been made there for this name; who made one may have been killed."""
+    """Return all addresses of this name in a folder; their processes may be dead."""
     return sorted(str(path) for path in folder.glob(f"{name}-*.sock"))
 
 
 def check_length(path: str) -> None:
-    """
+    """Check that a path is short enough for a socket.
+
     Raises:
-        ConfigError: No socket can be there.
+        ConfigError: It is too long.
     """
     nbytes = len(os.fsencode(path))
     if nbytes > MAX_PATH_NBYTES:
@@ -73,24 +75,23 @@ def check_length(path: str) -> None:
 
 
 def digits_of(address: str, name: str) -> str | None:
-    """What tells an address that `new_address` has made for this name from others; ``None`` if it
-    has not made it.
-    """
+    """Return the random digits of an address by `new_address` for this name; else ``None``."""
     match = _ADDRESS.fullmatch(address)
     return match[2] if match is not None and match[1] == name else None
 
 
 class SocketFolder:
-    """A folder of mode 0700, locked for as long as its process lives."""
+    """Folder of mode 0700, locked while its process lives."""
 
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path, self._lock_fd = path, lock_fd
 
     @classmethod
     def create(cls, parent: Path) -> SocketFolder:
-        """
+        """Create a folder, and lock it.
+
         Raises:
-            ConfigError: Nobody may write there.
+            ConfigError: The parent is not writable.
         """
         while True:
             try:
@@ -98,11 +99,11 @@ class SocketFolder:
             except OSError as error:
                 raise ConfigError(f"no folder can be made in {parent}: {error.strerror}") from error
             lock_fd = _lock(path)
-            if lock_fd is not None:  # else somebody has just taken it for one that was left
+            if lock_fd is not None:  # else another process has just taken it for an abandoned one
                 return cls(path, lock_fd)
 
     def remove(self) -> None:
-        """With all that is in it."""
+        """Remove the folder with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock_fd)
 
@@ -115,21 +116,21 @@ def remove_left(parent: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that keeps the folder; ``None`` if it is another's, or gone."""
+    """Lock a folder; return the descriptor, ``None`` if it is locked by another process or gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.exists():  # who had the lock before may have removed it
+        if path.exists():  # its previous owner may have removed it
             return fd
     os.close(fd)
     return None
 
 
 def _is_private(path: Path) -> bool:
-    """Whether it is a folder of ours, and of nobody else."""
+    """Return whether it is a folder of this user, closed to all others."""
     try:
         found = path.lstat()
     except OSError:
@@ -139,8 +140,10 @@ def _is_private(path: Path) -> bool:
 
 
 def _parent() -> Path:
-    """The user's own folder for such things, if there is one; else one for what is temporary. Of
-    these the first whose path leaves room for ours: those that batch systems give are often long.
+    """Return the parent of our folders: XDG_RUNTIME_DIR, the temporary folder, or /tmp.
+
+    The first that is writable and whose path is short enough is used: those of batch systems are
+    often too long.
     """
     given, temporary = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere"), tempfile.gettempdir()
     is_ours = _is_private(given) and os.access(given, os.W_OK)
@@ -150,7 +153,7 @@ def _parent() -> Path:
 
 
 class _Own:
-    """The folder of this process, made when it is first asked for. A forked child gets another."""
+    """Folder of this process, created on first use. A forked child gets another."""
 
     def __init__(self) -> None:
         self._made: tuple[int, SocketFolder] | None = None

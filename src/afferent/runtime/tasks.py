@@ -1,4 +1,4 @@
-"""Work that an event loop waits for to its end: several tasks, or a thread."""
+"""Waiting for several tasks, or for a thread, in an event loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-    """What ``work`` returns, done by a thread. Of a call that is cancelled, the thread is over too:
-    what it writes into may be somebody else's after that.
+    """Run ``work`` in a thread, and return its result.
+
+    A cancelled call still waits for the thread: the memory that it writes into may be reused after
+    that.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
@@ -25,13 +27,14 @@ async def in_thread(work: Callable[P, Result], *args: P.args, **kwargs: P.kwargs
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # nobody asks for it any more
+            running.exception()  # marks the exception as retrieved
         raise
 
 
 async def open_in_thread(open_: Callable[[], Result], close: Callable[[Result], object]) -> Result:
-    """What ``open_`` returns, done by a thread; closed where its caller was cancelled meanwhile,
-    which does not wait for the thread.
+    """Run ``open_`` in a thread, and return its result.
+
+    A cancelled call does not wait for the thread; its result is closed.
     """
     opened: list[Result] = []
     is_left = False
@@ -42,7 +45,7 @@ async def open_in_thread(open_: Callable[[], Result], close: Callable[[Result], 
             close_it()
 
     def close_it() -> None:
-        with suppress(IndexError):  # the other side has seen to it
+        with suppress(IndexError):  # the other side has closed it
             close(opened.pop())
 
     try:
@@ -55,7 +58,7 @@ async def open_in_thread(open_: Callable[[], Result], close: Callable[[Result], 
 
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order; the first failure cancels the others and is raised by itself."""
+    """Return the results in order; the first failure cancels the others and is raised itself."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

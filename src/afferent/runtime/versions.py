@@ -8,8 +8,8 @@ import msgspec
 def version_behind(frame: bytes, *leading: str) -> int | None:
     """Return the version in a peer's first message, which this process may not understand.
 
-    A message that carries a version is an array in every version: ``leading``, then the number.
-    `None` stands for a message without one.
+    A message with a version is an array in every version: ``leading``, then the number. Return
+    `None` for a message without one.
     """
     try:
         message = msgspec.msgpack.decode(frame)
@@ -22,7 +22,7 @@ def version_behind(frame: bytes, *leading: str) -> int | None:
 
 
 def mismatch(*, us: str, ours: int, them: str, theirs: int | None) -> str:
-    """Return the message for two processes that speak different versions, with the next step."""
+    """Return the message for two processes with different versions, with the next step."""
     if theirs is None:
         step = "run both with the same version of Afferent, and restart them"
     else:

@@ -1,8 +1,8 @@
 """Messages between processes: msgpack in length-prefixed frames over unix sockets.
 
-Sockets have paths that nobody else may reach (`afferent.runtime.sockets`), and whoever accepts a
-connection checks that the peer runs under its own uid. A frame is a little-endian ``u32`` length
-and that many bytes; a length over the limit ends the connection before a byte of the body is read.
+Only this user can reach the paths of the sockets (`afferent.runtime.sockets`), and the accepting
+process checks that the peer runs under its own uid. A frame is a little-endian ``u32`` length and
+that many bytes. A length over the limit ends the connection before a byte of the body is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_FRAME_NBYTES = 4 << 20
 _MAX_UNSENT_NBYTES = 32 << 20
 _MAX_WHAT = 200
-# From 128 KiB on, memory for what may come is mapped anew for every message.
+# From 128 KiB on, the receive buffer would be mapped anew for every message.
 _RECEIVE_NBYTES = 1 << 16
 _LOOK_S = 100e-6
 _BACKLOG = 1024
@@ -47,10 +47,10 @@ class Peer:
 
 
 def listen(path: str) -> socket.socket:
-    """At a path, which only this user may connect to.
+    """Listen at a path that only this user may connect to.
 
     Raises:
-        ConfigError: Somebody listens there, or nobody can.
+        ConfigError: Another process listens there, or the path can't be used.
     """
     check_length(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -64,10 +64,10 @@ def listen(path: str) -> socket.socket:
 
 
 def _bind(sock: socket.socket, path: Path) -> None:
-    """What a process that has ended left there is in the way of nobody."""
+    """Bind a path; replace a socket that an ended process has left."""
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-            other.setblocking(False)  # one whose backlog is full is there, too
+            other.setblocking(False)  # a listener with a full backlog counts, too
             if other.connect_ex(str(path)) != errno.ECONNREFUSED:
                 raise OSError(errno.EADDRINUSE, "somebody listens there")
         path.unlink()
@@ -79,10 +79,10 @@ def _bind(sock: socket.socket, path: Path) -> None:
 
 
 def connect(path: str, *, timeout_s: float) -> socket.socket:
-    """A blocking connection to a `listen`-ing process of our own uid.
+    """Return a blocking connection to a `listen`-ing process of our own uid.
 
     Raises:
-        ConnectionClosed: Nobody listens there, or those who came before us leave no room.
+        ConnectionClosed: No process listens there, or its backlog stays full.
     """
     deadline = time.monotonic() + timeout_s
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -92,7 +92,7 @@ def connect(path: str, *, timeout_s: float) -> socket.socket:
             try:
                 sock.connect(path)
                 break
-            except BlockingIOError:  # so many wait to be accepted that there is no room for us
+            except BlockingIOError:  # the backlog is full
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_CONNECT_AGAIN_S)
@@ -104,11 +104,11 @@ def connect(path: str, *, timeout_s: float) -> socket.socket:
 
 
 def check_peer(sock: socket.socket) -> Peer:
-    """Who is on the other side.
+    """Return the process on the other side.
 
     Raises:
-        ConnectionClosed: It runs under another uid, or where its death could not be seen; the
-            socket is closed.
+        ConnectionClosed: It runs under another uid, or in another pid namespace, where its death
+            would not be visible; the socket is closed.
     """
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
@@ -119,13 +119,13 @@ def check_peer(sock: socket.socket) -> Peer:
 
 
 async def accept_peers(listener: socket.socket) -> AsyncIterator[tuple[socket.socket, Peer]]:
-    """Who connects, one after another, until cancelled; strangers are refused."""
+    """Yield connecting peers until cancelled; processes of other users are refused."""
     listener.setblocking(False)
     loop, seldom = asyncio.get_running_loop(), Seldom(log)
     while True:
         try:
             sock, _ = await loop.sock_accept(listener)
-        except OSError as error:  # too many descriptors, most likely: those who are here stay
+        except OSError as error:  # too many descriptors, most likely: existing connections stay
             seldom.warning("a connection can't be accepted", reason=error.strerror)
             await asyncio.sleep(_ACCEPT_AGAIN_S)
             continue
@@ -138,7 +138,7 @@ async def accept_peers(listener: socket.socket) -> AsyncIterator[tuple[socket.so
 
 
 def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:
-    """A descriptor that becomes readable when the process that connected has died."""
+    """Return a descriptor that becomes readable when the peer process has died."""
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
@@ -146,11 +146,11 @@ def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:
 
 
 async def receive_frame(sock: socket.socket) -> bytes:
-    """The one short message with which a stranger begins; nothing may follow it yet.
+    """Return the single short message with which a peer begins; nothing may follow it yet.
 
     Raises:
-        ConnectionClosed: It has left.
-        FormatError: It said something else.
+        ConnectionClosed: The peer has left.
+        FormatError: It sent something else.
     """
     sock.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -167,7 +167,7 @@ async def receive_frame(sock: socket.socket) -> bytes:
 
 
 def pack_frame(payload: bytes) -> bytes:
-    """A frame; what the other side would refuse is refused here.
+    """Return a frame; a payload over the receiver's limit is refused here.
 
     Raises:
         FormatError: The message is longer than a frame may be.
@@ -178,17 +178,17 @@ def pack_frame(payload: bytes) -> bytes:
 
 
 class FrameCutter:
-    """Cuts a stream of bytes into frames; pure."""
+    """Parser that cuts a stream of bytes into frames. Pure."""
 
     def __init__(self, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
         self._max_nbytes = max_nbytes
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that ``data`` completes; to be read to the end.
+        """Yield the frames that ``data`` completes; the iterator must be exhausted.
 
         Raises:
-            FormatError: A frame is longer than the limit; the stream can't be used any more.
+            FormatError: A frame is longer than the limit; the stream is unusable afterwards.
         """
         pending = self._pending
         pending += data
@@ -205,12 +205,12 @@ class FrameCutter:
 
 
 class SyncChannel:
-    """Frames over a blocking socket; every call has a deadline. Not for use by several threads."""
+    """Frames over a blocking socket; every call has a deadline. For one thread only."""
 
     def __init__(self, sock: socket.socket, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
         self.sock = sock
         self.is_torn = False
-        """Whether a frame was sent in part: nothing that follows would be understood."""
+        """Whether a frame was sent in part: the peer could not parse what follows."""
         self._cutter = FrameCutter(max_nbytes=max_nbytes)
         self._ready: list[bytes] = []
         self._num_misses = self._num_blind = 0
@@ -227,10 +227,10 @@ class SyncChannel:
             raise ConnectionClosed("the connection is gone") from error
 
     def receive(self, *, timeout_s: float | None, soon: bool = False) -> bytes:
-        """The next frame; ``None`` waits for ever.
+        """Return the next frame; a timeout of ``None`` waits forever.
 
         Args:
-            soon: It is on its way, so that looking for it takes less time than being woken up.
+            soon: An answer is expected at once, so that polling is faster than being woken up.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ready:
@@ -256,7 +256,7 @@ class SyncChannel:
             self.sock.settimeout(timeout_s)
 
     def _look(self) -> bytes | None:
-        """What arrives within a moment; not tried for a while where it did not help lately."""
+        """Poll for data for `_LOOK_S`; after failures, skip the poll for some calls."""
         if self._num_blind:
             self._num_blind -= 1
             return None
@@ -267,7 +267,7 @@ class SyncChannel:
                 data = self.sock.recv(_RECEIVE_NBYTES)
                 self._num_misses = 0
                 return data
-        # Others need the processor more, perhaps the one who is to answer.
+        # Other processes need the processor more, perhaps the answering one.
         self._num_misses = min(self._num_misses + 1, _MAX_MISSES)
         self._num_blind = 1 << self._num_misses
         return None
@@ -279,8 +279,8 @@ class SyncChannel:
 class AsyncChannel(asyncio.Protocol):
     """Frames over an asyncio transport.
 
-    ``on_frame`` is called for each frame, ``on_close`` once when the connection ends. An exception
-    of `FormatError` in ``on_frame`` ends the connection: the peer does not speak our protocol.
+    ``on_frame`` is called for each frame, ``on_close`` once when the connection ends. A
+    `FormatError` raised by ``on_frame`` ends the connection: the peer does not speak our protocol.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class AsyncChannel(asyncio.Protocol):
             for frame in self._cutter.feed(data):
                 self._on_frame(frame)
         except FormatError as error:
-            # Of what it said, a place and a type: no bytes, and a word at most.
+            # Log only the position and type in the message: no bytes, and at most one word.
             what = f": {error.__cause__}"[:_MAX_WHAT] if error.__cause__ else ""
             log.warning("a connection broke the protocol", extra={"reason": error.message + what})
             self.abort()
@@ -324,12 +324,13 @@ class AsyncChannel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, payload: bytes) -> None:
-        """Queue a frame; as `send_packed`."""
+        """Queue a frame; see `send_packed`."""
         self.send_packed(pack_frame(payload))
 
     def send_packed(self, frames: bytes) -> None:
-        """Queue frames that have been packed, in one write; a peer that does not read is cut off
-        before it costs much memory.
+        """Queue packed frames in one write.
+
+        A peer that does not read is disconnected before it costs much memory.
 
         Raises:
             ConnectionClosed: The connection has ended.
@@ -341,7 +342,7 @@ class AsyncChannel(asyncio.Protocol):
             self._transport.abort()
 
     async def close(self) -> None:
-        """End the connection after what has been queued; returns when it has ended."""
+        """End the connection after all queued data; return when it has ended."""
         if self._transport is not None:
             self._transport.close()
             await self._ended.wait()

@@ -1,7 +1,10 @@
-"""What runs next: pure logic, events in, actions out.
+"""Scheduling of steps. Pure logic: events in, actions out.
 
-For authors of engines: `Scheduler` decides a step, `WindowIndex` says which items a window of
-positions touches, `EncoderCache` which embeddings the workers hold. Each can be used alone.
+For authors of engines. Each class can be used alone:
+
+- `Scheduler` decides a step.
+- `WindowIndex` finds the items that a window of positions touches.
+- `EncoderCache` tracks the embeddings that the workers store.
 """
 
 from afferent.quota.shares import Share

@@ -1,4 +1,4 @@
-"""How a step's tokens and encoder rows are divided among prompts: by turns. Pure."""
+"""Token-budget allocation: divide a step's tokens and encoder rows fairly among prompts. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from afferent.schedule.sequence import Sequence
 
 @dataclass(slots=True)
 class Allotment:
-    """Tokens and rows that are reserved for sequences which the step has not visited yet."""
+    """Tokens and rows that are reserved for sequences which the step has not visited yet.
+
+    Invariants: ``num_tokens`` and ``num_rows`` are the sums of ``tokens`` and ``rows``.
+    """
 
     tokens: dict[str, int]
     rows: dict[str, int] = field(default_factory=dict)
@@ -40,17 +43,19 @@ def allot(
     may_begin: Callable[[Sequence, int], bool],
     encodable: Callable[[Sequence, int, int], tuple[int, int]],
 ) -> Allotment:
-    """Whose turn it is gets all that it can use, then the next one.
+    """Divide the budget of a step in fair order: the first sequence gets all that it can use.
 
-    Who could not use its turn in the last step, for want of memory, has none now: those who hold
-    the memory may need this one to be done with it.
+    A running sequence that could not use its tokens in the last step, for lack of memory, gets none
+    now: the sequences that use the memory may need these tokens to finish.
 
     Args:
-        num_tokens: The step's, for prompts.
-        num_prefills: How many sequences may compute a part of their prompts.
-        may_begin: Of the first who waits, and how many others begin in this step.
-        encodable: Of a sequence, tokens and rows that are reserved already: how many of these
-            tokens it can compute within the step's encoder rows, and how many rows they need.
+        num_tokens: The step's tokens for prompts.
+        num_prefills: Number of sequences that may compute a part of their prompts.
+        may_begin: Takes the first waiting sequence and the number of others that begin in this
+            step; returns whether it may begin.
+        encodable: Takes a sequence, a number of tokens and the rows reserved already; returns how
+            many of these tokens the sequence can compute within the step's encoder rows, and how
+            many rows they need.
     """
     line = sorted(
         (turns.rank(sequence.id), sequence.id)

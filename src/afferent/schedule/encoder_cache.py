@@ -1,8 +1,8 @@
-"""Which embeddings the workers hold, and for whom: plan, commit, release. Pure.
+"""Accounting of the embeddings that the workers store: plan, commit, release. Pure.
 
-A request holds one reference to a key for as long as it has *uses* of it: one for each occurrence
-of the item that was committed and not yet released. Entries without references stay cached until
-their room is wanted, and go in the order in which they were let go, oldest first.
+A request has one reference to a key while it has *uses* of it: one for each occurrence of the item
+that was committed and not yet released. Entries without references stay cached until their space is
+needed. They are evicted in the order of their last release, oldest first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOTHING: Mapping[bytes, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Room for one use of one item; good until the cache changes."""
+    """Space for one use of one item; valid until the cache changes."""
 
     request_id: str
     key: bytes
@@ -28,9 +28,9 @@ class Plan:
     needs_encode: bool
     """The workers don't have the embeddings yet."""
     takes_room: bool
-    """Less can be evicted afterwards than before: nobody holds the entry now."""
+    """The commit makes the entry unevictable: no request has a reference to it now."""
     victims: tuple[bytes, ...]
-    """What makes room, oldest first."""
+    """Entries to evict for this use, oldest first."""
     version: int
 
 
@@ -42,18 +42,23 @@ class _Entry:
 
 
 class EncoderCache:
-    """Capacity in rows and in bytes of embeddings; a use is `plan`, `commit`, later `release`.
+    """Encoder cache with a capacity in rows and in bytes; a use is `plan`, `commit`, `release`.
 
     Examples:
         >>> from afferent.schedule import EncoderCache
         >>> cache = EncoderCache(capacity_embeds=100, capacity_nbytes=1 << 20)
         >>> plan = cache.plan("request-1", b"cat", num_embeds=80, nbytes=80 * 1024)
-        >>> plan.needs_encode  # a question: nothing has changed yet
+        >>> plan.needs_encode  # a plan changes nothing
         True
         >>> cache.commit(plan)
         >>> cache.release("request-1", b"cat")  # it may be evicted from now on
         >>> cache.plan("request-2", b"dog", num_embeds=80, nbytes=80 * 1024).victims
         (b'cat',)
+
+    Invariants:
+        - An entry is evictable exactly if it has no owners.
+        - A request owns an entry exactly if it has uses of its key.
+        - Each change of entries or uses ends the validity of all plans.
     """
 
     def __init__(self, *, capacity_embeds: int, capacity_nbytes: int) -> None:
@@ -62,9 +67,9 @@ class EncoderCache:
         self._evictable_embeds = self._evictable_nbytes = 0
         self._entries: dict[bytes, _Entry] = {}
         self._evictable: OrderedDict[bytes, _Entry] = OrderedDict()
-        # Uses by request and key; a request without uses has no place here.
+        # Uses by request and key; a request without uses has no entry here.
         self._uses: dict[str, dict[bytes, int]] = {}
-        # Evicted since the last report: the workers still have these.
+        # Evicted since the last report: the workers still store these.
         self._unreported: dict[bytes, _Entry] = {}
         self._version = 0
 
@@ -89,16 +94,16 @@ class EncoderCache:
         return self.capacity_nbytes - self._free_nbytes
 
     def uses(self, request_id: str) -> Mapping[bytes, int]:
-        """What a request holds: uses by key. O(1), and a view: it follows later changes."""
+        """Return a request's uses by key. O(1), and a view: it follows later changes."""
         return self._uses.get(request_id, _NOTHING)
 
     def owners(self, key: bytes) -> frozenset[str]:
-        """The requests that hold an entry; none if it is not cached."""
+        """Return the requests that have a reference to an entry; none if it is not cached."""
         entry = self._entries.get(key)
         return frozenset(entry.owners) if entry is not None else frozenset()
 
     def check_fits(self, *, num_embeds: int, nbytes: int) -> None:
-        """Could this much ever be held?
+        """Check that an item of this size can fit at all.
 
         Raises:
             EncoderCacheFull: It exceeds the total capacity; the message names the limit.
@@ -114,13 +119,13 @@ class EncoderCache:
             )
 
     def plan(self, request_id: str, key: bytes, *, num_embeds: int, nbytes: int) -> Plan | None:
-        """Plan room for one use of an item; changes nothing.
+        """Plan space for one use of an item; changes nothing.
 
         Args:
-            request_id: Who will hold it.
+            request_id: The request that will own the use.
             key: Same key, same embeddings.
             num_embeds: Rows of the ``(num_embeds, hidden)`` output.
-            nbytes: Bytes of the output. Of a cached item, both are known already.
+            nbytes: Bytes of the output. For a cached item, the cached sizes are used.
 
         Returns:
             A plan that names its victims, oldest first, or ``None`` while references block it.
@@ -146,7 +151,7 @@ class EncoderCache:
     # Changes
 
     def commit(self, plan: Plan) -> None:
-        """Do what the plan says. What it evicts is told by the next `report_evicted`.
+        """Apply a plan. The next `report_evicted` reports the keys that it evicts.
 
         Raises:
             InternalError: The cache has changed since `plan`.
@@ -158,7 +163,7 @@ class EncoderCache:
             self._unreported[victim] = self._remove(victim)
         entry = self._entries.get(plan.key)
         if entry is None:
-            # Evicted and wanted again before the workers heard of it: they keep it.
+            # Evicted and requested again before the report to the workers: they still store it.
             self._unreported.pop(plan.key, None)
             entry = self._entries[plan.key] = _Entry(plan.num_embeds, plan.nbytes)
             self._free_embeds -= entry.num_embeds
@@ -170,9 +175,9 @@ class EncoderCache:
         uses[plan.key] = uses.get(plan.key, 0) + 1
 
     def release(self, request_id: str, key: bytes) -> None:
-        """One use of a request is over, with its last one the reference; unknown ones are ignored.
+        """Release one use of a request; the last one drops its reference.
 
-        Unknown are uses that `release_all` or `discard` took away earlier.
+        Unknown uses are ignored: `release_all` or `discard` removed them earlier.
         """
         uses = self._uses.get(request_id)
         if uses is None or key not in uses:
@@ -186,9 +191,9 @@ class EncoderCache:
             del self._uses[request_id]
 
     def release_all(self, request_id: str) -> None:
-        """A request has ended, or begins again: none of its references is left.
+        """Release all references of a request that has ended or begins again.
 
-        O(what it holds now), not what it ever held.
+        O(its current references), not O(all that it ever had).
         """
         uses = self._uses.pop(request_id, None)
         if uses is None:
@@ -198,10 +203,11 @@ class EncoderCache:
             self._let_go(request_id, key)
 
     def discard(self, key: bytes) -> frozenset[str]:
-        """The workers could not make this entry: forget it, whoever holds it.
+        """Remove an entry that the workers could not produce, even if requests refer to it.
 
         Returns:
-            Who held it. It is not reported as evicted: there is nothing to evict.
+            The requests that had a reference. The key is not reported as evicted: the workers have
+                nothing to evict.
         """
         self._unreported.pop(key, None)
         if key not in self._entries:
@@ -216,10 +222,10 @@ class EncoderCache:
         return owners
 
     def report_evicted(self) -> list[bytes]:
-        """What the workers have to forget: each eviction once."""
+        """Return the keys that the workers have to drop: each eviction once."""
         evicted = list(self._unreported)
         if evicted:
-            self._version += 1  # plans made before took these for still being with the workers
+            self._version += 1  # earlier plans assume that the workers store these
             self._unreported.clear()
         return evicted
 
@@ -229,7 +235,7 @@ class EncoderCache:
         embeds, room = self._free_embeds, self._free_nbytes
         if num_embeds <= embeds and nbytes <= room:
             return ()
-        # Known to suffice before the walk, so each visited entry is one that commit evicts.
+        # Checked before the walk, so that `commit` evicts each entry that the walk visits.
         if num_embeds > embeds + self._evictable_embeds or nbytes > room + self._evictable_nbytes:
             return None
         victims = []

@@ -1,7 +1,7 @@
-"""Who holds how much of the KV cache: a count of blocks. Pure.
+"""Accounting of the KV cache: a count of blocks per sequence. Pure.
 
-A sequence's blocks grow with what is computed of it. A session's are taken all at once when it is
-admitted: it is never preempted, so it must never have to wait for memory that others hold.
+The blocks of a sequence grow with its computed positions. A session reserves all its blocks when it
+is admitted: it is never preempted, so it must never wait for memory of other sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KvCache:
     # Questions
 
     def check_fits(self, sequence: Sequence) -> None:
-        """Could it ever be held?
+        """Check that a sequence can fit at all.
 
         Raises:
             PromptTooLong: It exceeds the total capacity.
@@ -34,10 +34,11 @@ class KvCache:
             )
 
     def can_admit(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """May it begin without ever blocking the oldest for good?
+        """Return whether a sequence may begin without blocking the oldest one for good.
 
-        Beside all sessions, the largest of the other sequences must still fit. And what is known
-        of it must fit now: else it would be preempted before it has chosen a token.
+        - Beside all sessions, the largest of the other sequences must still fit.
+        - All known tokens of a sequence that is no session must fit now: else it would be preempted
+          before it has chosen a token.
         """
         need = self._blocks(sequence.kv_need_tokens)
         if not sequence.is_session:
@@ -48,14 +49,15 @@ class KvCache:
         return need <= self.num_free and total <= self.num_blocks
 
     def fits_beside(self, sequence: Sequence) -> bool:
-        """Whether its prompt and answer take at most half of the space that is left when all
-        running sequences have grown to their ends. So it never causes a preemption, and smaller
-        sequences still find space after it.
+        """Return whether its prompt and answer take at most half of the unpromised space.
+
+        That is the space left when all running sequences have grown to their ends. So the sequence
+        never causes a preemption, and smaller sequences still find space after it.
         """
         return 2 * self._blocks(sequence.kv_need_tokens) <= self._num_unpromised
 
     def room_for(self, sequence: Sequence) -> int:
-        """How many more positions of it could be computed."""
+        """Return how many more positions of a sequence could be computed."""
         held = sequence.num_blocks
         if not sequence.is_session:
             held += self.num_free
@@ -64,8 +66,9 @@ class KvCache:
     # Changes
 
     def count_promised(self, running: Iterable[Sequence]) -> None:
-        """Count the blocks that are left when all running sequences have grown to their ends, for
-        `fits_beside`. O(running sequences).
+        """Count the blocks left when all running sequences have grown to their ends.
+
+        `fits_beside` uses this number. O(running sequences).
         """
         promised = sum(
             self._blocks(each.kv_need_tokens) - each.num_blocks
@@ -75,24 +78,24 @@ class KvCache:
         self._num_unpromised = self.num_free - promised
 
     def promise(self, sequence: Sequence) -> None:
-        """Count what a sequence that begins now may come to need."""
+        """Count the blocks that a sequence which begins now may come to need."""
         self._num_unpromised -= self._blocks(sequence.kv_need_tokens)
 
     def reserve(self, session: Sequence) -> None:
-        """Take all that a session may need."""
+        """Take all blocks that a session may need."""
         session.num_blocks = self._blocks(session.kv_need_tokens)
         self.num_free -= session.num_blocks
         self._num_reserved += session.num_blocks
 
     def grow(self, sequence: Sequence, end: int) -> None:
-        """Take what the positions before ``end`` need and it does not hold yet."""
+        """Take the blocks that the positions before ``end`` need and the sequence lacks."""
         missing = self._blocks(end) - sequence.num_blocks
         if missing > 0:
             sequence.num_blocks += missing
             self.num_free -= missing
 
     def release(self, sequence: Sequence) -> None:
-        """Give back all it holds."""
+        """Return all blocks of a sequence."""
         self.num_free += sequence.num_blocks
         if sequence.is_session:
             self._num_reserved -= sequence.num_blocks

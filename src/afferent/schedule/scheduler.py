@@ -1,16 +1,19 @@
-"""Continuous batching: what the workers compute in the next step. Pure: events in, actions out.
+"""Continuous batching: decide what the workers compute in the next step.
+
+Pure logic, events in and actions out:
 
     add, append, abort, record, fail_item ──► Scheduler ──► next_step: a Step
 
-Each decoding sequence has its token of the step's budget set aside, so that those which already
-stream are not held up by a burst of prompts. What is left goes to prompts by turns
-(`afferent.quota.turns`): by tenants' weights, and a small prompt is not behind a large one.
-Memory is first come, first served: who came first has the first pick of the encoder cache and of
-the KV cache; for want of room, who came last is preempted. Work follows what runs and its windows,
-not what ever ran.
+- **Decoding first.** One token of the step's budget is set aside for each decoding sequence, so
+  that a burst of prompts does not delay running streams.
+- **Prompts share the rest.** Fair scheduling (`afferent.quota.turns`) follows the tenants' weights,
+  and a small prompt does not wait behind a large one.
+- **Memory is first come, first served.** The earliest sequence has the first pick of the encoder
+  cache and of the KV cache. If space is short, the latest sequence is preempted.
+- **Cost.** Work follows the running sequences and their windows, not all sequences that ever ran.
 
-A step counts as done once it is given out, because workers do steps in order; a sequence whose
-token is being chosen waits for `record`.
+A step counts as done when it is returned, because workers do steps in order. A sequence whose token
+is being chosen waits for `record`.
 """
 
 from __future__ import annotations
@@ -39,12 +42,14 @@ from afferent.schedule.step_builder import StepBuilder
 
 _arrival = attrgetter("arrival")
 
-# Destroying 32K items takes a millisecond; a step destroys this many of those that are over.
+# Destroying 32K items takes a millisecond, so a step destroys only this many ended items.
 _SHED_PER_STEP = 64
 
 
 class Scheduler:
-    """Events: `add`, `append`, `abort`, `record`, `fail_item`, `clear`. Action: `next_step`.
+    """Scheduler of an engine's steps.
+
+    Events: `add`, `append`, `abort`, `record`, `fail_item`, `clear`. Action: `next_step`.
 
     Examples:
         >>> from afferent.schedule import Limits, Request, Scheduler
@@ -57,6 +62,8 @@ class Scheduler:
         >>> scheduler.record("a", is_eos=False)  # the workers have chosen a token
         >>> scheduler.next_step().decode
         ['a']
+
+    Invariants: a sequence is either waiting or running until it ends.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -64,8 +71,8 @@ class Scheduler:
         self._num_arrivals = 0
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
-        self._turns: Turns[str] = Turns()  # of all who have prompt left
-        self._answers: Served[str] = Served()  # tokens of answers, by request, of what runs
+        self._turns: Turns[str] = Turns()  # all sequences with uncomputed prompt
+        self._answers: Served[str] = Served()  # answer tokens by request, of the running sequences
         self._dropped: list[str] = []
         self._ended: deque[Sequence] = deque()
         self._reset_caches()
@@ -82,7 +89,7 @@ class Scheduler:
 
     @property
     def cache(self) -> EncoderCache:
-        """What the workers hold of embeddings; to be asked, not to be changed."""
+        """Encoder cache of the workers; read it, do not change it."""
         return self._cache
 
     @property
@@ -93,30 +100,31 @@ class Scheduler:
         return sequence_id in self._running
 
     def has_all_items(self, sequence_id: str) -> bool:
-        """Whether each of its items is encoded, or is in the step that was given out last."""
+        """Return whether each of its items is encoded, or is in the last returned step."""
         sequence = self._find(sequence_id)
         return sequence.num_acquired == sequence.index.num_seen
 
     def num_items_acquired(self, sequence_id: str) -> int:
-        """How many of its items, from the first on, are encoded, or are in the step that was given
-        out last. A preemption takes them all away.
+        """Return how many items, from the first on, are encoded or in the last returned step.
+
+        A preemption resets the number to 0.
         """
         return self._find(sequence_id).num_acquired
 
     def num_items_kept(self, sequence_id: str) -> int:
-        """Items of a sequence that are not forgotten; of a session, those still to be computed."""
+        """Return the number of items that are not dropped; of a session, the uncomputed ones."""
         return len(self._find(sequence_id).index)
 
     # Events
 
     def add(self, request: Request) -> None:
-        """A new sequence waits for its turn. O(its items).
+        """Add a new sequence to the waiting ones. O(its items).
 
         Raises:
             InvalidRequest: Its id is taken, or it has no tokens.
             InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
-            EncoderCacheFull: An item exceeds what the encoder makes in a step or the cache holds,
-                or what can be computed at once.
+            EncoderCacheFull: An item exceeds the encoder's rows of a step, the capacity of the
+                cache, or the positions that can be computed at once.
             PromptTooLong: It exceeds the whole KV cache.
         """
         if request.id in self._running or request.id in self._waiting:
@@ -137,18 +145,18 @@ class Scheduler:
         max_tokens: int,
         items: Items[EncoderInput] = (),
     ) -> None:
-        """A session takes more input, after the answer to what it has. O(these items).
+        """Append input to a session, after the answer to its earlier input. O(these items).
 
         Args:
             session_id: Of a request with ``session_tokens``.
             num_tokens: Length of the input; it is placed after all tokens that the session has.
-            max_tokens: Limit of the answer to it; 0 if none is wanted.
+            max_tokens: Limit of the answer to it; 0 for no answer.
             items: Their offsets count from the input's first token.
 
         Raises:
             InvalidRequest: There is no such session.
             InvalidPlaceholders: The items are not in order, overlap or leave the input.
-            EncoderCacheFull: As `add` says.
+            EncoderCacheFull: As in `add`.
             PromptTooLong: The session's limit would be exceeded.
         """
         session = self._find(session_id)
@@ -159,10 +167,10 @@ class Scheduler:
         self._num_arrivals += 1
 
     def record(self, sequence_id: str, *, is_eos: bool) -> FinishReason | None:
-        """The workers chose a token of this sequence; the reason if its answer is complete.
+        """Record that the workers chose a token; return the reason if the answer is complete.
 
-        A session then waits for input, any other sequence has ended. A sequence that was aborted
-        while the step ran is ignored.
+        After a complete answer a session waits for input; any other sequence has ended. A sequence
+        that was aborted while the step ran is ignored.
         """
         sequence = self._running.get(sequence_id)
         if sequence is None or not sequence.awaits_token:
@@ -175,20 +183,20 @@ class Scheduler:
         return FinishReason.STOP if is_eos else FinishReason.LENGTH
 
     def abort(self, sequence_id: str) -> None:
-        """Nobody wants this sequence any more, or a session is over; unknown ones are ignored."""
+        """End a sequence whose client is gone, or a session; unknown ids are ignored."""
         sequence = self._running.get(sequence_id) or self._waiting.get(sequence_id)
         if sequence is not None:
             self._end(sequence)
 
     def fail_item(self, key: bytes) -> list[str]:
-        """The workers could not encode this item: the sequences that hold it, which have ended."""
+        """End the sequences that use an item that could not be encoded; return their ids."""
         lost = sorted(self._cache.discard(key))
         for sequence_id in lost:
             self.abort(sequence_id)
         return lost
 
     def clear(self) -> list[str]:
-        """The workers are gone, and what they held with them: every sequence there was."""
+        """Remove all sequences after the workers and their caches are lost; return their ids."""
         lost = [*self._running, *self._waiting]
         self._ended += [*self._running.values(), *self._waiting.values()]
         self._running.clear()
@@ -207,9 +215,10 @@ class Scheduler:
         O(running sequences + items that their windows newly reach).
 
         Args:
-            num_embeds: Rows of embeddings to encode in this step, beside `Limits`, for engines that
-                bound the time of a step. One item is encoded in any case.
-            num_decodes: Sequences that have a token in this step, beside `Limits`; 1 at least.
+            num_embeds: Rows of embeddings to encode in this step, in addition to `Limits`, for
+                engines that bound the time of a step. One item is encoded in any case.
+            num_decodes: Sequences that have a token in this step, in addition to `Limits`; at least
+                1.
         """
         self._shed()
         sessions = [sequence for sequence in self._running.values() if sequence.inputs]
@@ -221,7 +230,8 @@ class Scheduler:
         allotment = self._allot(num_embeds, num_decodes=len(decoding))
         builder = self._build(allotment, decoding, num_embeds)
         if not builder.has_work and builder.is_blocked:
-            # Nobody moves, so nobody will let go: who came first takes what it needs.
+            # No sequence can advance, so none will release memory: the earliest takes what it
+            # needs.
             builder = self._build(None, decoding, num_embeds)
         self._charge(builder)
         step = Step(
@@ -233,7 +243,7 @@ class Scheduler:
             decode=builder.decode,
         )
         self._dropped = []
-        # Only now: what this step reads must not be evicted by this step.
+        # Release after the report: a step must not evict what it reads.
         for sequence in builder.advanced:
             self._release_consumed(sequence)
         return step
@@ -254,8 +264,9 @@ class Scheduler:
         return sequence
 
     def _check_items(self, sequence: Sequence, items: Items[EncoderInput]) -> None:
-        """Nothing is accepted that could never be encoded."""
-        # By size too: under a key that comes with several, the first to be reached is planned.
+        """Refuse items that could never be encoded."""
+        # Sizes are part of the key: of items with one key and several sizes, the first one reached
+        # is planned.
         sizes = ((item.key, item.placeholder.length, item.nbytes) for item in items)
         distinct = dict(zip(sizes, items, strict=True)).values()
         for item in distinct:
@@ -300,7 +311,7 @@ class Scheduler:
         return len(self._running) + len(self._waiting) > self._limits.max_step_decodes
 
     def _may_begin(self, sequence: Sequence, num_running: int) -> bool:
-        """Whether a sequence may run beside so many others."""
+        """Return whether a sequence may run beside ``num_running`` others."""
         if num_running >= self._limits.max_num_seqs:
             return False
         running = self._running.values()
@@ -311,8 +322,9 @@ class Scheduler:
     def _encodable(
         self, sequence: Sequence, num_tokens: int, num_embeds: int, num_reserved: int
     ) -> tuple[int, int]:
-        """Return how many of the tokens a sequence can compute within the rows that are left, and
-        how many rows these need. The first item of a step may exceed them.
+        """Return how many of the tokens fit in the remaining rows, and how many rows they need.
+
+        The first item of a step may exceed the rows.
         """
         start, rows, index = sequence.num_computed, 0, sequence.index
         reached = index.in_window(start, start + num_tokens, self._limits.lookahead_tokens)
@@ -348,7 +360,7 @@ class Scheduler:
     def _build(
         self, allotment: Allotment | None, decoding: Items[str], num_embeds: int
     ) -> StepBuilder:
-        """A step: of what runs already, in order of arrival, then of those who wait."""
+        """Build a step: from running sequences in order of arrival, then from waiting ones."""
         builder = StepBuilder(
             self._limits,
             self._cache,
@@ -359,7 +371,7 @@ class Scheduler:
             num_embeds=num_embeds,
         )
         for sequence in sorted(self._running.values(), key=_arrival):
-            if sequence.is_running:  # not preempted by one before it
+            if sequence.is_running:  # not preempted by an earlier one
                 builder.visit(sequence)
         self._admit(builder)
         for victim in builder.preempted:
@@ -367,7 +379,7 @@ class Scheduler:
         return builder
 
     def _requeue(self, victim: Sequence) -> None:
-        """A preempted sequence begins again as soon as it may: it has had its turn."""
+        """Queue a preempted sequence at no cost: it was charged when it first began."""
         del self._running[victim.id]
         self._answers.leave(victim.answer_of, victim.share)
         if victim.num_computed > 0:
@@ -378,7 +390,7 @@ class Scheduler:
         self._turns.enter(victim.id, share=victim.share, cost=0)
 
     def _admit(self, builder: StepBuilder) -> None:
-        """Those who wait begin, by turns, as long as the first of them can."""
+        """Let waiting sequences begin, in fair order, until the first of them cannot."""
         while builder.can_admit:
             sequence_id = self._turns.first
             if sequence_id is None:
@@ -411,7 +423,7 @@ class Scheduler:
             self._turns.leave(sequence.id)
 
     def _release_consumed(self, sequence: Sequence) -> None:
-        """Embeddings of the items that are wholly computed are needed by it no more."""
+        """Release the embeddings of items that are wholly computed."""
         index = sequence.index
         consumed = index.num_consumed(sequence.num_computed)
         for ordinal in range(sequence.num_released, consumed):
@@ -434,7 +446,7 @@ class Scheduler:
         self._ended.append(sequence)
 
     def _shed(self) -> None:
-        """Destroy a little of what has ended."""
+        """Destroy a few items of sequences that have ended."""
         left = _SHED_PER_STEP
         while self._ended and left > 0:
             num_shed = self._ended[0].shed(left)
@@ -445,5 +457,5 @@ class Scheduler:
 
 
 def _cost(num_tokens: int, items: Items[EncoderInput]) -> int:
-    """Positions to be computed, and rows of embeddings to be encoded."""
+    """Return the positions to compute plus the rows of embeddings to encode."""
     return num_tokens + sum(item.placeholder.length for item in items)

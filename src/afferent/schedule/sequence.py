@@ -1,4 +1,4 @@
-"""One sequence between its arrival and its end: what is known of it, and what is computed."""
+"""State of one sequence between its arrival and its end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Index = WindowIndex[EncoderInput]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What was appended to a session and is not taken up yet; offsets count from its first token.
+    """Input appended to a session and not yet taken up; offsets count from its first token.
 
-    ``arrival`` is its place in the order of all input: first come, first served.
+    ``arrival`` is its position in the order of all input: first come, first served.
     """
 
     arrival: int
@@ -33,38 +33,38 @@ class Sequence:
     arrival: int
     index: Index
     num_known: int
-    """Tokens there are: prompt, input taken up, answers."""
+    """Number of known tokens: prompt, input taken up, answers."""
     tokens_left: int
-    """How many more may be chosen for the answer at hand."""
+    """Number of tokens that may still be chosen for the current answer."""
     max_known: int
-    """What ``num_known`` can come to, with all input that was accepted."""
+    """Largest possible ``num_known``, with all accepted input."""
     session_tokens: int = 0
     share: Share = NAMELESS
     answer_of: str = ""
     inputs: deque[Input] = field(default_factory=deque)
     prefill_end: int = 0
-    """Positions before it are given, and computed in chunks; those after it are decoded."""
+    """Positions before it are known and computed in chunks; those after it are decoded."""
     num_computed: int = 0
     num_acquired: int = 0
     """Items before this ordinal had their embeddings committed since the sequence began."""
     num_released: int = 0
-    """Items before this ordinal need theirs no more."""
+    """Items before this ordinal need their embeddings no more."""
     num_blocks: int = 0
-    """What it holds of the KV cache."""
+    """Blocks of the KV cache that it has."""
     awaits_token: bool = False
-    """A step under way chooses its next token."""
+    """A running step chooses its next token."""
     is_running: bool = False
     was_stuck: bool = False
-    """In the last step it found no room in the encoder cache, and could do nothing without."""
+    """The last step found no space in the encoder cache for an item that it needed to advance."""
     was_held_up: bool = False
-    """In the last step it had a turn, and could not use it for want of room."""
+    """The last step gave it tokens, and it could not use them for lack of space."""
 
     @classmethod
     def of(cls, request: Request, *, arrival: int) -> Sequence:
-        """The sequence of a new request.
+        """Return the sequence of a new request.
 
         Raises:
-            InvalidRequest: It has no token, or no answer is wanted of it.
+            InvalidRequest: It has no token, or requests no answer.
             InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
             PromptTooLong: A session's first input exceeds its own limit.
         """
@@ -100,30 +100,31 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """It can compute one token now."""
+        """Whether it can compute one token now."""
         return not self.is_prefilling and self.tokens_left > 0 and not self.awaits_token
 
     @property
     def is_idle(self) -> bool:
-        """All it was given is computed and answered."""
+        """Whether all its input is computed and answered."""
         return not self.is_prefilling and self.tokens_left == 0 and not self.awaits_token
 
     @property
     def prefill_left(self) -> int:
-        """Positions that are given, and not computed."""
+        """Number of known positions that are not computed yet."""
         return self.prefill_end - self.num_computed
 
     @property
     def kv_need_tokens(self) -> int:
-        """Positions it may come to hold."""
+        """Largest number of positions that it may come to store."""
         return self.session_tokens or self.max_known
 
     # Changes
 
     def append(self, more: Input) -> None:
-        """Queue input; it is placed after all tokens there are when its turn comes.
+        """Queue input; it is placed after all tokens that exist when it is taken up.
 
         Raises:
+            InvalidRequest: It has no token.
             InvalidPlaceholders: Its items are not in order, overlap or leave it.
             PromptTooLong: With it, the session could exceed its limit.
         """
@@ -136,7 +137,7 @@ class Sequence:
         self.inputs.append(more)
 
     def take_up_input(self) -> Placed | None:
-        """Place the next input, if it is its turn: the answer before it is complete."""
+        """Place the next input, if the answer before it is complete."""
         if not self.inputs or not self.is_idle:
             return None
         placed = Placed(self.id, self.num_known)
@@ -149,7 +150,7 @@ class Sequence:
         return placed
 
     def on_token(self, *, is_eos: bool) -> None:
-        """A token was chosen; it is known now, and computed next."""
+        """Record a chosen token: it is known now, and computed next."""
         self.awaits_token = False
         self.num_known += 1
         self.tokens_left -= 1
@@ -158,13 +159,13 @@ class Sequence:
             self.tokens_left = 0
 
     def rewind(self) -> None:
-        """Nothing of it is computed any more; all that is known has to be prefilled again."""
+        """Reset all computed state; all known tokens have to be prefilled again."""
         self.num_computed = self.num_acquired = self.num_released = self.num_blocks = 0
         self.prefill_end = self.num_known
         self.is_running = self.was_stuck = self.was_held_up = False
 
     def shed(self, limit: int) -> int:
-        """Destroy up to ``limit`` pieces of a sequence that has ended; how many."""
+        """Destroy up to ``limit`` pieces of a sequence that has ended; return how many."""
         num_shed = 0
         while self.inputs and num_shed < limit:
             num_shed += 1 + len(self.inputs.popleft().items)

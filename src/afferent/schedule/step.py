@@ -1,7 +1,7 @@
-"""What the scheduler is told and what it answers: plain values that travel as they are.
+"""Input and output of the scheduler: plain values that travel as they are.
 
-A step says what is new. What a worker knows (prompts, items, how far each sequence is) is not said
-again: a decoded token costs its sequence's id.
+A step contains only news. It does not repeat what a worker knows (prompts, items, the progress of
+each sequence): a decoded token costs its sequence's id.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The budgets. What is not said is not limited.
+    """Budgets of the scheduler. An omitted one is unlimited.
 
     Raises:
-        ConfigError: One is below 1, or a step's tokens could be used up by decoding alone.
+        ConfigError: One is below 1, or decoding alone could use up a step's tokens.
     """
 
     max_num_seqs: int
-    """Sequences that run at a time: they hold a part of the KV cache."""
+    """Sequences that run at a time: each has a part of the KV cache."""
     max_step_decodes: int = UNLIMITED
-    """Sequences that have a token of their answer in a step. Where more run, each request gets as
-    many tokens as the others; the first ``max_step_decodes`` sequences are admitted when their
-    prompts fit, the others only when their whole answers fit as well.
+    """Sequences that have a token of their answer in a step.
+
+    If more run, each request gets as many tokens as the others. The first ``max_step_decodes``
+    sequences are admitted when their prompts fit, the others only when their whole answers fit as
+    well.
     """
     max_num_batched_tokens: int = UNLIMITED
     """Positions computed in a step, decoded tokens included."""
@@ -54,17 +56,20 @@ class Limits:
     kv_block_tokens: int = 16
     """Positions that fit in one block."""
     lookahead_tokens: int = 0
-    """Items that begin this close behind a chunk are encoded with it, if there is room. The
-    reference engine encodes what a step needs, and sets none: it is for engines that encode beside.
+    """Distance after a chunk within which items are encoded with it, if there is space.
+
+    The built-in engine encodes what a step needs, and sets none: it is for engines that encode in
+    parallel.
     """
     can_split_items: bool = True
-    """Whether a chunk may end inside an item; not where its positions attend to each other."""
+    """Whether a chunk may end inside an item; not if its positions attend to each other."""
 
     @property
     def max_item_tokens(self) -> int:
         """Positions that one item may take.
 
-        What is computed whole must fit beside all the others decoding, or it might wait for ever.
+        An item that is computed whole must fit beside all decoding sequences, or it could wait
+        forever.
         """
         return (
             UNLIMITED
@@ -74,7 +79,7 @@ class Limits:
 
     @property
     def most_decodes(self) -> int:
-        """Tokens of answers in a step, at the most."""
+        """Largest number of answer tokens in a step."""
         return min(self.max_num_seqs, self.max_step_decodes)
 
     def __post_init__(self) -> None:
@@ -90,7 +95,7 @@ class Limits:
 
 
 class EncoderInput(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One item as the scheduler sees it: its embeddings' key, where they go, what they weigh.
+    """One item of a prompt: the key, placeholder and size in bytes of its embeddings.
 
     There is one row of embeddings for each position of the placeholder.
     """
@@ -102,13 +107,13 @@ class EncoderInput(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A sequence to be: its prompt's length, its items in prompt order, its answer's limit.
+    """New sequence: its prompt's length, its items in prompt order, its answer's limit.
 
     A *session* (``session_tokens`` above 0) stays after its answer and takes more input with
     `Scheduler.append`, up to ``session_tokens`` positions in all, answers included. Its items are
-    forgotten once they are computed, so it can't begin again and is never preempted: it is
-    admitted when its part of the KV cache is free, all of it. No API of the server has sessions;
-    engines that listen while they speak do (``examples/simulated_engine.py``).
+    dropped once they are computed, so it can't begin again and is never preempted: it is admitted
+    when its whole part of the KV cache is free. No API of the server has sessions; engines that
+    listen while they speak do (``examples/simulated_engine.py``).
     """
 
     id: str
@@ -119,8 +124,9 @@ class Request:
     share: Share = NAMELESS
     """Tenant and weight: prompts and answers are computed by fair shares."""
     answer_of: str = ""
-    """The request that this sequence answers, where several sequences answer one: together they get
-    the share of one request. Empty: the sequence is a request of its own.
+    """The request that this sequence answers, if several sequences answer one.
+
+    Together they get the share of one request. Empty: the sequence is a request of its own.
     """
     cross_attention: bool = False
     """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
@@ -134,7 +140,7 @@ class Placed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Encode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Make an item's embeddings and keep them under ``key``; ``item`` is its ordinal."""
+    """Compute an item's embeddings and store them under ``key``; ``item`` is its ordinal."""
 
     sequence_id: str
     item: int
@@ -144,8 +150,8 @@ class Encode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Chunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Compute the positions ``[start, start + num_tokens)`` of a sequence.
 
-    A chunk at 0 begins the sequence, or begins it again after it was preempted. With ``samples``,
-    the chunk ends at the last known token, and the next one is to be chosen.
+    A chunk at 0 begins the sequence, or begins it again after a preemption. With ``samples``, the
+    chunk ends at the last known token, and the workers choose the next one.
     """
 
     sequence_id: str
@@ -155,12 +161,12 @@ class Chunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Step(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the workers do next, in this order. Deltas only."""
+    """Work of the workers, in the order of the fields. Deltas only."""
 
     drop: list[str]
-    """Sequences that ended or are preempted: forget what was computed of them."""
+    """Sequences that ended or are preempted: the workers drop their computed state."""
     evict: list[bytes]
-    """Embeddings to forget."""
+    """Keys of embeddings to drop."""
     placed: list[Placed]
     encode: list[Encode]
     prefill: list[Chunk]

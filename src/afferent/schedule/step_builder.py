@@ -1,4 +1,4 @@
-"""One step in the making: what each sequence gets of its budgets, and who is preempted for it."""
+"""Construction of one step: divide its budgets among sequences, preempt for lack of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from afferent.schedule.step import Chunk, Encode, EncoderInput, Limits
 
 
 class StepBuilder:
-    """Sequences are visited in order of arrival, so victims are never in the step already."""
+    """Builder of one step.
+
+    Invariants: sequences are visited in order of arrival, so victims are never in the step already.
+    """
 
     def __init__(
         self,
@@ -26,12 +29,13 @@ class StepBuilder:
         decoding: Collection[str],
         num_embeds: int,
     ) -> None:
-        """
+        """Begin an empty step.
+
         Args:
             decoding: Sequences that have a token of their answer in this step.
             num_embeds: Rows to encode; a single item may have more.
-            allotment: Tokens for prompts. Without one, who came first takes what it can use, and
-                preempts at once if it finds no room for embeddings, without a step's grace.
+            allotment: Tokens for prompts. Without it, the earliest sequence takes what it can use;
+                if it finds no space for embeddings, it preempts at once, without a step's grace.
         """
         self._limits, self._cache, self._kv, self._running = limits, cache, kv, running
         self._force = allotment is None
@@ -57,12 +61,12 @@ class StepBuilder:
 
     @property
     def is_blocked(self) -> bool:
-        """Somebody lacks memory: nobody who comes later may take any."""
+        """A sequence lacks memory: no later one may take any."""
         return self._lacks_room or self._lacks_kv
 
     @property
     def can_admit(self) -> bool:
-        """There is something left of the step, and nobody who runs had to do without."""
+        """Whether budget is left, and no running sequence was denied memory."""
         has_room = self._tokens_left > 0 and len(self.prefill) < self._limits.max_step_prefills
         return has_room and not (self.is_blocked or self.preempted or self._force)
 
@@ -75,7 +79,7 @@ class StepBuilder:
             if sequence.id in self._decoding:
                 self._decode(sequence)
             return
-        # What is kept for others, in tokens and in places.
+        # Tokens and prefill slots reserved for other sequences stay untouched.
         left = self._tokens_left - self._allotment.num_tokens
         others = 0 if own else len(self._allotment.tokens)
         has_place = len(self.prefill) + others < self._limits.max_step_prefills
@@ -116,7 +120,7 @@ class StepBuilder:
         return True
 
     def _kv_room(self, sequence: Sequence, least: int = 1) -> int:
-        """Positions that fit; for the first ``least`` of them, those who came last make way."""
+        """Return the positions that fit; preempt later sequences to fit the first ``least``."""
         while (room := self._kv.room_for(sequence)) < least:
             victim = self._last_after(sequence)
             if victim is None:
@@ -126,7 +130,7 @@ class StepBuilder:
         return room
 
     def _acquire_window(self, sequence: Sequence, start: int, end: int) -> int:
-        """Have the embeddings of a chunk's items; where the chunk must end for those it lacks."""
+        """Acquire the embeddings of a chunk's items; return where the chunk must end."""
         index = sequence.index
         reached = index.in_window(start, end, self._limits.lookahead_tokens)
         for ordinal in range(max(reached.start, sequence.num_acquired), reached.stop):
@@ -141,13 +145,13 @@ class StepBuilder:
     def _acquire(
         self, sequence: Sequence, ordinal: int, item: EncoderInput, *, is_needed: bool
     ) -> bool:
-        """Hold one item's embeddings; without those it needs, the sequence can do nothing."""
+        """Acquire one item's embeddings; the sequence cannot advance without those it needs."""
         plan = self._plan(sequence, item)
         if plan is None and is_needed:
             if sequence.was_stuck or self._force:
                 plan = self._plan_with_victims(sequence, item)
             if plan is None:
-                # One step's grace: who holds embeddings lets go of them soon, as a rule.
+                # One step's grace: other sequences usually release embeddings soon.
                 sequence.was_stuck = self._lacks_room = True
         if plan is None or (self._lacks_room and plan.takes_room):
             return False
@@ -173,10 +177,10 @@ class StepBuilder:
         return plan
 
     def _last_after(self, sequence: Sequence, *, holds_embeddings: bool = False) -> Sequence | None:
-        """Who came last, after this one, and may be preempted."""
+        """Return the latest preemptible sequence that arrived after this one."""
         found = None
         if self.is_blocked:
-            return None  # what came free would belong to those before it in line
+            return None  # freed memory would belong to earlier sequences
         for other in self._running.values():
             if other.is_session or other.awaits_token or not other.is_running:
                 continue

@@ -1,7 +1,7 @@
-"""Which items does a window of positions touch? Two bisections, however many items there are.
+"""Index of a request's items by position: two bisections per query, for any number of items.
 
-Items have *ordinals*: 0 for the first item of the request, counted on for as long as it lives.
-An ordinal keeps its meaning when the items before it are dropped.
+Items have *ordinals*: 0 for the first item of the request, counted up over its whole life. An
+ordinal keeps its meaning when the items before it are dropped.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from afferent.types import Placeholder
 
 T = TypeVar("T")
 
-# Dropped items are cut off the lists once there are so many of them, and no fewer than are left.
+# Dropped items are cut off the lists once there are this many, and no fewer than remain.
 _MIN_CUT = 64
 
 
 class WindowIndex(Generic[T]):
-    """The items of one request by position, for models that take embeddings in their prompt.
+    """Items of one request by position, for models that take embeddings in their prompt.
 
-    Offsets and ends are plain lists of integers: `bisect` compares those several times faster than
-    objects behind a key function.
+    Offsets and ends are plain lists of integers: `bisect` compares them several times faster than
+    objects with a key function.
 
     Examples:
         >>> from afferent import Placeholder
@@ -31,12 +31,14 @@ class WindowIndex(Generic[T]):
         >>> index = WindowIndex([(Placeholder(2, 4), "cat"), (Placeholder(10, 4), "dog")])
         >>> [index[ordinal] for ordinal in index.in_window(0, 8)]
         ['cat']
+
+    Invariants: items are in prompt order and not empty; they overlap only in `CrossAttentionIndex`.
     """
 
     __slots__ = ("_ends", "_head", "_items", "_num_cut", "_offsets", "_position")
 
     takes_positions: ClassVar[bool] = True
-    """Whether items stand in the sequence, and not beside it."""
+    """Whether items occupy positions of the sequence."""
 
     def __init__(self, placed: Iterable[tuple[Placeholder, T]] = ()) -> None:
         """Index items in prompt order, each with its placeholder.
@@ -55,55 +57,56 @@ class WindowIndex(Generic[T]):
     # Questions
 
     def __len__(self) -> int:
-        """How many items there are that are not dropped."""
+        """Return the number of items that are not dropped."""
         return len(self._offsets) - self._head
 
     def __getitem__(self, ordinal: int) -> T:
-        """The item that was given under this ordinal.
+        """Return the item with this ordinal.
 
         Raises:
-            IndexError: It is dropped, or was never there.
+            IndexError: It is dropped, or never existed.
         """
         return self._items[self._at(ordinal)]
 
     @property
     def num_seen(self) -> int:
-        """How many items there ever were: the ordinal of the next one."""
+        """Number of items ever added: the ordinal of the next one."""
         return self._num_cut + len(self._offsets)
 
     @property
     def end(self) -> int:
-        """The position after the last item, dropped or not; 0 without items."""
+        """Position after the last item, dropped or not; 0 without items."""
         return self._position
 
     def span(self, ordinal: int) -> tuple[int, int]:
-        """The positions ``[offset, end)`` of an item; raises as ``index[ordinal]`` does."""
+        """Return the positions ``[offset, end)`` of an item; raises as ``index[ordinal]`` does."""
         at = self._at(ordinal)
         return self._offsets[at], self._ends[at]
 
     def in_window(self, start: int, end: int, lookahead: int = 0) -> range:
-        """Ordinals of the items with a position in ``[start, end + lookahead)``.
+        """Return the ordinals of the items with a position in ``[start, end + lookahead)``.
 
-        An item that ends at ``start`` is out, and so is one that begins at ``end + lookahead``.
+        An item that ends at ``start`` is not included, nor one that begins at ``end + lookahead``.
         """
         stop = end + lookahead
         if stop <= start:
             return range(0)
         first = bisect_right(self._ends, start, self._head)
-        # Each item has a position of its own, so no more items than positions: a short search.
+        # Each item has a position of its own, so there are at most as many items as positions: the
+        # search is short.
         most = first + stop - start
         offsets = self._offsets
         last = bisect_left(offsets, stop, first, most if most < len(offsets) else len(offsets))
         return range(self._num_cut + first, self._num_cut + last)
 
     def num_consumed(self, position: int) -> int:
-        """How many items lie wholly before ``position``: the ordinal of the first that does not."""
+        """Return the number of items wholly before ``position``: the ordinal of the next one."""
         return self._num_cut + bisect_right(self._ends, position, self._head)
 
     def whole_before(self, start: int, end: int) -> int:
-        """The last position up to ``end`` at which a window from ``start`` cuts no item in two.
+        """Return the last position up to ``end`` where a window from ``start`` cuts no item.
 
-        It is ``start`` if the window holds only a part of an item.
+        It is ``start`` if the window contains only a part of an item.
         """
         for ordinal in self.in_window(end - 1, end) if end > start else ():
             offset, stop = self.span(ordinal)
@@ -112,14 +115,14 @@ class WindowIndex(Generic[T]):
         return end
 
     def whole_after(self, start: int) -> int:
-        """The first position after ``start`` at which a window from it cuts no item in two."""
+        """Return the first position after ``start`` where a window from it cuts no item."""
         for ordinal in self.in_window(start, start + 1):
             return self.span(ordinal)[1]
         return start + 1
 
     @staticmethod
     def needed_at_once(sizes: Iterable[int]) -> int:
-        """The most that the items of these sizes occupy for one position to be computed."""
+        """Return the most that items of these sizes occupy while one position is computed."""
         return max(sizes, default=0)
 
     # Changes
@@ -128,7 +131,7 @@ class WindowIndex(Generic[T]):
         """Append items, all or none.
 
         Args:
-            placed: Placeholders and items, in prompt order, after all there are.
+            placed: Placeholders and items, in prompt order, after all existing ones.
             base: Added to every offset.
 
         Raises:
@@ -154,9 +157,9 @@ class WindowIndex(Generic[T]):
         self._position = position
 
     def drop_consumed(self, position: int) -> None:
-        """Forget the items wholly before ``position``; no later item may begin before it.
+        """Drop the items wholly before ``position``; no later item may begin before it.
 
-        Amortised over the items: each is moved a constant number of times at most.
+        Amortised over the items: each is moved at most a constant number of times.
         """
         self._head = self.num_consumed(position) - self._num_cut
         self._position = max(self._position, position)
@@ -166,7 +169,7 @@ class WindowIndex(Generic[T]):
             self._head = 0
 
     def shed(self, limit: int) -> int:
-        """Destroy up to ``limit`` items from the end; how many. For an index nobody asks again."""
+        """Destroy up to ``limit`` items from the end; return how many. For an index out of use."""
         before = len(self._items)
         del self._offsets[-limit:], self._ends[-limit:], self._items[-limit:]
         return before - len(self._items)
@@ -180,7 +183,7 @@ class WindowIndex(Generic[T]):
         return at
 
     def _error(self, number: int, offset: int, end: int, position: int) -> InvalidPlaceholders:
-        """What is wrong with the ``number``-th new item, after one that ends at ``position``."""
+        """Return the error of the ``number``-th new item, after one that ends at ``position``."""
         ordinal = self.num_seen + number
         name = f"item {ordinal} at [{offset}, {end})"
         if end <= offset:
@@ -193,10 +196,11 @@ class WindowIndex(Generic[T]):
 
 
 class CrossAttentionIndex(WindowIndex[T]):
-    """The items of a request to an encoder-decoder model: all at offset 0, beside the prompt.
+    """Items of a request to an encoder-decoder model: all at offset 0, beside the prompt.
 
-    The decoder's first position attends to all of them; what later positions need of them is in
-    the decoder's own cache by then. So a window touches all items if it begins at 0, and else none.
+    The decoder's first position attends to all of them. What later positions need of them is in the
+    decoder's own cache by then. So a window that begins at 0 touches all items, and any other
+    window none.
     """
 
     __slots__ = ()
@@ -223,7 +227,7 @@ class CrossAttentionIndex(WindowIndex[T]):
 
     @property
     def end(self) -> int:
-        """Items take no positions of the decoder."""
+        """Return 0: items take no positions of the decoder."""
         return 0
 
     def extend(self, placed: Iterable[tuple[Placeholder, T]], *, base: int = 0) -> None:

@@ -1,1 +1,1 @@
-"""What makes a server of its processes: which there are, and who restarts them."""
+"""Server: the list of its processes, their start, and their supervision."""

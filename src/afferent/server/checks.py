@@ -1,4 +1,4 @@
-"""What the settings name is looked at: the model's folder, the engine, memory, folders."""
+"""Checks of the settings against the model's folder, the engine, memory and other folders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RAW_LIMITS = {
     "max_video_nbytes": 1.0,
     "max_audio_nbytes": 1.0,
 }
-"""How much of what each of them allows is in the arena at once: of a body, base64 becomes less."""
+"""Part of each limit that is in the arena at once: base64 in a body is decoded to less."""
 
 _TIER_TIMEOUT_S = 3.0
 BUILT_IN_MODELS = Path(__file__).parent.parent / "models"
@@ -43,29 +43,29 @@ BUILT_IN_MODELS = Path(__file__).parent.parent / "models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What is to be served, and how memory is divided."""
+    """Checked server: the model, and the division of memory."""
 
     config: ServeConfig
-    """With the processes that are chosen for this machine."""
+    """Settings, with the number of processes chosen for this machine."""
     folder: Path
-    """Of the model."""
+    """Folder of the model."""
     family: AnyFamily | None
-    """As the folder says; ``None``: only the model's own processor can tell."""
+    """Family described by the folder; ``None``: only the model's own processor can determine it."""
     engine: registry.AnyKind
     engine_settings: Settings
     arena_nbytes: int
     left_nbytes: int
-    """Memory beside the arena and all that is taken."""
+    """Memory left beside the arena and everything reserved."""
 
     @property
     def model_name(self) -> str:
-        """What clients call it."""
+        """Name of the model in the API."""
         config = self.config
         own = config.model if hub.is_name(config.model) else self.folder.name
         return config.served_model_name[0] if config.served_model_name else own
 
     def site(self, family: AnyFamily | None, *, store_address: str) -> EngineSite:
-        """Of the engine."""
+        """Return the engine's site."""
         return EngineSite(
             model_folder=self.folder,
             model_name=self.model_name,
@@ -79,12 +79,13 @@ class Checked:
 
 
 def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
-    """Look at the model's folder, the engine, the memory, and what else the settings name. A model
-    on a hub has to be in the cache, or is downloaded into it.
+    """Check the model's folder, the engine, the memory, and all else that the settings name.
+
+    A model on a hub must be in the cache, or is downloaded into it.
 
     Raises:
         ConfigError: These settings can't be served.
-        UnsupportedModel: Nor can this model.
+        UnsupportedModel: This model can't be served.
     """
     config = loaded.config
     shortage.check_files()
@@ -131,18 +132,18 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
 
 
 def _check_prompts(folder: Path, family: AnyFamily | None) -> None:
-    """Read the tokenizer, the chat template and the defaults of sampling, as each frontend does.
+    """Read the tokenizer, the chat template and the sampling defaults, as each frontend does.
 
     Raises:
         ConfigError: One of them is missing or broken.
     """
-    # Imported here and by name: of all that the supervisor does, nothing else needs a tokenizer.
+    # Imported here and by name: nothing else in the supervisor needs a tokenizer.
     prompt: Any = importlib.import_module("afferent.serve.flow.prompt")
     prompt.check_folder(folder, family or UnknownFamily())
 
 
 def _check_raw_media(loaded: Loaded, arena_nbytes: int) -> None:
-    """Refuse limits that promise what the arena has no room for. Defaults promise nothing.
+    """Refuse explicit limits that exceed the arena's space. Defaults are never refused.
 
     Raises:
         ConfigError: Media as large as one of them could never be in the arena.
@@ -165,15 +166,15 @@ def _check_raw_media(loaded: Loaded, arena_nbytes: int) -> None:
 def model_folder(
     config: ServeConfig, *, needs_weights: bool = True, may_download: bool = False
 ) -> Path:
-    """The folder of a built-in model, of one on this machine, or of one that is on a hub.
+    """Return the folder of a built-in model, a model on this machine, or one on a hub.
 
     Args:
-        config: Which model.
-        needs_weights: Those of a hub's are wanted, too.
-        may_download: What is not in the cache of a hub's.
+        config: Settings that name the model.
+        needs_weights: Whether the weights of a model on a hub are needed.
+        may_download: Whether missing files of a model on a hub may be downloaded.
 
     Raises:
-        ConfigError: There is none of them.
+        ConfigError: There is no such model.
     """
     name = config.model
     if hub.is_name(name):
@@ -200,9 +201,10 @@ def model_folder(
 
 
 def _check_page(config: ServeConfig) -> None:
-    """
+    """Check that the live page has a key if others can reach it, or if tenants have keys.
+
     Raises:
-        ConfigError: The live page shows and does what only who has a key may see and do.
+        ConfigError: It needs a key and has none.
     """
     if config.ui < 0 or config.page_key:
         return
@@ -216,7 +218,7 @@ def _check_page(config: ServeConfig) -> None:
 
 
 def exposure(config: ServeConfig) -> str:
-    """What an operator should know before others can reach the server; empty if nothing."""
+    """Return a warning for a server that others can reach without a key; empty if none."""
     if _is_loopback(config.host) or config.api_key or config.tenants:
         return ""
     return f"{config.host} can be reached by others, and no API key is asked for (--api-key)"
@@ -225,7 +227,7 @@ def exposure(config: ServeConfig) -> str:
 def silent_tier(config: ServeConfig) -> str:
     """Return a warning for a tier that can't be reached from here; empty if there is none.
 
-    It does not keep a server from starting, which goes on without its tier.
+    A server starts and runs without its tier.
     """
     if not config.tier:
         return ""
@@ -245,5 +247,5 @@ def _is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, whose address may be any
+    except ValueError:  # a name can have any address
         return False

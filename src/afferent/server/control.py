@@ -1,6 +1,6 @@
-"""The supervisor's own socket: what an operator asks of a server that runs.
+"""Control socket of the supervisor: requests of operators to a running server.
 
-A question is a line of JSON, the answer one or more: all but the last say how far it is.
+A question is a line of JSON. The answer is one or more lines: all but the last show the progress.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``is_done`` with the last; ``failed`` says that it came to nothing."""
+    """Progress of a restart: ``is_done`` in the last message; ``failed`` if it did not succeed."""
 
     text: str
     is_done: bool = False
@@ -39,14 +39,14 @@ class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Control:
-    """Answers one question at a time; who comes meanwhile is told so."""
+    """Server of the control socket, for one question at a time; others get an error meanwhile."""
 
     def __init__(self, restart: Restart) -> None:
-        """``restart`` raises a `ConfigError` where it came to nothing."""
+        """Answer questions with ``restart``, which raises a `ConfigError` if it fails."""
         self._restart, self._busy_with = restart, ""
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until cancelled."""
+        """Answer questions until cancelled."""
         server = await asyncio.start_unix_server(self._answer, sock=listener, limit=MAX_LINE_NBYTES)
         async with server:
             await server.serve_forever()
@@ -56,7 +56,7 @@ class Control:
             progress = Progress(text=text, is_done=is_done, failed=failed)
             writer.write(msgspec.json.encode(progress) + b"\n")
 
-        with contextlib.suppress(OSError, ValueError):  # it has left, or says no end of a line
+        with contextlib.suppress(OSError, ValueError):  # it has left, or sent an endless line
             try:
                 wire.check_peer(writer.get_extra_info("socket"))
                 question = msgspec.json.decode(await reader.readline(), type=Question)
@@ -74,12 +74,12 @@ class Control:
         self._busy_with = question.restart
         try:
             await self._restart(question.restart, tell)
-        except OSError as error:  # of the server, and not of the connection to who asks
+        except OSError as error:  # an error of the server, not of this connection
             raise ConfigError(f"the server can't do it now: {error.strerror}") from error
         finally:
             self._busy_with = ""
 
 
 def listen() -> socket.socket:
-    """In a folder that only this user may enter."""
+    """Listen in a folder that only this user may enter."""
     return wire.listen(new_address(SOCKET_NAME))

@@ -1,7 +1,7 @@
-"""A model by its name on a hub: downloaded once, into the cache that all programs of a user share.
+"""Models on a hub: downloaded once, into the cache that all programs of a user share.
 
-`huggingface_hub` does it, and its own environment variables say how: where the hub and the cache
-are, with which token, and whether anything may be downloaded at all.
+`huggingface_hub` downloads them, and its own environment variables apply: the addresses of the hub
+and the cache, the token, and offline mode.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from afferent.errors import ConfigError, in_a_line
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WEIGHTS: Final = "*.safetensors"
 _BESIDE: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
-# The same weights for other programs, and other things' weights.
+# The same weights for other programs, and weights of other parts.
 _LEFT_OUT: Final = ("*/*", "*.bin", "consolidated*")
 
 
 def is_name(model: str) -> bool:
-    """Whether it can be a model's name on a hub: ``ORGANIZATION/NAME``, and no folder here."""
+    """Return whether it can be a model's name on a hub: ``ORGANIZATION/NAME``, and no path here."""
     return _NAME.fullmatch(model) is not None and not Path(model).exists()
 
 
 def endpoint() -> str:
-    """Where the hub is."""
+    """Return the URL of the hub."""
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
@@ -34,19 +34,18 @@ def endpoint() -> str:
 def download(
     name: str, *, revision: str, needs_weights: bool, from_cache_only: bool = False
 ) -> Path:
-    """The folder of a model of this name in the cache; what is missing there is downloaded, with
-    progress on the terminal.
+    """Return a model's folder in the cache; download missing files, with progress on the terminal.
 
     Args:
-        name: Of the model, as `is_name` knows it.
+        name: Name of the model, as accepted by `is_name`.
         revision: Branch, tag or commit; empty for the hub's default.
-        needs_weights: Safetensors are wanted, besides all that is small.
-        from_cache_only: Nothing is downloaded now.
+        needs_weights: Download safetensors, in addition to all small files.
+        from_cache_only: Download nothing.
 
     Raises:
-        ConfigError: It is not to be had; one line says why.
+        ConfigError: It is not available; the message gives the reason in one line.
     """
-    # Whoever serves a folder does not wait for these imports.
+    # Imported here: a server of a local folder does not need them.
     from huggingface_hub import constants, errors, snapshot_download
 
     here, cache = endpoint(), constants.HF_HUB_CACHE
@@ -86,7 +85,7 @@ def download(
             "not all of it is" if isinstance(error, errors.IncompleteSnapshotError) else "it is not"
         )
         raise ConfigError(f"{name!r} is no folder here, {what} in {cache}, and {why}") from error
-    except Exception as error:  # of HTTP, of the disk, or of what the two are reached by
+    except Exception as error:  # of HTTP, the disk, or the libraries for them
         raise ConfigError(
             f"{name!r} can't be downloaded from {here}: {in_a_line(error)}"
         ) from error

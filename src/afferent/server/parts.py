@@ -1,7 +1,7 @@
-"""Which processes make up a server, and what each is told.
+"""Processes of a server, and the settings of each.
 
-This imports none of them: a supervisor that waits for what HTTP servers and decoders import is one
-that its children wait for.
+This imports none of them: the children would wait for a supervisor that imports HTTP servers and
+decoders.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ from afferent.tier import launch as tier
 from afferent.types import encode
 
 SUPERVISOR = "supervisor"
-"""What the process is called that starts all others."""
+"""Name of the process that starts all others."""
 _MIN_RECOVERY_S = 60.0
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
-"""No progress bars between our lines, and nothing looked up on a hub."""
+"""No progress bars between our lines, and no requests to a hub."""
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One child process, and how to start it again."""
+    """Process of the server, with all that is needed to restart it.
+
+    Invariants: ``is_ready`` is false without a running ``child``.
+    """
 
     name: str
     module: str
     settings: Callable[[], Struct]
-    """For each start anew."""
+    """Called for each start."""
     fds: tuple[int, ...] = ()
     watches: tuple[str, ...] = ()
-    """Processes of its own, which it replaces when they are silent."""
+    """Names of its own child processes, which it replaces if they hang."""
     port: Port | None = None
-    """Its settings get ``listener_fd``, a socket for each start."""
+    """Port of the process: its settings get ``listener_fd``, a socket for each start."""
     env: dict[str, str] = field(default_factory=dict)
     is_engine: bool = False
     is_frontend: bool = False
     listener: socket.socket | None = None
-    """The running child's, which its successor gets: who waits to be accepted is not sent away."""
+    """Listening socket of the child. Its successor inherits it, so no waiting client is refused."""
     child: Child | None = None
     pidfd: int = -1
     is_ready: bool = False
-    """Its running child is; never without one."""
+    """Whether its running child is ready."""
     has_been_ready: bool = False
     num_failed_starts: int = 0
     last_said: str = ""
@@ -68,11 +71,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What all parts of one server have in common."""
+    """Common values of all processes of one server."""
 
     config: ServeConfig
     folder: Path
-    """Of the model."""
+    """Folder of the model."""
     model_name: str
     family: AnyFamily | None
     engine: EnginePlan[Any]
@@ -82,10 +85,10 @@ class Plan:
     inherited: InheritedDescriptors
 
     def parts(self) -> dict[str, Part]:
-        """By name, in the order in which they are started.
+        """Return the parts by name, in the order of their start.
 
         Raises:
-            ConfigError: The engine calls one of its processes like one of ours.
+            ConfigError: The engine uses the name of another process.
         """
         ours = [self._store(), *self._preprocess(), *self._tier()]
         ours += [*self._frontends(), *self._page()]
@@ -113,7 +116,7 @@ class Plan:
 
     def _store(self) -> Part:
         config, inherited = self.config, self.inherited
-        segments = itertools.count(1)  # each daemon begins a new epoch: the others connect again
+        segments = itertools.count(1)  # each daemon begins a new epoch: its clients reconnect
         return Part(
             "store",
             DAEMON,
@@ -122,14 +125,14 @@ class Plan:
                 shares=config.shares,
                 job_timeout_s=config.preprocess_timeout_s,
                 fetch_timeout_s=tier.longest_fetch_s(timeout_s=config.tier_timeout_s),
-                # An encoder or a decoder may hold on for as long as an item may take.
+                # An encoder or a decoder may pin a block as long as one item may take.
                 recovery_timeout_s=max(_MIN_RECOVERY_S, config.preprocess_timeout_s),
             ),
             fds=inherited.fds,
         )
 
     def _preprocess(self) -> list[Part]:
-        """Nobody, where no features are made."""
+        """Return the preprocess pool; empty if no features are computed."""
         config = self.config
         if self.family is None:
             return []
@@ -146,7 +149,7 @@ class Plan:
         return [Part("preprocess", preprocess.POOL, lambda: settings, env=env, watches=watches)]
 
     def _tier(self) -> list[Part]:
-        """Nobody, where there is none."""
+        """Return the tier process; empty without a tier."""
         config = self.config
         if not config.tier:
             return []

@@ -1,5 +1,6 @@
-"""All that a start does before a process is started: `afferent serve` goes on from there, and
-``afferent config check`` gives it all back.
+"""Preparation of a start, up to its first process.
+
+`afferent serve` continues from there; ``afferent config check`` releases everything.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from afferent.store import arena
 from afferent.store.daemon.server import InheritedDescriptors
 
 Say = Callable[[str, str], None]
-"""Who or what it is about, and what the operator should know."""
+"""Callback with a subject and a message for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A server of which no process runs yet."""
+    """Server without running processes."""
 
     checked: Checked
     plan: Plan
     parts: dict[str, Part]
     notes: tuple[tuple[str, str], ...]
-    """For the operator; see `Say`."""
+    """Messages for the operator; see `Say`."""
 
 
 def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = False) -> Prepared:
-    """Refuse what can be refused.
+    """Check everything, and acquire all that a server needs before its first process.
 
     Args:
-        owned: Gets what has to go at the end.
-        say: Told why it takes seconds, where it does; all else is in `Prepared.notes`.
-        may_download: A model that is on a hub, and not in the cache.
+        owned: Gets the cleanup of acquired resources.
+        say: Called before slow steps; all other messages are in `Prepared.notes`.
+        may_download: Whether a model on a hub that is not in the cache may be downloaded.
 
     Raises:
-        ConfigError: These settings can't be served; nothing is left but what ``owned`` has.
-        UnsupportedModel: Nor can this model.
+        ConfigError: These settings can't be served; all acquired resources are in ``owned``.
+        UnsupportedModel: This model can't be served.
     """
     config = loaded.config
     if may_download and hub.is_name(config.model):
@@ -99,9 +100,10 @@ def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = 
 
 
 def bind(config: ServeConfig) -> Port:
-    """
+    """Bind the port of the API.
+
     Raises:
-        ConfigError: Nobody can listen there, or somebody does.
+        ConfigError: The address can't be used, or another process listens there.
     """
     try:
         return Port(config.host, config.port, num_listeners=config.frontends)
@@ -110,10 +112,10 @@ def bind(config: ServeConfig) -> Port:
 
 
 def bind_page(config: ServeConfig) -> Port | None:
-    """The live page's, if there is to be one.
+    """Bind the live page's port; ``None`` without a page.
 
     Raises:
-        ConfigError: Nobody can listen there, or somebody does.
+        ConfigError: The address can't be used, or another process listens there.
     """
     if config.ui < 0:
         return None
@@ -125,11 +127,11 @@ def bind_page(config: ServeConfig) -> Port | None:
 
 
 def rehearse(loaded: Loaded, say: Say) -> Checked:
-    """`prepare`, and give everything back.
+    """Run `prepare` as a dry run, and release everything.
 
     Raises:
         ConfigError: These settings can't be served.
-        UnsupportedModel: Nor can this model.
+        UnsupportedModel: This model can't be served.
     """
     with ExitStack() as owned:
         return prepare(loaded, owned, say).checked
@@ -149,14 +151,14 @@ def _inherited(checked: Checked, owned: ExitStack) -> InheritedDescriptors:
 
 
 def _family(checked: Checked, say: Say) -> AnyFamily | None:
-    """What features are made for the model; ``None`` if none are, and none have to be.
+    """Return the family that computes the features; ``None`` if none is needed.
 
     Raises:
-        UnsupportedModel: None can be made, and they are needed.
+        UnsupportedModel: Features are needed, and no family can compute them.
     """
     folder, engine, known = checked.folder, checked.engine, checked.family
     if isinstance(engine, UpstreamKind):
-        # What the model's own processor makes, the one beside it makes as well.
+        # An upstream runs the model's own processor itself, so the adapter family adds nothing.
         is_ours = known is not None and not isinstance(known, AdapterFamily)
         takes_them = engine.takes_features(folder, checked.engine_settings)
         return known if is_ours and takes_them else None
@@ -166,20 +168,21 @@ def _family(checked: Checked, say: Say) -> AnyFamily | None:
 
 
 def _check_processes(plan: EnginePlan[Any]) -> None:
-    """
+    """Check that the engine's processes have modules.
+
     Raises:
         ConfigError: One of them has no module.
     """
     for process in plan.processes:
         module = process.module
-        # Another path is not ours to look at.
+        # modules on another path can't be checked here
         if "PYTHONPATH" not in process.env and (why := _what_is_wrong_with(module)):
             raise ConfigError(f"{module}, the engine's process {process.name!r}, can't run: {why}")
 
 
 def _what_is_wrong_with(module: str) -> str:
-    """Why ``python -m`` could not run it, as far as that is known without running it."""
+    """Return why ``python -m`` can't run a module, as far as known without running it."""
     try:
         return "" if find_spec(module) else "there is no such module"
-    except Exception as error:  # its package is not ours, and may raise anything
+    except Exception as error:  # importing its package may raise anything
         return in_a_line(error)

@@ -1,4 +1,4 @@
-"""Restarts that lose no request: of the frontends one after the other, of the engine as a whole."""
+"""Restarts that lose no request: of the frontends one by one, of the engine as a whole."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from afferent.server.parts import Part
 
 _LOOK_S = 0.02
 FRONTEND_START_TIMEOUT_S = 120.0
-"""For a frontend's successor until it is ready."""
+"""Timeout for a frontend's successor to become ready."""
 _KILL_AFTER_S = 5.0
 
 
 class Host(Protocol):
-    """What of the supervisor is needed."""
+    """Part of the supervisor that restarts need."""
 
     @property
     def parts(self) -> Mapping[str, Part]: ...
@@ -33,11 +33,11 @@ class Host(Protocol):
         """Start a second process like the part's, on its listening socket; the part stays as it is.
 
         Raises:
-            OSError: There are no descriptors, or no memory, for it; nothing of it is left.
+            OSError: Descriptors or memory are insufficient; nothing of it is left.
         """
 
     def replace(self, part: Part, successor: Part) -> None:
-        """Put the successor into the part's position; the part's process is not started again."""
+        """Put the successor into the part's position; the part's process is not restarted."""
 
     def discard(self, successor: Part) -> None:
         """Kill the successor's process, if it has one."""
@@ -67,7 +67,7 @@ class Restarts:
         """Restart all frontends or the engine.
 
         Raises:
-            ConfigError: A process does not start. Of a frontend, the old process stays.
+            ConfigError: A process does not start. The old process of a frontend stays.
         """
         if what == "engine":
             await self._engine(tell)
@@ -83,7 +83,7 @@ class Restarts:
             tell(f"{part.name}: replaced in {time.monotonic() - start_s:.1f} s")
 
     async def _frontend(self, part: Part) -> None:
-        """Have a successor accept from the same socket before the old process leaves."""
+        """Start a successor that accepts from the same socket before the old process leaves."""
         try:
             successor = self._host.start_successor(part)
         except OSError as error:
@@ -99,7 +99,7 @@ class Restarts:
         await self._end([part], LEAVE_SIGNAL, self._drain_timeout_s + _KILL_AFTER_S)
 
     async def _successor_is_ready(self, successor: Part) -> None:
-        """Wait until it is.
+        """Wait until the successor is ready.
 
         Raises:
             ConfigError: It ends before, or takes too long.
@@ -136,12 +136,12 @@ class Restarts:
             self._board.close_doors(False)
 
     async def _engine_is_ready(self, parts: list[Part]) -> None:
-        """Wait until all of its processes are ready.
+        """Wait until all engine processes are ready.
 
         Raises:
             ConfigError: One of them does not start; the supervisor tries again.
         """
-        for part in parts:  # an end that was ordered is no failed start
+        for part in parts:  # a requested end is no failed start
             part.num_failed_starts = 0
         timeout_s = self._engine_start_timeout_s
 
@@ -165,7 +165,7 @@ class Restarts:
             )
 
     async def _end(self, parts: Iterable[Part], signum: signal.Signals, timeout_s: float) -> None:
-        """All of their processes, that is; others may have been started meanwhile."""
+        """End the current processes of the parts; their replacements stay."""
         ending = {part.name: (part, part.child) for part in parts if part.child is not None}
         for _, child in ending.values():
             child.popen.send_signal(signum)
@@ -180,7 +180,8 @@ class Restarts:
         await self._until(have_ended, None)
 
     async def _until(self, condition: Callable[[], object], timeout_s: float | None) -> None:
-        """
+        """Wait for a condition, at most ``timeout_s``.
+
         Raises:
             ConfigError: The server is stopped meanwhile.
         """

@@ -1,4 +1,4 @@
-"""How many processes a server has by default, and how memory is divided between them and the arena.
+"""Default numbers of processes, and the division of memory between them and the arena.
 
 All of it follows from the settings, the cores and the memory that this process may use. The table
 in docs/deploying.md has the results; a test compares it with this module.
@@ -16,22 +16,24 @@ from afferent.types import GiB, MiB
 
 _PART_OF_MEMORY = 0.9
 _BASE_NBYTES = 384 * MiB
-"""What the processes take without any media, the frontends' and the engine's apart: 120 MiB, and
-as much again for a tier and the live page; torch, where the compiled part is missing, is the rest.
+"""Memory of the processes without media, except the frontends and the engine.
+
+120 MiB, and as much again for a tier and the live page. The rest is for torch, if the compiled part
+is missing.
 """
 _FRONTEND_NBYTES = 128 * MiB
-"""What one frontend takes: 60 MiB where nothing goes on, and the bodies of a hundred clients."""
+"""Memory of one frontend: 60 MiB when idle, and the bodies of a hundred clients."""
 
 _CORES_OF_FRONTEND = 8
 _MOST_FRONTENDS = 16
 _PART_OF_FRONTENDS = 1 / 16
-"""Of memory, at most."""
+"""Largest part of memory for frontends."""
 
 _WORKER_NBYTES = GiB
-"""An image of the most pixels that the limits allow can be decoded in it, whatever its format."""
+"""Enough to decode an image of the most pixels that the limits allow, in any format."""
 _LEAST_WORKER_NBYTES = 256 * MiB
 _PART_OF_WORKERS = 2 / 3
-"""Of what is left beside the other processes, at most."""
+"""Largest part of the memory left by the other processes."""
 
 _MOST_ARENA_NBYTES = 4 * GiB
 _GOOD_ARENA_NBYTES = 256 * MiB
@@ -40,50 +42,50 @@ _LEAST_ARENA_NBYTES = 128 * MiB
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What of a machine a server may use."""
+    """Resources of a machine that a server may use."""
 
     cores: int
     limit_nbytes: int
 
     @classmethod
     def here(cls) -> Self:
-        """By affinity, limits and control groups."""
+        """Return this machine by affinity, limits and control groups."""
         return cls(cgroup.num_cores(), memory.limit_nbytes())
 
     @property
     def usable_nbytes(self) -> int:
-        """Past a container's limit, taking memory would not fail: the kernel would kill us."""
+        """Memory to plan with: beyond a container's limit, the kernel kills instead of refusing."""
         return int(self.limit_nbytes * _PART_OF_MEMORY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What a server has where the settings leave it open, and as they say where they do not."""
+    """Sizes of a server: as set, or chosen if the settings leave them open."""
 
     frontends: int
     preprocess_workers: int
     preprocess_memory_nbytes: int
-    """Of each worker."""
+    """Memory of each worker."""
     arena_nbytes: int
     left_nbytes: int
-    """Beside all that."""
+    """Memory left beside all these."""
 
 
 def choose(config: ServeConfig, machine: Machine, *, engine_nbytes: int) -> Sizes:
     """Fit a server into a machine.
 
     - A frontend for each 8 cores.
-    - A preprocess worker for each core, as far as two thirds of the memory beside the other
-      processes have 1 GiB for each. Where that is too little for one, it gets these two thirds,
-      and 256 MiB at least.
-    - The arena gets half of what is left then, at most an eighth of all, and 4 GiB: a model of some
-      size needs the rest.
+    - A preprocess worker for each core, if two thirds of the memory beside the other processes
+      contain 1 GiB for each. If that is too little for one, it gets these two thirds, and at least
+      256 MiB.
+    - The arena gets half of the rest, at most an eighth of all memory, and at most 4 GiB: a large
+      model needs the rest.
 
     Args:
-        engine_nbytes: What the engine has reserved.
+        engine_nbytes: Memory reserved by the engine.
 
     Raises:
-        ConfigError: All that the settings demand may need more than 90 % of the memory there is.
+        ConfigError: The settings may need more than 90 % of the memory.
     """
     usable_nbytes = machine.usable_nbytes
     frontends = config.frontends or _num_frontends(machine)
@@ -125,7 +127,7 @@ def _within(number: int, most: int) -> int:
 
 
 def _refusal(sizes: Sizes, machine: Machine, engine_nbytes: int) -> str:
-    """What does not fit, and what to do."""
+    """Return the error message, with the sizes and the next steps."""
     decoding_nbytes = sizes.preprocess_workers * sizes.preprocess_memory_nbytes
     needed_nbytes = (machine.usable_nbytes - sizes.left_nbytes) / _PART_OF_MEMORY
     others_nbytes = _BASE_NBYTES + sizes.frontends * _FRONTEND_NBYTES

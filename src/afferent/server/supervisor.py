@@ -1,7 +1,7 @@
-"""The supervisor: starts every process, owns what they share, restarts what dies, drains.
+"""Supervisor: starts every process, owns shared resources, restarts dead processes, drains.
 
-It owns the arena's memory and the listening sockets, so that a restarted child finds them as they
-were. When the store daemon dies, the others live on and connect to the next one.
+It owns the arena's memory and the listening sockets, so that a restarted child finds them
+unchanged. If the store daemon dies, the other processes keep running and connect to the next one.
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ log = logging.getLogger(__name__)
 _MAX_FAILED_STARTS = 3
 _RESTART_S = 0.05
 _RESTART_FAILED_S = 1.0
-"""After a failed start, and twice as long after each more."""
+"""Delay after a failed start; it doubles with each further failure."""
 _TERMINATE_TIMEOUT_S = 5.0
 
 
 class Supervisor:
-    """Runs one server until SIGTERM or Ctrl-C."""
+    """Supervisor of one server, until SIGTERM or Ctrl-C.
+
+    Invariants:
+        - A part in ``_parts`` without a child gets a new one, unless the server stops.
+        - A part in ``_extra`` is not restarted.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -64,15 +69,16 @@ class Supervisor:
         self._model_name = ""
 
     def run(self) -> int:
-        """Serve; the exit status.
+        """Serve; return the exit status.
 
         Raises:
-            ConfigError: Nothing is left running.
-            UnsupportedModel: Likewise.
+            ConfigError: The settings can't be served; no process is left running.
+            UnsupportedModel: The model can't be served; likewise.
         """
         logs.configure("supervisor", level=self._config.log_level, format=self._config.log_format)
         with contextlib.ExitStack() as owned:
-            # Before there is an event loop: it would keep Ctrl-C waiting for a download's end.
+            # Before the event loop exists: its signal handlers would delay Ctrl-C until a download
+            # ends.
             plan = self._prepare(owned)
             return asyncio.run(self._serve(plan))
 
@@ -112,10 +118,10 @@ class Supervisor:
     # Start
 
     def _prepare(self, owned: contextlib.ExitStack) -> Plan:
-        """What can be refused is refused before a process starts.
+        """Refuse invalid settings before a process starts.
 
         Args:
-            owned: Gets what has to go at the end.
+            owned: Gets the cleanup of acquired resources.
         """
         prepared = prepare(self._loaded, owned, self._say, may_download=True)
         self._parts, self._port = prepared.parts, prepared.plan.port
@@ -126,13 +132,13 @@ class Supervisor:
         return prepared.plan
 
     async def _start_all(self, inherited: InheritedDescriptors) -> None:
-        """The store first, then what takes longest, the engine's workers."""
+        """Start the store first, then the engine's workers, which take longest."""
         size = f"{os.fstat(inherited.arena_fd).st_size / 2**20:,.0f} MiB"
         size += "" if self._config.arena_nbytes else ", as suits the memory there is"
         if self._config.preallocate_arena:
             start_s = time.monotonic()
             for _ in arena.allocate(inherited.arena_fd):
-                await asyncio.sleep(0)  # for signals
+                await asyncio.sleep(0)  # let signal handlers run
                 if self._stop.is_set():
                     return
             how = f"allocated in {time.monotonic() - start_s:.2f} s"
@@ -143,10 +149,10 @@ class Supervisor:
             self._start(part)
 
     def _start(self, part: Part) -> None:
-        """A process for a part that has none.
+        """Start a process for a part that has none.
 
         Raises:
-            OSError: There are no descriptors, or no memory, for it; nothing of it is left.
+            OSError: Descriptors or memory are insufficient; nothing of it is left.
         """
         part.is_ready = False
         settings, fds, listener = part.settings(), part.fds, part.listener
@@ -168,10 +174,10 @@ class Supervisor:
             pidfd = os.pidfd_open(child.pid)
             opened.callback(os.close, pidfd)
             self._listen(part, child, pidfd)
-            opened.pop_all()  # the listener is the part's now
+            opened.pop_all()  # the part owns the listener now
         part.child, part.pidfd, part.listener = child, pidfd, listener
 
-    # What `Restarts` needs
+    # Implementation of `Host`, for `Restarts`
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -182,10 +188,10 @@ class Supervisor:
         return self._stop.is_set()
 
     def start_successor(self, part: Part) -> Part:
-        """See `Host.start_successor`."""
+        """Implement `Host.start_successor`."""
         listener = part.listener
         if listener is not None:
-            # Not socket.dup(): it makes the socket block, for the old process too.
+            # Not socket.dup(): it makes the socket blocking, for the old process too.
             listener = socket.socket(fileno=os.dup(listener.fileno()))
         successor = dataclasses.replace(
             part,
@@ -204,7 +210,7 @@ class Supervisor:
         return successor
 
     def replace(self, part: Part, successor: Part) -> None:
-        """See `Host.replace`."""
+        """Implement `Host.replace`."""
         self._extra.remove(successor)
         self._parts[part.name] = successor
         self._close_listener(part)
@@ -212,7 +218,7 @@ class Supervisor:
             self._extra.append(part)
 
     def discard(self, successor: Part) -> None:
-        """See `Host.discard`."""
+        """Implement `Host.discard`."""
         self._kill(successor)
         if successor in self._extra:
             self._extra.remove(successor)
@@ -220,10 +226,10 @@ class Supervisor:
     # Events
 
     def _listen(self, part: Part, child: Child, pidfd: int) -> None:
-        """Whatever this child says or does concerns this part.
+        """Forward this child's status and its death to its part.
 
         Raises:
-            OSError: There is no memory for it; nobody listens then.
+            OSError: Memory is insufficient; no reader is left.
         """
         loop = asyncio.get_running_loop()
         loop.add_reader(child.status_fd, self._on_status, part, child)
@@ -238,7 +244,7 @@ class Supervisor:
         if not data:
             asyncio.get_running_loop().remove_reader(child.status_fd)
             return
-        if self._stop.is_set():  # what is about to end has nothing to say any more
+        if self._stop.is_set():  # messages of a stopping process are noise
             return
         for line in data.splitlines():
             status = msgspec.json.decode(line, type=Status)
@@ -264,11 +270,11 @@ class Supervisor:
             silent_s = self._config.frozen_timeout_s
             what = f"has not gone on for {silent_s:g} s; it is killed"
             self._say(part.name, what, level="warning")
-            part.child.popen.kill()  # of its end we hear
+            part.child.popen.kill()  # `_on_death` follows
 
     def _on_death(self, part: Part, child: Child) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._on_status(part, child)  # its last words
+            self._on_status(part, child)  # its last messages
         was_ready = part.is_ready
         code = self._reap(part, child)
         if self._stop.is_set():
@@ -282,7 +288,7 @@ class Supervisor:
             return
         if not was_ready and code != LOST_PARTNERS:
             part.num_failed_starts += 1
-            # What has run before may come to run again; the others are of use meanwhile.
+            # A part that has run before may recover; the others are useful meanwhile.
             if part.num_failed_starts >= _MAX_FAILED_STARTS and not part.has_been_ready:
                 self._failure = f"the {part.name} process can't be started; its log says why"
                 self._stop.set()
@@ -307,7 +313,7 @@ class Supervisor:
         except ConfigError as error:
             self._failure = f"{part.name} can't be started: {error}"
             self._stop.set()
-        except OSError as error:  # out of descriptors or memory, perhaps for a moment
+        except OSError as error:  # out of descriptors or memory, perhaps temporarily
             part.num_failed_starts += 1
             if part.num_failed_starts >= _MAX_FAILED_STARTS and not part.has_been_ready:
                 self._failure = f"{part.name} can't be started: {error}"
@@ -332,8 +338,9 @@ class Supervisor:
     # End
 
     async def _drain(self) -> None:
-        """Let the frontends finish what they have begun, then end the others, the store last."""
-        # While anybody holds the listening socket, the kernel lets new clients in to wait.
+        """Let the frontends finish their requests, then end the others, the store last."""
+        # While any process has the listening socket open, the kernel accepts connections into its
+        # backlog.
         if self._port is not None:
             self._port.close()
         everybody = [*self._parts.values(), *self._extra]
@@ -365,7 +372,7 @@ class Supervisor:
             self._reap(part, part.child)
 
     def _reap(self, part: Part, child: Child) -> int:
-        """The exit status of a child that has ended; its descriptors are closed."""
+        """Return the exit status of an ended child, and close its descriptors."""
         code = child.popen.wait()
         if part.child is child:
             loop = asyncio.get_running_loop()
@@ -381,7 +388,7 @@ class Supervisor:
         return code
 
     def _has_successor(self, part: Part) -> bool:
-        """Whether another process has the part's socket: it has to be accepted from then."""
+        """Return whether another process has the part's socket and accepts from it."""
         others = (each for each in self._extra if each is not part and each.name == part.name)
         return any(each.listener is not None for each in others)
 
@@ -396,9 +403,9 @@ class Supervisor:
         self._tell(f"{elapsed_s:6.1f} s  {who:<11} {what}", what, level=level, part=who)
 
     def _tell(self, line: str, event: str, *, level: str = "info", **fields: object) -> None:
-        """Print ``line``, or the event as JSON where logs are JSON, whatever the level of logs.
+        """Print ``line``, or the event as JSON if logs are JSON, at any log level.
 
-        A terminal that was closed must not keep the server from ending.
+        A closed terminal must not keep the server from ending.
         """
         if self._config.log_format == "json":
             line = logs.json_line("supervisor", level, event, logger=log.name, **fields)

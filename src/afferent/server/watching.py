@@ -1,4 +1,4 @@
-"""Watching the server's processes: who has been silent for too long is killed, and so replaced."""
+"""Liveness of the server's processes: a process that is silent too long is killed and replaced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from afferent.server.parts import SUPERVISOR, Part
 
 
 class Watcher:
-    """Has the board on which all processes beat, the supervisor among them."""
+    """Owner of the heartbeat table of all processes, the supervisor included."""
 
     def __init__(self, parts: Mapping[str, Part], *, frozen_timeout_s: float) -> None:
-        """``parts`` by name; one may be replaced by another of its name."""
+        """Watch ``parts``, by name; a part may be replaced by another of its name."""
         self._parts = parts
         watchers = {name: part.name for part in parts.values() for name in part.watches}
         self.board = Board.create(
@@ -25,11 +25,11 @@ class Watcher:
         self._watch = Watch(timeout_s=frozen_timeout_s)
 
     def forget(self, part: Part) -> None:
-        """It has ended, and with it all that it watches; nobody waits for what they say."""
+        """Unregister an ended part and the processes that it watches."""
         self.board.rest(part.name, *part.watches)
 
     async def run(self, on_frozen: Callable[[Part], None]) -> None:
-        """Until cancelled; ``on_frozen`` is called once for each that has to be replaced."""
+        """Watch until cancelled; call ``on_frozen`` once for each part that has to be replaced."""
         while True:
             self.board.beat(SUPERVISOR)
             self._watch.look(self.board.read(self._parts), now_s=time.monotonic())

@@ -1,1 +1,1 @@
-"""What is counted and timed: metrics, their sums over all processes, a request's trace."""
+"""Metrics, their sums over all processes, and the traces of requests."""

@@ -1,4 +1,4 @@
-"""The access log: one event a request that has ended, of one schema."""
+"""Access log: one event of one schema for each request that has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from afferent.telemetry.trace import Trace
 
 
 class AccessLine(Struct, frozen=True, kw_only=True):
-    """What an event ``request`` says, beside when, and by which process it was logged."""
+    """Fields of the event ``request``, in addition to its time and process."""
 
     request_id: str
     api: str

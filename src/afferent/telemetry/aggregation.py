@@ -1,11 +1,10 @@
-"""What all processes have counted, added up. Pure.
+"""Sums of the metrics of all processes. Pure.
 
-A process pushes all that it has counted since it began, again and again; the latest of it counts.
-What a process that is gone had counted stays, or sums would fall; what it had *now*, such as
-requests in flight, goes with it.
-
-No metric is known beforehand: how it adds up is in its declaration, which comes with each push.
-Memory is bounded by what one process may tell, and for those that are gone by limits of its own.
+- A process pushes all its counts since it began, again and again; the latest push counts.
+- The counts of an ended process stay, or sums would fall; its gauges, such as requests in flight,
+  are removed.
+- No metric is known in advance: its declaration, which comes with each push, defines its sum.
+- Memory is bounded by the limits of one process, and by separate limits for ended processes.
 """
 
 from __future__ import annotations
@@ -26,29 +25,34 @@ from afferent.telemetry.readings import (
 from afferent.types import ClientId
 
 _MAX_GONE = 64
-"""Processes that are gone and might come back, under another connection, to continue."""
+"""Ended processes that may reconnect and continue."""
 _MAX_DECLARED = 2 * MAX_METRICS
-"""Metrics of all processes that there have been."""
+"""Largest number of different metrics of all processes, ended ones included."""
 _MAX_GONE_SERIES = 2 * MAX_SERIES
-"""Of all processes that are gone for good; what is beyond counts as ``other``."""
+"""Limit for processes that have ended for good; further series count as ``other``."""
 
 
 class Aggregation:
-    """Keeps the latest readings of each process, and one sum of those that are gone."""
+    """Latest readings of each process, and one sum of the ended ones.
+
+    Invariants:
+        - A source is live or gone, not both.
+        - A name has one declaration for all processes.
+    """
 
     def __init__(self) -> None:
         self._declared: dict[str, Declaration] = {}
         self._live: dict[int, tuple[ClientId, list[Reading]]] = {}  # by source
         self._gone: OrderedDict[int, list[Reading]] = OrderedDict()
         self._base = _Sums(max_series=_MAX_GONE_SERIES)
-        self._of_gone: list[Reading] | None = None  # of both; until one goes or comes back
+        self._of_gone: list[Reading] | None = None  # sum of both, cached
 
     def push(self, client: ClientId, source: int, readings: Sequence[Reading]) -> None:
-        """What a process has counted, in place of what it said before; all of it or nothing.
+        """Replace the readings of a process; all of them or none.
 
         Raises:
-            FormatError: A metric that is badly declared, or otherwise than before; numbers that
-                can't be its; or more of them than one process may tell of.
+            FormatError: A declaration is invalid or differs from an earlier one, values don't match
+                their metric, or one process sends too many of them.
             NotPermitted: The client has pushed for another process, or there would be too many
                 metrics.
         """
@@ -67,12 +71,12 @@ class Aggregation:
         if len(self._declared) + len(new) > _MAX_DECLARED:
             raise NotPermitted("there are too many metrics")
         self._declared |= new
-        if self._gone.pop(source, None) is not None:  # back, with all that it has counted
+        if self._gone.pop(source, None) is not None:  # it has reconnected and pushes all its counts
             self._of_gone = None
         self._live[source] = (client, list(readings))
 
     def lose(self, client: ClientId) -> None:
-        """A client is gone."""
+        """Move the readings of a disconnected client to the ended ones."""
         for source in [s for s, (owner, _) in self._live.items() if owner == client]:
             _, readings = self._live.pop(source)
             self._gone[source] = [each for each in readings if each.metric.is_cumulative]
@@ -82,7 +86,7 @@ class Aggregation:
             self._base.add(readings)
 
     def total(self) -> list[Reading]:
-        """The sums of all series, and every metric that was ever declared."""
+        """Return the sums of all series, with every metric that was ever declared."""
         sums = _Sums()
         sums.add([Reading(metric, []) for _, metric in sorted(self._declared.items())])
         sums.add(self._sum_of_gone())

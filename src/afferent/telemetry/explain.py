@@ -1,4 +1,4 @@
-"""A request's trace as a table for people, as ``--explain`` prints it."""
+"""Trace of a request as a table for people, as ``--explain`` prints it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ COLOURS = {"frontend": "cyan", "store": "magenta", "preprocess": "yellow", "core
 
 
 _BURST, _PER_S = 20, 4.0
-"""To lay out a table takes milliseconds, and nobody reads hundreds of them a second."""
+"""Rate limit: to lay out a table takes milliseconds, and people read only a few a second."""
 
 
 class Explainer:
-    """Prints traces for a person, and no more of them than one can read: those in between are
-    counted.
-    """
+    """Printer of traces, rate-limited to a readable number; it counts the omitted ones."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -46,7 +44,7 @@ class Explainer:
 
 
 def render(trace: Trace, *, outcome: str, console: Console) -> None:
-    """Print a trace for a person: a line a stage, a bar for when it ran."""
+    """Print a trace for people: a line for each stage, with a bar that shows its time."""
     end_ns = max([time.monotonic_ns(), *(span.end_ns for span in trace.spans)])
     total_ns = max(end_ns - trace.start_ns, 1)
     copied = sum(span.copied_nbytes for span in trace.spans)
@@ -83,7 +81,7 @@ def render(trace: Trace, *, outcome: str, console: Console) -> None:
 
 
 def _bar(span: Span, start_ns: int, total_ns: int) -> str:
-    """``span`` within the request, on a scale of `_BAR_WIDTH` characters."""
+    """Return the bar of ``span`` within the request, on a scale of `_BAR_WIDTH` characters."""
     first = (span.start_ns - start_ns) / total_ns * _BAR_WIDTH
     last = (span.end_ns - start_ns) / total_ns * _BAR_WIDTH
     left = min(max(int(first), 0), _BAR_WIDTH - 1)
@@ -103,6 +101,6 @@ def _size(nbytes: int) -> str:
 
 
 def make_console(*, force_colour: bool = False) -> Console:
-    """Standard error, as wide as the terminal, or 110 columns where there is none."""
+    """Return a console on stderr, as wide as the terminal, or 110 columns without one."""
     width = None if os.isatty(2) else 110
     return Console(stderr=True, width=width, force_terminal=force_colour or None, highlight=False)

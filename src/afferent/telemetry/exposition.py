@@ -1,4 +1,4 @@
-"""Readings in Prometheus' text form."""
+"""Readings in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decoder = msgspec.msgpack.Decoder(Reading)
 
 
 def render(readings: Iterable[Reading]) -> bytes:
-    """The page. Of several readings of one metric the last one counts."""
+    """Return the metrics page. Of several readings of one metric the last one counts."""
     last = {reading.metric.name: reading for reading in readings}
     return b"".join(_part(msgspec.msgpack.encode(reading)) for reading in last.values())
 
@@ -43,7 +43,7 @@ def with_zeros(readings: Iterable[Reading], zeros: Iterable[Reading]) -> list[Re
 
 @functools.lru_cache(MAX_METRICS)
 def _part(reading: bytes) -> bytes:
-    """Of one metric. Most are as they were a page ago, and writing them is what takes long."""
+    """Return the text of one metric; cached, because most metrics don't change between pages."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_One(_decoder.decode(reading)))
     return generate_latest(registry)

@@ -1,7 +1,7 @@
-"""Which requests this process answers, and which it has answered lately, with their stages.
+"""Recent-requests buffer of this process: requests in flight and ended ones, with stages.
 
-Nothing is written until somebody asks: a request that runs is the `Trace` that it has anyway, and
-one that has ended stays until so many others have. So it costs a request no more than two entries.
+Reports are built only for a reader. A request in flight is its own `Trace`. An ended one stays
+until `KEPT` others have ended. So a request costs two entries.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from afferent.telemetry.trace import Trace
 from afferent.types import Span
 
 KEPT = 24
-"""Requests that have ended, and of those that run how many are told."""
+"""Number of ended requests that stay, and of requests in flight that are reported."""
 _MAX_WHAT = 120
 MAX_SPANS = 48
-"""Of a request, the longest: one of a hundred images has hundreds."""
+"""Number of reported spans of a request, the longest: one with a hundred images has hundreds."""
 
 
 class RequestReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request, as its trace is now.
+    """Snapshot of a request's trace.
 
     Attributes:
         what: Method and path.
-        where: How far it has come: one of `afferent.serve.flow.counting.PLACES`.
+        where: Its current stage: one of `afferent.serve.flow.counting.PLACES`.
         outcome: Empty while it runs; then ``ok``, ``client_gone``, or the code of an error.
         start_ns: By `time.monotonic_ns`, as `end_ns`, which is 0 while it runs.
-        items: How many of each kind, and what became of them.
-        spans: In the order in which they began.
-        num_left_out: Shorter spans, which are not told.
+        items: Number of items of each kind, with their outcome.
+        spans: In order of their begin.
+        num_left_out: Number of shorter spans that are omitted.
     """
 
     request_id: str
@@ -71,7 +71,7 @@ class RequestReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Journal:
-    """Of one process."""
+    """Requests in flight and recently ended requests of one process."""
 
     def __init__(self) -> None:
         self._running: dict[str, Trace] = {}
@@ -81,7 +81,7 @@ class Journal:
         self._running[trace.request_id] = trace
 
     def end(self, trace: Trace, outcome: str) -> None:
-        """The first end counts."""
+        """Record the end of a request; only the first call counts."""
         if self._running.pop(trace.request_id, None) is not None:
             end_ns = time.monotonic_ns()
             self._ended.append(RequestReport.of(trace, outcome=outcome, end_ns=end_ns))
@@ -91,16 +91,16 @@ class Journal:
         return len(self._running)
 
     def running(self) -> list[RequestReport]:
-        """Those that have come first."""
+        """Return the oldest requests in flight, at most `KEPT`."""
         first = list(self._running.values())[:KEPT]
         return [RequestReport.of(trace) for trace in first]
 
     def ended(self) -> list[RequestReport]:
-        """The latest come last."""
+        """Return the ended requests, the latest one last."""
         return list(self._ended)
 
     def num_by_tenant(self) -> dict[str, int]:
-        """How many run, of all that do."""
+        """Return the number of all requests in flight by tenant."""
         found: dict[str, int] = {}
         for trace in self._running.values():
             found[trace.tenant] = found.get(trace.tenant, 0) + 1
@@ -113,7 +113,7 @@ class Journal:
 
 
 JOURNAL = Journal()
-"""This process's."""
+"""Journal of this process."""
 os.register_at_fork(after_in_child=JOURNAL.reset)
 
 

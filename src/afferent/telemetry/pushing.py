@@ -1,4 +1,4 @@
-"""How a process's counts come to where all are added up: all of them, again and again."""
+"""Periodic push of a process's counts to the store daemon, which adds them up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERIOD_S = 1.0
 
 
 class Sink(Protocol):
-    """Where counts go: `AsyncDaemonStore` is one."""
+    """Receiver of counts, such as `AsyncDaemonStore`."""
 
     @property
     def is_open(self) -> bool: ...
@@ -26,7 +26,7 @@ class Sink(Protocol):
 
 
 async def push_counts(sink: Sink, registry: Registry = REGISTRY) -> None:
-    """Push until cancelled; while nobody is there, nothing is lost by waiting."""
+    """Push until cancelled; counts are cumulative, so a missed push loses nothing."""
     is_refused = False
     while True:
         await asyncio.sleep(PERIOD_S)
@@ -37,7 +37,7 @@ async def push_counts(sink: Sink, registry: Registry = REGISTRY) -> None:
             is_refused = False
         except Unavailable:
             continue
-        except AfferentError as error:  # a metric of this process is not as another's: said once
+        except AfferentError as error:  # declarations differ between processes: logged once
             if not is_refused:
                 log.warning("counts were refused", extra={"reason": error.message})
             is_refused = True

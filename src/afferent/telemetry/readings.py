@@ -1,7 +1,7 @@
-"""What processes tell one another of their metrics: how each is declared, and its numbers.
+"""Wire types of metrics: declarations, and their values.
 
-A declaration travels with the numbers, so who adds them up, or writes them for Prometheus, needs to
-know of no metric beforehand.
+A declaration travels with its values, so the receiver that adds them up, or writes them for
+Prometheus, needs no list of metrics.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 MAX_METRICS = 256
-"""That one process may tell of."""
+"""Largest number of metrics of one process."""
 MAX_SERIES = 4096
 MAX_VALUES = 1 << 15
 
 OTHER = "other"
-"""What a label says in place of a word that it may not have."""
+"""Value of a label in place of an unknown one."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -29,7 +29,7 @@ _MAX_BUCKETS = 62
 
 
 class Declaration(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``buckets`` are the upper bounds of a histogram's."""
+    """Declaration of a metric; ``buckets`` are the upper bounds of a histogram's."""
 
     name: Annotated[str, Meta(max_length=80)]
     kind: Kind
@@ -39,7 +39,7 @@ class Declaration(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     @property
     def is_cumulative(self) -> bool:
-        """Whether it only grows; a gauge says how things are now."""
+        """Whether it only grows; a gauge is a current value."""
         return self.kind != "gauge"
 
     @property
@@ -47,7 +47,7 @@ class Declaration(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
     def fault(self) -> str | None:
-        """What is wrong with it, so that Prometheus would not have it beside others."""
+        """Return the error that would make Prometheus refuse the declaration, or ``None``."""
         if _NAME.fullmatch(self.name) is None or self.name.endswith(_PART_ENDS):
             return "this can't be a metric's name"
         if self.name.endswith("_total") != (self.kind == "counter"):
@@ -64,8 +64,10 @@ class Declaration(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Series(Struct, array_like=True, forbid_unknown_fields=True):
-    """The numbers under one word for each label: of a histogram, how many fell into each bucket,
-    how many above all of them, and the sum of what was observed; of any other metric, one.
+    """Values of a metric for one combination of label values.
+
+    A histogram has the count of each bucket, the count above all buckets, and the sum of observed
+    values. Any other metric has one value.
     """
 
     labels: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=8)]
@@ -73,14 +75,14 @@ class Series(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Reading(Struct, array_like=True, forbid_unknown_fields=True):
-    """A metric, and all its series."""
+    """Metric with all its series."""
 
     metric: Declaration
     series: Annotated[list[Series], Meta(max_length=MAX_SERIES)]
 
     @property
     def is_sound(self) -> bool:
-        """Whether the series can be this metric's: as many words and numbers as it takes."""
+        """Whether each series has as many labels and values as the metric declares."""
         num_labels, num_values = len(self.metric.labels), self.metric.num_values
         return all(
             len(each.labels) == num_labels

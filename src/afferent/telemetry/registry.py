@@ -1,12 +1,12 @@
-"""Where metrics are declared: by the module that counts, for the whole process.
+"""Registry of metrics: the module that counts a metric declares it, for the whole process.
 
     ITEMS = counter("afferent_items_total", "Media items, by outcome", outcome=("hit", "failed"))
     ...
     ITEMS.labels("hit").inc()
 
-A label's words are from a list: never a URL, a hash or anything else that a client chooses. Any
-other word is counted as ``other``, so that no client can make series. A list may be a set that
-grows while modules are set up, or an object that knows its words.
+The values of a label are from a list: never a URL, a hash or anything else that a client chooses.
+Any other value is counted as ``other``, so that no client can create series. A list may be a set
+that grows while modules are imported, or an object with ``__contains__``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Final, Generic, Literal, TypeVar
 from afferent.telemetry.readings import OTHER, Declaration, Kind, Reading, Series
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Buckets of what may take minutes; the others are of what should take less."""
+"""Buckets for durations of up to minutes; the other lists are for shorter ones."""
 WAIT_SECONDS = (0.001, *SECONDS[1:])
 SHORT_SECONDS = (0.0001, 0.0005, 0.001, 0.005, *SECONDS[1:])
 
 
 _MOST_ZEROS: Final[Mapping[Kind, int]] = {"counter": 512, "gauge": 0, "histogram": 10}
-"""Series of a metric that are shown before they are counted; one of a histogram is many lines."""
+"""Largest number of series shown before they are counted; a histogram's is many lines."""
 
 
 class _Cell:
-    """What was counted under one word for each label."""
+    """Counts of one combination of label values."""
 
     __slots__ = ("_buckets", "_values")
 
@@ -64,7 +64,7 @@ class GaugeCell(_Cell):
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """One more while the block runs."""
+        """Add 1 while the block runs."""
         self._values[0] += 1.0
         try:
             yield
@@ -86,20 +86,22 @@ Word = TypeVar("Word", bound=str)
 
 
 class Labels:
-    """The words that each label of a metric may have."""
+    """Allowed values of each label of a metric."""
 
     def __init__(self, words: Mapping[str, Container[str]]) -> None:
         self.names = tuple(words)
         self._words = tuple(words.values())
 
     def known(self, words: Sequence[str]) -> tuple[str, ...]:
-        """The words, in the order of the labels, with ``other`` for those that are on no list."""
+        """Return the values in the order of the labels, with ``other`` for unlisted ones."""
         pairs = zip(self._words, words, strict=True)
         return tuple(str(word) if word in known else OTHER for known, word in pairs)
 
     def all(self, most: int) -> list[tuple[str, ...]]:
-        """All words that are known; those with the first word of the last label, if there are more
-        than ``most``; none if there are still more, or a label's words are on no list.
+        """Return all combinations of values, at most ``most``.
+
+        If there are more, only those with the first value of the last label. Empty if these are
+        still more than ``most``, or if the values of a label can't be listed.
         """
         lists = [sorted(words) if isinstance(words, set) else words for words in self._words]
         if not all(isinstance(words, Iterable) for words in lists):
@@ -113,7 +115,7 @@ class Labels:
 
 
 class Metric(Generic[Cell]):
-    """A metric that this process counts."""
+    """Metric that this process counts."""
 
     def __init__(
         self, declaration: Declaration, labels: Labels, cell: Callable[[Declaration], Cell]
@@ -125,7 +127,7 @@ class Metric(Generic[Cell]):
             self.labels()
 
     def labels(self, *words: str) -> Cell:
-        """Where to count under these words, in the order in which the labels were declared."""
+        """Return the cell of these values, in the order in which the labels were declared."""
         found = self._cells.get(words)
         if found is None:
             known = self._labels.known(words)
@@ -133,12 +135,12 @@ class Metric(Generic[Cell]):
         return found
 
     def reading(self) -> Reading:
-        """All that was counted."""
+        """Return all counts."""
         cells = list(self._cells.items())
         return Reading(self.declaration, [Series(words, cell.values) for words, cell in cells])
 
     def zeros(self) -> Reading:
-        """Nothing, under all words: who sees a series begin at 0 sees its first increase."""
+        """Return zero for all label values: a series that begins at 0 shows its first increase."""
         metric = self.declaration
         found = self._labels.all(_MOST_ZEROS[metric.kind])
         return Reading(metric, [Series(words, [0.0] * metric.num_values) for words in found])
@@ -149,9 +151,9 @@ class Metric(Generic[Cell]):
 
 
 class Observed(Generic[Source]):
-    """A metric whose numbers another process has, and says when it is asked.
+    """Metric whose values another process reports on request.
 
-    ``value`` is what it is of a source, which is an answer of that process, or a part of one.
+    ``value`` computes the metric of a source: an answer of that process, or a part of one.
     """
 
     def __init__(
@@ -161,11 +163,11 @@ class Observed(Generic[Source]):
         self._labels, self._value = labels, value
 
     def reading(self, source: Source) -> Reading:
-        """Of a metric without a label."""
+        """Return the reading of a metric without a label."""
         return Reading(self.declaration, [Series((), [float(self._value(source))])])
 
     def reading_by(self, sources: Mapping[Word, Source]) -> Reading:
-        """Of a metric with one label: a source for each word."""
+        """Return the reading of a metric with one label: a source for each value."""
         sums: dict[tuple[str, ...], float] = {}
         for word, source in sources.items():
             known = self._labels.known([word])
@@ -174,23 +176,26 @@ class Observed(Generic[Source]):
 
 
 class Registry:
-    """The metrics of one process. By ``source`` others know that it is the same process."""
+    """Metrics of one process; ``source`` identifies the process to others.
+
+    Invariants: a name is declared at most once.
+    """
 
     def __init__(self) -> None:
         self._declared: dict[str, Declaration] = {}
         self._counted: list[Metric[CounterCell] | Metric[GaugeCell] | Metric[HistogramCell]] = []
         self._source: int | None = None
 
-    # Declarations: a name is declared once, or ValueError is raised
+    # Declarations: a second declaration of a name raises ValueError
 
     def counter(self, name: str, help: str, /, **labels: Container[str]) -> Metric[CounterCell]:
-        """What only grows; its name ends in ``_total``."""
+        """Declare a metric that only grows; its name ends in ``_total``."""
         metric = Metric(*self._declare("counter", name, help, labels), CounterCell)
         self._counted.append(metric)
         return metric
 
     def gauge(self, name: str, help: str, /, **labels: Container[str]) -> Metric[GaugeCell]:
-        """How things are now."""
+        """Declare a metric with a current value."""
         metric = Metric(*self._declare("gauge", name, help, labels), GaugeCell)
         self._counted.append(metric)
         return metric
@@ -198,7 +203,7 @@ class Registry:
     def histogram(
         self, name: str, help: str, buckets: Sequence[float], /, **labels: Container[str]
     ) -> Metric[HistogramCell]:
-        """How often something was how large; ``buckets`` are upper bounds."""
+        """Declare a distribution of observed values; ``buckets`` are upper bounds."""
         declared = self._declare("histogram", name, help, labels, tuple(buckets))
         metric = Metric(*declared, HistogramCell)
         self._counted.append(metric)
@@ -213,7 +218,7 @@ class Registry:
         /,
         **labels: Container[str],
     ) -> Observed[Source]:
-        """What another process has counted, and this one asks for."""
+        """Declare a metric that another process counts, and this one requests."""
         return Observed(*self._declare(kind, name, help, labels), value)
 
     def _declare(
@@ -232,7 +237,7 @@ class Registry:
         self._declared[name] = declaration
         return declaration, labels
 
-    # What there is
+    # Questions
 
     @property
     def declarations(self) -> list[Declaration]:
@@ -245,28 +250,28 @@ class Registry:
         return self._source
 
     def readings(self) -> list[Reading]:
-        """All that this process has counted since it began."""
+        """Return all counts of this process since it began."""
         return [metric.reading() for metric in self._counted]
 
     def zeros(self) -> list[Reading]:
-        """All series that this process may come to count, with nothing counted."""
+        """Return all series that this process may come to count, with zero counts."""
         return [metric.zeros() for metric in self._counted]
 
     def begin_at_zero(self) -> None:
-        """Count 0 under all words, for a process with few series: each is pushed from now on."""
+        """Count 0 under all label values, so that each is pushed; for processes with few series."""
         for metric in self._counted:
             for each in metric.zeros().series:
                 metric.labels(*each.labels)
 
     def reset(self) -> None:
-        """Begin as a new process, that has counted nothing."""
+        """Begin as a new process without counts."""
         self._source = None
         for metric in self._counted:
             metric.reset()
 
 
 REGISTRY = Registry()
-"""This process's. A forked child is another process, and begins with nothing."""
+"""Registry of this process. A forked child is another process, and begins without counts."""
 os.register_at_fork(after_in_child=REGISTRY.reset)
 
 counter = REGISTRY.counter

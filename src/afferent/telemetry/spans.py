@@ -1,8 +1,10 @@
-"""Requests as traces of OpenTelemetry: a span for the request, and one for each of its stages, in
-whichever process it was. Digests of media, and never their bytes.
+"""Export of requests as OpenTelemetry traces.
 
-It is for who sets OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, and has
-installed the extra ``otel``. Nothing of it is imported else.
+A request is one span, with a span below it for each stage of any process. Spans contain digests of
+media, never their bytes.
+
+It is active if OpenTelemetry's own variables are set, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, and
+the extra ``otel`` is installed. Otherwise nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -32,22 +34,23 @@ _OPERATIONS = {
     "anthropic_messages": "chat",
     "openai_completions": "text_completion",
 }
-"""In the words of the conventions for generative AI."""
+"""Operation names of the semantic conventions for generative AI."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment names a collector, and does not turn it off."""
+    """Return whether the environment names a collector, and does not disable traces."""
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     is_off |= environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp"
     return not is_off and any(environ.get(name) for name in _ENDPOINTS)
 
 
 def check(environ: Mapping[str, str] = os.environ) -> None:
-    """
+    """Check that traces can be sent, if the environment requests them.
+
     Raises:
-        ConfigError: Traces are wanted, and can't be sent.
+        ConfigError: The extra ``otel`` is not installed, or the protocol is not supported.
     """
     if not is_wanted(environ):
         return
@@ -60,7 +63,7 @@ def check(environ: Mapping[str, str] = os.environ) -> None:
 
 
 class Tracing:
-    """Sends what has ended from a thread of its own, by the standard variables."""
+    """Exporter of ended requests in a thread of its own, set up by the standard variables."""
 
     def __init__(self, provider: TracerProvider, *, model_name: str) -> None:
         self._provider, self._model_name = provider, model_name
@@ -68,7 +71,7 @@ class Tracing:
 
     @classmethod
     def of_environment(cls, *, model_name: str) -> Tracing | None:
-        """``None`` where nobody wants it."""
+        """Return the exporter that the environment requests, or ``None``."""
         if not is_wanted():
             return None
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -82,7 +85,7 @@ class Tracing:
         return cls(provider, model_name=model_name)
 
     def begin(self, trace: Trace, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Give a request its span, below the one that its headers name, if they do."""
+        """Begin the span of a request, below the one that its headers name, if any."""
         from opentelemetry.trace import SpanKind
 
         known = {name.decode("latin-1").lower(): value for name, value in headers}
@@ -98,20 +101,20 @@ class Tracing:
         trace.root = RequestSpan(self._tracer, span, self._model_name)
 
     def close(self) -> None:
-        """Send what is left, unless the collector keeps us waiting."""
+        """Send the remaining spans, within a timeout."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)
 
 
 class RequestSpan:
-    """The span of one request."""
+    """Span of one request."""
 
     def __init__(self, tracer: Tracer, span: Span, model_name: str) -> None:
         self._tracer, self._span, self._model_name = tracer, span, model_name
 
     def carried(self, headers: Headers) -> Headers:
-        """The headers for whoever goes on with the request: its span is the parent there."""
+        """Return the headers for a backend: this span is the parent of its spans."""
         from opentelemetry.trace import set_span_in_context
 
         carrier: dict[str, str] = {}
@@ -120,7 +123,7 @@ class RequestSpan:
         return [*kept, *((name.encode(), value.encode()) for name, value in carrier.items())]
 
     def end(self, trace: Trace, *, api: str, outcome: str) -> None:
-        """The request has ended; its stages become spans below it."""
+        """End the span; the request's stages become spans below it."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         offset_ns, inside = _since_epoch_ns(), set_span_in_context(self._span)
@@ -165,5 +168,5 @@ def _propagator() -> Any:
 
 
 def _since_epoch_ns() -> int:
-    """What a time by `time.monotonic_ns`, in which stages are measured, lacks."""
+    """Return the difference between Unix time and `time.monotonic_ns`, which stages use."""
     return time.time_ns() - time.monotonic_ns()

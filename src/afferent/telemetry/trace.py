@@ -1,7 +1,8 @@
-"""The trace of a request: what each stage took, in which process, and what it copied.
+"""Trace of a request: the time of each stage, its process, and its copied bytes.
 
-A stage of this process is known by being recorded. Those of other processes, whose spans come with
-their answers, are declared by a module that both import, or they are counted as ``other``.
+A stage of this process is declared by its first recording. Stages of other processes, whose spans
+come with their answers, are declared by a module that both import; otherwise they count as
+``other``.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Protocol
 from afferent.types import Span, span_since
 
 STAGES: set[str] = set()
-"""The words of the label ``stage``."""
+"""Values of the label ``stage``."""
 
 
 def declare_stages(*stages: str) -> None:
-    """Stages that other processes measure for requests of this one."""
+    """Declare stages that other processes measure for requests of this one."""
     STAGES.update(stages)
 
 
 class Root(Protocol):
-    """The request as others trace it: see `afferent.telemetry.spans`."""
+    """Span of the request in an external tracer: see `afferent.telemetry.spans`."""
 
     def carried(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]: ...
 
@@ -41,18 +42,18 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     items: list[str] = field(default_factory=list)
     media: str = "unread"
-    """The modality of the request's media: one of `afferent.serve.flow.counting.MEDIA`."""
+    """Modality of the request's media: one of `afferent.serve.flow.counting.MEDIA`."""
     where: str = "body"
-    """Where the request is: one of `afferent.serve.flow.counting.PLACES`."""
+    """Current stage of the request: one of `afferent.serve.flow.counting.PLACES`."""
     num_prompt_tokens: int = 0
     num_answer_tokens: int = 0
     digests: list[str] = field(default_factory=list)
-    """The keys of its items, each once."""
+    """Keys of its items, each once."""
     root: Root | None = None
     tenant: str = ""
 
     def stage(self, start_ns: int, name: str, *, copied_nbytes: int = 0, note: str = "") -> None:
-        """Record a stage of this process, from ``start_ns`` to now; ``name`` is a word of ours."""
+        """Record a stage of this process, from ``start_ns`` to now; ``name`` is a fixed word."""
         STAGES.add(name)
         self.spans.append(
             span_since(start_ns, "frontend", name, copied_nbytes=copied_nbytes, note=note)
@@ -60,7 +61,7 @@ class Trace:
 
     @contextlib.contextmanager
     def at(self, where: str) -> Iterator[None]:
-        """The request is elsewhere for a while, or for good if it fails there."""
+        """Set ``where`` while the block runs; it stays if the block fails."""
         before, self.where = self.where, where
         yield
         self.where = before

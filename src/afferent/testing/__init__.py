@@ -1,8 +1,10 @@
-"""For authors of engines and tiers: does one keep the promises of `afferent.Engine`, or of a tier?
+"""Conformance suites, for authors of engines and tiers.
 
-`check` runs one of the `CHECKS` against a `Subject`, which is your engine with `Question`s whose
-answers you know; `check_tier` runs one of the `CHECKS_OF_TIERS` against your tier. A broken promise
-is `NotConforming`.
+- `check` runs one of the `CHECKS` against a `Subject`: your engine, with `Question`s and their
+  known answers.
+- `check_tier` runs one of the `CHECKS_OF_TIERS` against your tier.
+
+A broken promise raises `NotConforming`.
 """
 
 from afferent.testing.engine_conformance import CHECKS, check

@@ -1,6 +1,6 @@
-"""Does an engine keep the promises of `afferent.engine.protocol`? Checks for authors of engines.
+"""Conformance checks of the promises of `afferent.engine.protocol`, for authors of engines.
 
-Each check is a coroutine; `CHECKS` has them by name. With pytest, for one:
+Each check is a coroutine; `CHECKS` has them by name. With pytest, for example:
 
     @pytest.mark.parametrize("name", CHECKS)
     def test_my_engine(name: str) -> None:
@@ -11,7 +11,7 @@ Each check is a coroutine; `CHECKS` has them by name. With pytest, for one:
         asyncio.run(run())
 
 ``subject`` is a `Subject`: the engine, the store's address, and questions with known answers. A
-promise that is broken raises `NotConforming`.
+broken promise raises `NotConforming`.
 """
 
 from __future__ import annotations
@@ -65,16 +65,18 @@ async def check(name: str, subject: Subject) -> None:
 
 
 async def accepts_once_and_first(trial: Trial) -> None:
-    """`Accepted`, then tokens, then `Finished`, and the answer is right."""
+    """Check for `Accepted`, then tokens, then `Finished`, with the right answer."""
     for number in range(_NUM_ROUNDS):
         question = trial.question(number)
         require_answer(await trial.ask(question), question)
-    await trial.engine.stats()  # which may be None
+    await trial.engine.stats()  # its result may be None
 
 
 async def keeps_what_it_accepted(trial: Trial) -> None:
-    """It has pins of its own when it says `Accepted`: the caller's are gone, and all that nobody
-    holds is evicted and overwritten, before it is asked for more.
+    """Check that the engine has its own pins at `Accepted`.
+
+    The caller releases its pins, and all unpinned memory is evicted and overwritten, before the
+    next event is requested.
     """
     for number in range(_NUM_ROUNDS):
         question = trial.question(number)
@@ -87,7 +89,7 @@ async def keeps_what_it_accepted(trial: Trial) -> None:
 
 
 async def keeps_what_others_share(trial: Trial) -> None:
-    """Two requests with the same features: the end of one takes nothing from the other."""
+    """Check that the end of one request keeps features that another request shares."""
     question = trial.question(0)
     first = await trial.place(question)
     second = msgspec.structs.replace(first, request_id=f"{first.request_id}-again")
@@ -106,7 +108,7 @@ async def gives_back_at_the_end(trial: Trial) -> None:
 
 
 async def gives_back_when_encoded(trial: Trial) -> None:
-    """Not at the end of the answer: a long one holds no features while it is made."""
+    """Check that features are released after encoding, and not at the end of a long answer."""
     question, info = trial.question(0), trial.engine.info
     room = (info.max_model_len if info is not None else 0) - len(question.token_ids)
     most = min(room, _LONG_ANSWER)
@@ -122,7 +124,7 @@ async def gives_back_when_encoded(trial: Trial) -> None:
 
 
 async def gives_back_when_closed_after_acceptance(trial: Trial) -> None:
-    """Closing the iterator aborts the request."""
+    """Check that closing the iterator aborts the request."""
     await _abort(trial, num_events=0)
 
 
@@ -131,7 +133,7 @@ async def gives_back_when_closed_between_tokens(trial: Trial) -> None:
 
 
 async def gives_back_when_closed_at_once(trial: Trial) -> None:
-    """Before `Accepted` has come."""
+    """Check an abort before `Accepted`."""
     for number in range(_NUM_ROUNDS):
         request = await trial.place(trial.question(number))
         events = trial.engine.submit(request)
@@ -147,7 +149,7 @@ async def gives_back_when_closed_at_once(trial: Trial) -> None:
 
 
 async def refuses_stale_handles(trial: Trial) -> None:
-    """With `StaleHandle` or `StoreRestarted`; what else the request had is given back."""
+    """Check for `StaleHandle` or `StoreRestarted`, and that all other pins are released."""
     request = await trial.place(trial.question(0))
     await trial.store.release(request.request_id, _handles(request)[-1:])
     await trial.store.evict(ObjectKind.FEATURES)
@@ -161,7 +163,7 @@ async def refuses_stale_handles(trial: Trial) -> None:
 
 
 async def refuses_wrong_placeholders(trial: Trial) -> None:
-    """Ranges outside of the prompt, and two items in one place."""
+    """Check placeholders outside of the prompt, and two items at one position."""
     request = await trial.place(trial.question(0))
     last = request.items[-1]
     for offset in (len(request.token_ids) - 1, len(request.token_ids)):
@@ -182,7 +184,7 @@ async def respects_max_tokens(trial: Trial) -> None:
 
 
 async def respects_the_end_of_sequence(trial: Trial) -> None:
-    """That token ends the answer and is no part of it, unless it is to be ignored."""
+    """Check that the end token ends the answer and is not part of it, unless ignored."""
     question, info = trial.question(0), trial.engine.info
     ends = set(info.eos_token_ids if info is not None else [])
     require(bool(ends), "the engine names no end-of-sequence token")
@@ -196,9 +198,10 @@ async def respects_the_end_of_sequence(trial: Trial) -> None:
 
 
 async def gives_logprobs_when_asked(trial: Trial) -> None:
-    """One entry for each token, as many alternatives as were asked for, best first; else none.
+    """Check logprobs: one entry for each token, with the requested alternatives, best first.
 
-    Of an engine that has none, and says so in its `info`, no frontend asks for them.
+    Without a request there are none. Frontends request none from an engine whose `info` lists them
+    as unsupported.
     """
     question, info = trial.question(0), trial.engine.info
     require(not (await trial.ask(question)).logprobs, "nobody asked for logprobs")
@@ -211,7 +214,7 @@ async def gives_logprobs_when_asked(trial: Trial) -> None:
 
 
 async def answers_many_at_once(trial: Trial) -> None:
-    """Each gets its own answer, while others are aborted."""
+    """Check that concurrent requests get their own answers, while others are aborted."""
 
     async def one(number: int) -> None:
         question = trial.question(number)
@@ -231,7 +234,7 @@ async def answers_many_at_once(trial: Trial) -> None:
 
 
 async def says_when_it_is_unavailable(trial: Trial) -> None:
-    """What runs fails retryably, and what comes is refused with `EngineUnavailable`."""
+    """Check that running requests fail retryably, and new ones with `EngineUnavailable`."""
     question, info = trial.question(0), trial.engine.info
     room = (info.max_model_len if info is not None else 0) - len(question.token_ids)
     request = await trial.place(question, max_tokens=room, ignore_eos=True)
@@ -245,9 +248,9 @@ async def says_when_it_is_unavailable(trial: Trial) -> None:
                 num_tokens += len(event.token_ids) if isinstance(event, Tokens) else 0
         except AfferentError as error:
             require(isinstance(error, Unavailable), f"an engine that is gone says {error!r}")
-        else:  # of one that is quick, all may have been on its way already
+        else:  # a fast engine may have sent all of it already
             require(num_tokens == room, "a request comes to its end though the engine is gone")
-    await trial.require_gone()  # a quick one's last words come before the news of its end
+    await trial.require_gone()  # its last events may arrive before the news of its end
     await _require_refusal(trial, later, EngineUnavailable)
     for held in (request, later):
         await trial.store.release(held.request_id)
@@ -274,7 +277,7 @@ _ALL: Sequence[Callable[[Trial], Awaitable[None]]] = (
 )
 
 CHECKS = {promise.__name__: promise for promise in _ALL}
-"""All checks by name, in an order in which they can be run one after another on one engine."""
+"""All checks by name, in an order in which they can run one after another on one engine."""
 
 
 async def _abort(trial: Trial, *, num_events: int) -> None:
@@ -291,7 +294,7 @@ async def _abort(trial: Trial, *, num_events: int) -> None:
 async def _require_refusal(
     trial: Trial, request: EngineRequest, expected: type[AfferentError]
 ) -> None:
-    """The request ends with this error, and is never accepted."""
+    """Require that the request fails with this error, and is never accepted."""
     events = trial.engine.submit(request)
     try:
         event = await trial.next(events)

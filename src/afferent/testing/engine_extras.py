@@ -1,4 +1,4 @@
-"""Whether an engine does what its `info` says that it supports, of how tokens are chosen."""
+"""Conformance checks of the sampling options that an engine's `info` lists as supported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from afferent.types import FormField
 
 
 async def does_what_it_supports(trial: Trial) -> None:
-    """What `info.supported` names changes the answer as `Sampling` says; the rest is not asked for.
+    """Check that each option in `info.supported` changes the answer as `Sampling` describes.
 
-    Penalties and ``min_p`` are not looked at: what they change depends on the model.
+    Penalties and ``min_p`` are not checked: their effect depends on the model.
     """
     info = trial.engine.info
     supported = info.supported if info is not None else ()
@@ -65,11 +65,11 @@ _FORMS: Final[dict[FormField, tuple[Any, Callable[[str], object]]]] = {
     "regex": ("[xyz]{3}[0-9]{2}", re.compile("[xyz]{3}[0-9]{2}").fullmatch),
     "choice": (("qqq", "zzz zz"), lambda text: text in ("qqq", "zzz zz")),
 }
-"""Forms that no answer has by itself, and whether one has it."""
+"""Formats that no answer has by chance, with a check of each."""
 
 
 async def _keeps_to(trial: Trial, name: FormField) -> None:
-    """An answer of a given form has it, and ends there; one that there can't be is refused."""
+    """Check that an answer matches its format and ends there, and that invalid ones are refused."""
     text_of = trial.subject.text
     if text_of is None:
         raise NotConforming(f"it supports {name}: Subject.text has to say which text tokens are")

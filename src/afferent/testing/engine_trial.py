@@ -1,4 +1,4 @@
-"""Asking an engine questions whose answers are known, and looking at what it holds meanwhile."""
+"""Questions to an engine with known answers, and checks of its pins meanwhile."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Events = AsyncGenerator[EngineEvent, None]
 
 
 class NotConforming(AssertionError):
-    """The engine broke a promise of `afferent.engine.protocol`; the message says which."""
+    """A promise of `afferent.engine.protocol` is broken; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One item of a question: its features, and the prompt positions that it fills."""
+    """Item of a question: its features, and the prompt positions that it fills."""
 
     modality: Modality
     features: codec.Tree
@@ -40,10 +40,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request whose answer is known.
+    """Request with a known answer.
 
-    ``answer`` is what greedy decoding gives, without the token that ends it: two tokens or more,
-    after which the engine chooses one of its end-of-sequence tokens.
+    ``answer`` is the result of greedy decoding, without the end token: at least two tokens, after
+    which the engine chooses one of its end-of-sequence tokens.
     """
 
     token_ids: list[int]
@@ -53,17 +53,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The engine under test, ready for requests, and what the checks have to know of it.
+    """Engine under test, ready for requests, with all that the checks need.
 
     Attributes:
         engine: As a frontend would use it, on this event loop.
-        store_address: Of the daemon that the engine is connected to. Nobody else uses it meanwhile.
-        question: Different numbers, different features; an item at least, better two.
-        stop: Makes the engine go away: its process is killed, its connection closed. Async or not.
-        text: Which text tokens are. It is needed of an engine that does ``json_schema``, ``regex``
-            or ``choice``.
-        timeout_s: For each event of the engine.
-        settle_s: How soon it must have given back what it held.
+        store_address: Address of the engine's daemon. No other process uses it meanwhile.
+        question: Returns different features for different numbers; at least one item, better two.
+        stop: Ends the engine: kills its process, or closes its connection. Async or not.
+        text: Returns the text of tokens. Required for an engine that supports ``json_schema``,
+            ``regex`` or ``choice``.
+        timeout_s: Timeout of each event of the engine.
+        settle_s: Time within which it must release its pins.
     """
 
     engine: Engine
@@ -77,7 +77,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Said:
-    """What came after `Accepted`."""
+    """Answer of a request: all events after `Accepted`."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Said:
 
 
 class Trial:
-    """A frontend's part, played step by step."""
+    """Driver of an engine, in the role of a frontend, step by step."""
 
     def __init__(self, subject: Subject, store: AsyncDaemonStore) -> None:
         self.subject, self.engine, self.store = subject, subject.engine, store
@@ -95,10 +95,10 @@ class Trial:
         return self.subject.question(number)
 
     async def place(self, question: Question, **sampling: object) -> EngineRequest:
-        """Put the features into the store; the caller holds them under the request's id."""
+        """Put the features into the store; the caller pins them under the request's id."""
         request_id, items = f"trial-{next(self._numbers)}", []
         for part in question.parts:
-            key = secrets.token_bytes(32)  # new to the engine, whatever it remembers
+            key = secrets.token_bytes(32)  # a new key, unknown to any cache of the engine
             nbytes = codec.plan(part.features).nbytes
             wanted = CreateItem(ObjectKind.FEATURES, nbytes, key)
             (handle,) = await self.store.create(request_id, [wanted])
@@ -110,7 +110,7 @@ class Trial:
         return EngineRequest(request_id, list(question.token_ids), items, greedy)
 
     async def ask(self, question: Question, **sampling: object) -> Said:
-        """Run a request as frontends do: what they hold they forget when it is accepted."""
+        """Run a request as frontends do: they forget their pins when it is accepted."""
         request = await self.place(question, **sampling)
         try:
             async with self.accepted(request) as events:
@@ -121,7 +121,7 @@ class Trial:
 
     @asynccontextmanager
     async def accepted(self, request: EngineRequest) -> AsyncIterator[Events]:
-        """The events after `Accepted`. Leaving early aborts the request."""
+        """Yield the events after `Accepted`. Leaving early aborts the request."""
         events = self.engine.submit(request)
         try:
             first = await self.next(events)
@@ -131,7 +131,7 @@ class Trial:
             await events.aclose()
 
     async def next(self, events: Events) -> EngineEvent | None:
-        """The next event in time; ``None`` after the last."""
+        """Return the next event in time; ``None`` after the last."""
         try:
             async with asyncio.timeout(self.subject.timeout_s):
                 return await anext(events, None)
@@ -139,7 +139,7 @@ class Trial:
             raise NotConforming("the engine says nothing more") from None
 
     async def rest(self, events: Events) -> Said:
-        """All that comes after `Accepted`, each in its place."""
+        """Return all that comes after `Accepted`, and check its order."""
         said = Said()
         while (event := await self._next_of_accepted(events)) is not None:
             require(not said.reason, f"{event} comes after Finished")
@@ -162,7 +162,7 @@ class Trial:
             raise NotConforming(f"a request that was accepted fails: {error!r}") from error
 
     async def overwrite(self, handles: Sequence[Handle]) -> None:
-        """Give all memory that nobody holds to another, who writes over what was in ``handles``."""
+        """Evict all unpinned memory, and overwrite the bytes of ``handles`` in it."""
         await self.store.evict(ObjectKind.FEATURES)
         try:
             while free_nbytes := await self._largest_free_nbytes():
@@ -172,7 +172,7 @@ class Trial:
                 for handle in handles:
                     start = max(handle.offset - filler.offset, 0)
                     block[start : max(handle.offset + handle.nbytes - filler.offset, 0)] = 0xA5
-        except StoreFull:  # the rest is promised to somebody
+        except StoreFull:  # the rest is reserved
             pass
 
     async def _largest_free_nbytes(self) -> int:
@@ -182,11 +182,11 @@ class Trial:
         await self.store.release(_FILLER)
 
     async def held_nbytes(self) -> int:
-        """Of features, by the engine or anybody else."""
+        """Return the bytes of pinned features, of all clients."""
         return (await self.store.stat()).kinds[ObjectKind.FEATURES].held_nbytes
 
     async def require_nothing_held(self, after: str) -> None:
-        """The engine has given back all features, soon."""
+        """Require that all features are unpinned within ``settle_s``."""
         deadline = self._settled_at()
         while held := await self.held_nbytes():
             if asyncio.get_running_loop().time() > deadline:
@@ -194,7 +194,7 @@ class Trial:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def require_gone(self) -> None:
-        """The engine has no info, soon."""
+        """Require that the engine has no info within ``settle_s``."""
         deadline = self._settled_at()
         while self.engine.info is not None:
             if asyncio.get_running_loop().time() > deadline:
@@ -206,7 +206,11 @@ class Trial:
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Raises: NotConforming: The condition does not hold."""
+    """Require a condition.
+
+    Raises:
+        NotConforming: The condition does not hold.
+    """
     if not condition:
         raise NotConforming(otherwise)
 

@@ -1,8 +1,8 @@
 """Synthetic images: one coloured shape on a background, with its right answer.
 
-The built-in model is trained on the ``train`` split and judged on the ``held_out`` split. The two
-share no image size, no position of the shape and no kind of background, so a right answer on
-``held_out`` is not a memory.
+The built-in model is trained on the ``train`` split and evaluated on the ``held_out`` split. The
+two share no image size, no position of the shape and no kind of background, so that a right answer
+on ``held_out`` is not memorized.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_PALE_SATURATION = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnImage:
-    """A drawn image and what is in it."""
+    """Drawn image, with its colour and shape."""
 
     colour: str
     shape: str
@@ -50,11 +50,11 @@ class DrawnImage:
 
     @property
     def answer(self) -> str:
-        """What the built-in model is expected to say, such as ``"a red circle"``."""
+        """Expected answer of the built-in model, such as ``"a red circle"``."""
         return f"a {self.colour} {self.shape}"
 
     def encode(self, format: Literal["JPEG", "PNG"] = "JPEG", *, quality: int = 90) -> bytes:
-        """The image as the bytes of a file; ``quality`` applies to JPEG."""
+        """Return the image as the bytes of a file; ``quality`` applies to JPEG."""
         out = io.BytesIO()
         self.image.save(out, format=format, **({"quality": quality} if format == "JPEG" else {}))
         return out.getvalue()
@@ -72,7 +72,7 @@ def draw_image(
 
     Args:
         rng: The only source of randomness.
-        split: Which sizes, positions and backgrounds to draw from.
+        split: Split of sizes, positions and backgrounds to draw from.
         colour: One of `COLOURS`; drawn at random when not given.
         shape: One of `SHAPES`; drawn at random when not given.
         max_side: Upper limit of both sides in pixels, 150 to 1000.
@@ -92,7 +92,7 @@ def draw_image(
 
 
 def _draw_side(rng: np.random.Generator, split: Split, max_side: int) -> int:
-    """A side in pixels; every fourth band of 25 pixels belongs to ``held_out``."""
+    """Return a side in pixels; every fourth band of 25 pixels belongs to ``held_out``."""
     while True:
         side = round(math.exp(rng.uniform(math.log(_MIN_SIDE), math.log(max_side))))
         if (side // _SIDE_BAND % 4 == 1) == (split == "held_out"):
@@ -102,7 +102,7 @@ def _draw_side(rng: np.random.Generator, split: Split, max_side: int) -> int:
 def _draw_centre(
     rng: np.random.Generator, split: Split, width: int, height: int, radius: float
 ) -> tuple[float, float]:
-    """The shape's centre; every third diagonal of a 6 x 6 raster belongs to ``held_out``."""
+    """Return the shape's centre; every third diagonal of a 6 x 6 raster is ``held_out``."""
     while True:
         x = rng.uniform(min(radius, width / 2), max(width - radius, width / 2))
         y = rng.uniform(min(radius, height / 2), max(height - radius, height / 2))
@@ -114,7 +114,7 @@ def _draw_centre(
 
 def _draw_colour(rng: np.random.Generator, colour: str) -> Rgb:
     low, high = _HUES[colour]
-    if rng.random() < 0.3:  # the pure colour that most drawing programs mean by the name
+    if rng.random() < 0.3:  # the pure colour that most drawing programs use for the name
         pure = {"red": 0, "yellow": 60, "green": 120, "blue": 240, "purple": 300}[colour]
         value = 0.5 if colour in ("green", "purple") and rng.random() < 0.5 else 1.0
         return np.array(colorsys.hsv_to_rgb(pure / 360.0, 1.0, value))
@@ -126,7 +126,7 @@ def _draw_colour(rng: np.random.Generator, colour: str) -> Rgb:
 def _draw_background(
     rng: np.random.Generator, split: Split, width: int, height: int, *, avoid: Rgb
 ) -> Rgb:
-    """An ``(height, width, 3)`` background whose colours all keep a distance from ``avoid``."""
+    """Return an ``(height, width, 3)`` background; all its colours are distant from ``avoid``."""
     first = _draw_background_colour(rng, avoid)
     if _saturation(first) > _MAX_PALE_SATURATION:  # two strong colours would look like shapes
         second = first * rng.uniform(0.6, 1.0)
@@ -139,7 +139,7 @@ def _draw_background(
 
 
 def _draw_background_colour(rng: np.random.Generator, avoid: Rgb, *, pale: bool = False) -> Rgb:
-    """A colour that nobody takes for ``avoid``; with ``pale``, never a strong one."""
+    """Return a colour that is clearly not ``avoid``; with ``pale``, never a strong one."""
     while True:
         kind = rng.random()
         if kind < 0.25:
@@ -162,7 +162,7 @@ def _saturation(rgb: Rgb) -> float:
 
 
 def _hue_distance(a: Rgb, b: Rgb) -> float:
-    """Degrees between two hues, 0 to 180."""
+    """Return the degrees between two hues, 0 to 180."""
     hue_a, hue_b = (colorsys.rgb_to_hsv(*rgb.tolist())[0] * 360.0 for rgb in (a, b))
     return abs((hue_a - hue_b + 180.0) % 360.0 - 180.0)
 
@@ -192,7 +192,7 @@ def _noise(rng: np.random.Generator, width: int, height: int) -> Weights:
 
 
 def _patches(rng: np.random.Generator, width: int, height: int) -> Weights:
-    """Soft patches: a coarse random raster, enlarged smoothly."""
+    """Return soft patches: a coarse random raster, enlarged smoothly."""
     coarse = rng.random((int(rng.integers(2, 9)), int(rng.integers(2, 9)))).astype(np.float32)
     enlarged = Image.fromarray(coarse, mode="F").resize((width, height), Image.Resampling.BICUBIC)
     return np.clip(np.asarray(enlarged, dtype=np.float64), 0.0, 1.0)
@@ -213,7 +213,7 @@ def _checker(rng: np.random.Generator, width: int, height: int) -> Weights:
 
 
 def _glow(rng: np.random.Generator, width: int, height: int) -> Weights:
-    """A round gradient around a random point."""
+    """Return a round gradient around a random point."""
     x, y = _axes(width, height)
     distance = np.hypot(x - rng.random(), y - rng.random())
     scaled: Weights = np.clip(distance / rng.uniform(0.5, 1.2), 0.0, 1.0)
@@ -221,7 +221,7 @@ def _glow(rng: np.random.Generator, width: int, height: int) -> Weights:
 
 
 def _clouds(rng: np.random.Generator, width: int, height: int) -> Weights:
-    """Soft patches of several scales on top of each other, as in a sky or a wall."""
+    """Return soft patches of several scales on top of each other, as in a sky or a wall."""
     total = np.zeros((height, width))
     for octave in range(4):
         cells = 2 ** (octave + 1)
@@ -261,7 +261,7 @@ def _shape_mask(
     centre: tuple[float, float],
     radius: float,
 ) -> Weights:
-    """``(height, width, 1)``, 1 inside the shape, smooth at its edge."""
+    """Return ``(height, width, 1)``, 1 inside the shape, smooth at its edge."""
     scale = 2 if max(width, height) < 400 else 1
     x, y, r = centre[0] * scale, centre[1] * scale, radius * scale
     canvas = Image.new("L", (width * scale, height * scale), 0)

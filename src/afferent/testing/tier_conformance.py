@@ -1,13 +1,13 @@
-"""Does a tier keep the promises of `afferent.tier.protocol`? Checks for authors of tiers.
+"""Conformance checks of the promises of `afferent.tier.protocol`, for authors of tiers.
 
-`CHECKS_OF_TIERS` names them. With pytest, for one:
+`CHECKS_OF_TIERS` names them. With pytest, for example:
 
     @pytest.mark.parametrize("name", CHECKS_OF_TIERS)
     def test_my_tier(name: str) -> None:
         check_tier(name, MyTier("mine://host"))
 
-The tier is real, and may have values of others in it. What a check puts there it deletes, or has
-end within a minute. A promise that is broken raises `NotConforming`.
+The tier is real, and may contain other values. A check deletes its own values, or lets them expire
+within a minute. A broken promise raises `NotConforming`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _delete(tier: Tier, *values: Value) -> int:
 
 
 def absent_is_an_answer(tier: Tier) -> None:
-    """What nobody has put there is absent, for each of the calls."""
+    """Check that all calls report values that were never put as absent."""
     value = _value(100)
     _require(tier.exists_many([], deadline_s=_soon()) == [], "no names, no answers")
     _require(tier.exists_many([value.name], deadline_s=_soon()) == [None], "exists_many: absent")
@@ -79,7 +79,7 @@ def absent_is_an_answer(tier: Tier) -> None:
 
 
 def what_was_put_is_there_whole(tier: Tier) -> None:
-    """Of any size, with any head; in the order in which it is asked for."""
+    """Check values of all sizes and headers, and the order of results."""
     heads = [b"", bytes(range(256)), secrets.token_bytes(64 * KiB), b"\r\n$-1\r\n", b"h"]
     values = [_value(nbytes, head) for nbytes, head in zip(_SIZES, heads, strict=True)]
     missing = _value(10)
@@ -95,7 +95,7 @@ def what_was_put_is_there_whole(tier: Tier) -> None:
 
 
 def many_at_once(tier: Tier) -> None:
-    """64 in one call."""
+    """Check 64 values in one call."""
     values = [_value(1000 + index, b"%d" % index) for index in range(64)]
     _put(tier, *values)
     found = tier.exists_many([value.name for value in values], deadline_s=_soon())
@@ -105,7 +105,7 @@ def many_at_once(tier: Tier) -> None:
 
 
 def what_is_deleted_is_absent(tier: Tier) -> None:
-    """And nothing else is."""
+    """Check that only deleted values are absent."""
     gone, stays = _value(2 * PART_NBYTES), _value(10)
     _put(tier, gone, stays)
     _require(_delete(tier, gone) == 1, "delete_many counts")
@@ -116,7 +116,7 @@ def what_is_deleted_is_absent(tier: Tier) -> None:
 
 
 def parts_are_told_in_order(tier: Tier) -> None:
-    """Each as soon as it is in its place; who is refused is read no further, and others are."""
+    """Check that parts are reported in order, and that a refused value ends alone."""
     refused, taken = _value(4 * PART_NBYTES), _value(2 * PART_NBYTES + 5)
     _put(tier, refused, taken)
     told: list[int] = []
@@ -138,7 +138,7 @@ def parts_are_told_in_order(tier: Tier) -> None:
 
 
 def another_length_is_not_read(tier: Tier) -> None:
-    """Who wants it longer or shorter than it is gets nothing of it."""
+    """Check that a value is not read into a target of another length."""
     value = _value(1000)
     _put(tier, value)
     for nbytes in (999, 1001, PART_NBYTES + 1):
@@ -149,7 +149,7 @@ def another_length_is_not_read(tier: Tier) -> None:
 
 
 def it_ends_by_the_deadline(tier: Tier) -> None:
-    """Or says that it can't; a deadline that is over does not hold a call up."""
+    """Check that calls end by their deadline, at once if it is over."""
     value, start_s = _value(PART_NBYTES), time.monotonic()
     calls: list[Callable[[float], object]] = [
         lambda at: tier.exists_many([value.name], deadline_s=at),
@@ -167,7 +167,7 @@ def it_ends_by_the_deadline(tier: Tier) -> None:
 
 
 def values_end(tier: Tier) -> None:
-    """After their time they are absent."""
+    """Check that values expire."""
     value = _value(100)
     _put(tier, value, ttl_s=0.2)
     until_s = _soon()
@@ -177,7 +177,7 @@ def values_end(tier: Tier) -> None:
 
 
 def names_are_listed(tier: Tier) -> None:
-    """All that is there is among them."""
+    """Check that all existing names are listed, and no deleted ones."""
     values = [_value(PART_NBYTES + 1), *(_value(10) for _ in range(20))]
     _put(tier, *values)
     listed = list(tier.names(deadline_s=_soon()))
@@ -189,7 +189,7 @@ def names_are_listed(tier: Tier) -> None:
 
 
 def threads_share_it(tier: Tier) -> None:
-    """Four at a time read what they wrote."""
+    """Check that four threads read the values that they wrote."""
 
     def work(number: int) -> bool:
         for _ in range(8):
@@ -205,12 +205,12 @@ def threads_share_it(tier: Tier) -> None:
 
 
 def it_says_how_it_is(tier: Tier) -> None:
-    """In a few words."""
+    """Check that the tier describes its health."""
     _require(bool(tier.health(deadline_s=_soon()).about), "health says what it is")
 
 
 def claims_are_one_holders(tier: Tier) -> None:
-    """Where it knows claims: until they are given back, or end."""
+    """Check claims, if the tier supports them: held until released or expired."""
     if not isinstance(tier, Claims):
         return
     names = [secrets.token_bytes(32), secrets.token_bytes(32)]

@@ -1,1 +1,1 @@
-"""From the bytes of a file to images, audio and frames. Runs in preprocess workers only."""
+"""Decoders of files to images, audio and frames. For preprocess workers only."""

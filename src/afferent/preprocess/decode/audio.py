@@ -1,4 +1,4 @@
-"""From an audio file's bytes to mono samples at the model's rate, block by block.
+"""Audio decoder: a file to mono samples at the model's rate, block by block.
 
 libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg reads the audio of MP4 (M4A), WebM and Matroska.
 """
@@ -40,24 +40,25 @@ _DECODERS: Final = "aac,alac,flac,mp3,mp3float,opus,libopus,vorbis"
 _BLOCK: Final = 1 << 14  # frames read at a time
 _MIN_RATE_HZ: Final = 1000
 _LOUDEST: Final = 10.0
-"""A lossy codec overshoots 1 by a little, and so may a recording in floats; nothing means 10."""
+"""A lossy codec, or a recording in floats, may slightly exceed 1; no valid sample reaches 10."""
 _UNDECODABLE: Final = "the audio can't be decoded: its data are truncated or corrupt"
 _BROKEN: Final = (*BROKEN, soundfile.LibsndfileError)
 
 
 def load() -> None:
-    """Make the memory for soundfile's callbacks. It is executable, so that a confined process can
-    make none, but it can use what there is.
+    """Allocate the memory for soundfile's callbacks before the process is confined.
+
+    It is executable: a confined process can't allocate it, but can use it.
     """
     with contextlib.suppress(soundfile.LibsndfileError), MemoryFile(b"") as file, _Stream(file):
         pass
 
 
 def probe_audio(data: Bytes, limits: Limits) -> AudioHeader:
-    """What the file claims. Of one that doesn't say its length: the longest that is accepted.
+    """Return the header of a file. Without a length, assume the longest accepted one.
 
     Raises:
-        UnsupportedMedia: A container or a codec that we don't read.
+        UnsupportedMedia: The container or the codec is not supported.
         InvalidMedia: No audio, or a broken one.
         MediaTooLarge: Longer, of more channels or of a higher rate than the limits allow.
     """
@@ -66,17 +67,17 @@ def probe_audio(data: Bytes, limits: Limits) -> AudioHeader:
 
 
 def decode_audio(data: Bytes, sample_rate_hz: int, limits: Limits) -> DecodedAudio:
-    """All of a file, its channels mixed, at ``sample_rate_hz``.
+    """Decode a whole file to mono at ``sample_rate_hz``.
 
     Raises:
-        UnsupportedMedia: A container or a codec that we don't read.
+        UnsupportedMedia: The container or the codec is not supported.
         InvalidMedia: It can't be decoded, or its samples are no numbers near -1 to 1.
-        MediaTooLarge: It turns out to be longer than the limits allow, or claims to be.
+        MediaTooLarge: It exceeds the limits, by its header or when decoded.
     """
     with _open(data, limits) as source:
         rate_hz = source.header.sample_rate_hz
         most = math.floor(limits.max_audio_s * rate_hz)
-        # Pages that nothing is written to cost nothing.
+        # Untouched pages cost no memory.
         out = np.empty(math.ceil(limits.max_audio_s * sample_rate_hz) + 1, np.float32)
         resampler = soxr.ResampleStream(rate_hz, sample_rate_hz, 1, dtype="float32", quality="HQ")
         same = rate_hz == sample_rate_hz
@@ -102,16 +103,16 @@ def _append(out: Samples, filled: int, piece: Samples) -> int:
 
 
 def _mono(block: Samples) -> Samples:
-    """The mean of the channels of ``(frames, channels)``."""
+    """Return the mean of the channels of ``(frames, channels)``."""
     mono: Samples = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
-    # A NaN is not less than anything, so it doesn't pass either.
+    # A NaN is not less than anything, so it is refused too.
     if len(block) and not np.abs(block).max() < _LOUDEST:
         raise InvalidMedia("the audio's samples are no numbers near -1 to 1")
     return np.ascontiguousarray(mono)
 
 
 class _Source:
-    """An open file: what it claims, and its samples as ``(frames, channels)``."""
+    """Open file: its header, and its samples as ``(frames, channels)``."""
 
     header: AudioHeader
 
@@ -120,8 +121,9 @@ class _Source:
 
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]
-    """Read from begin to end: soundfile would look for its place after each block, which costs time
-    and fails in a file that doesn't say its length.
+    """Stream that is read from begin to end.
+
+    soundfile would seek after each block, which costs time and fails in a file without a length.
     """
 
     def seekable(self) -> bool:

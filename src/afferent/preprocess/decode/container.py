@@ -1,4 +1,4 @@
-"""A video or audio container, opened by FFmpeg, which may reach nothing else."""
+"""Video and audio containers, opened by FFmpeg, which can access no other file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from afferent.preprocess.decode.reading import Bytes, MemoryFile
 
 Track = TypeVar("Track", AudioStream, VideoStream)
 
-av.logging.set_level(None)  # what FFmpeg says of hostile bytes would fill the log
+av.logging.set_level(None)  # FFmpeg's messages on hostile bytes would fill the log
 
 _STILLS: Final = frozenset((b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1", b"avif", b"avis"))
 _MP4_STARTS: Final = frozenset((b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"))
@@ -30,21 +30,21 @@ _MP4_OPTIONS: Final = {"enable_drefs": "0", "use_absolute_path": "0"}
 _READ_NBYTES: Final = 1 << 16
 
 BROKEN: Final = (av.error.FFmpegError, ValueError, OverflowError, MemoryError)
-"""What PyAV raises on bytes that are not what they should be."""
+"""Exceptions of PyAV on invalid bytes."""
 
 
 @contextmanager
 def open_container(data: Bytes, what: str, options: Mapping[str, str]) -> Iterator[InputContainer]:
-    """The file, opened.
+    """Open a file.
 
     Args:
         what: ``video`` or ``audio``, for the message.
-        options: Of FFmpeg; ``codec_whitelist`` names the decoders that it may use.
+        options: FFmpeg's options; ``codec_whitelist`` names the allowed decoders.
 
     Raises:
-        UnsupportedMedia: MP4, QuickTime, Matroska and WebM are read, nothing else.
+        UnsupportedMedia: The file is not MP4, QuickTime, Matroska or WebM.
         MediaTooLarge: An MP4 file's tables claim too many samples.
-        InvalidMedia: Its boxes are no honest ones.
+        InvalidMedia: Its MP4 boxes are invalid.
     """
     name = _format_of(data, what)
     options = {**_OPTIONS, **options}
@@ -69,11 +69,11 @@ def open_container(data: Bytes, what: str, options: Mapping[str, str]) -> Iterat
 def decoder_of(
     container: InputContainer, track: Track | None, what: str, codecs: Collection[str]
 ) -> Track:
-    """``track``, ready to decode in this thread alone; packets of no other are read.
+    """Return ``track``, ready to decode in this thread alone; other tracks are not read.
 
     Args:
         what: As for `open_container`.
-        codecs: The names of those that may be decoded.
+        codecs: Names of the allowed codecs.
 
     Raises:
         InvalidMedia: There is no such track.
@@ -92,9 +92,10 @@ def decoder_of(
 
 
 def _format_of(data: Bytes, what: str) -> str:
-    """FFmpeg's name for what the first bytes say.
+    """Return FFmpeg's name of the format, by the first bytes.
 
-    FFmpeg itself would also find playlists and scripts that name other files; it is never asked.
+    FFmpeg's own detection would also find playlists and scripts that name other files; it is not
+    used.
     """
     head = bytes(data[:12])
     if head[4:8] in _MP4_STARTS and head[8:12] not in _STILLS:

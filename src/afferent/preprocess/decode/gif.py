@@ -1,4 +1,4 @@
-"""GIF: what Pillow gets to see of it."""
+"""Preparation of GIF files for Pillow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTROL: Final = 0xF9
 
 
 def without_metadata(data: memoryview) -> bytes:
-    """A copy without comments and the like: Pillow makes an object of each of their blocks.
+    """Return a copy without comments and the like: Pillow makes an object of each of their blocks.
 
     Raises:
         InvalidMedia: The header is broken, or the first frame is larger than the image.
@@ -52,7 +52,7 @@ def _end_of_extension(data: memoryview, start: int) -> int:
 
 
 def _check_frame(data: memoryview, at: int) -> None:
-    """Pillow would make the image as large as its frame, and allocate that at once."""
+    """Refuse a frame larger than the image: Pillow would allocate its size at once."""
     width, height = struct.unpack_from("<HH", data, 6)
     left, top, frame_width, frame_height = struct.unpack_from("<4H", data, at + 1)
     if left + frame_width > width or top + frame_height > height:

@@ -1,21 +1,21 @@
-"""From the bytes of an image file to RGB pixels, as a person sees them.
+"""Image decoder: a file to upright RGB pixels.
 
-Each format has a fast decoder for its common files. Whatever that one does not take or refuses goes
-to Pillow, which is also the judge of what the fast ones have to give (`docs/adr/0009`).
+Each format has a fast decoder for its common files. Pillow decodes all files that the fast decoder
+does not support or refuses, and defines the right result of the fast decoders (`docs/adr/0009`).
 
-What is copied, with ``n`` the bytes of the file and ``p`` those of the pixels (3 a pixel):
+Copies, with ``n`` the bytes of the file and ``p`` those of the pixels (3 a pixel):
 
 =================================  =================================================================
 JPEG; WebP without transparency    nothing: decoded from the arena into the pixels
-PNG, RGB of 8 bits                 ``n``; twice where there is metadata to leave out
+PNG, RGB of 8 bits                 ``n``; twice if there is metadata to leave out
 PNG, RGBA of 8 bits                the same, and ``p`` from RGBA over white
 WebP, transparent or with EXIF     ``p`` from RGBA over white
 all else                           ``n`` for Pillow (``3 n`` of WebP), ``p`` out of its own memory
 an orientation to be applied       ``p`` more
 =================================  =================================================================
 
-The most memory beside the file, and of PNG a copy of the file, of which the pixels are what stays:
-13 bytes a pixel, and 20 for the first frame of an animated WebP file. A test measures it.
+Peak memory, in addition to the file and, for PNG, a copy of it: 13 bytes a pixel, the pixels
+included, and 20 for the first frame of an animated WebP file. A test measures it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _LEAN: Final[dict[ImageFormat, Callable[[memoryview], bytes | memoryview]]] = {
 def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> DecodedImage:
     """Decode the first frame; orientation applied, transparency over white.
 
-    Nothing is allocated before the file's own header has said what ``header`` says, and each
-    decoder's own reading of it is compared before that decoder allocates pixels.
+    No memory is allocated before the file's own header has been compared with ``header``, and each
+    decoder's own reading of the header is compared before it allocates pixels.
 
     Args:
         data: The file; may be read-only.
-        header: What `afferent.ingest.probe` read from it.
+        header: Header by `afferent.ingest.probe`.
 
     Raises:
         InvalidMedia: The data are truncated or corrupt, or differ from their header.
@@ -78,10 +78,10 @@ def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> Decod
 
 
 def _decode_fast(data: memoryview, kind: ImageFormat, stored: StoredSize) -> Pixels | None:
-    """``None``: Pillow has to say; so it is whatever the decoder does that is not expected of it.
+    """Decode with the fast decoder; ``None``, also on unexpected errors, leaves it to Pillow.
 
     Raises:
-        InvalidMedia: Pillow would take too long over it.
+        InvalidMedia: Pillow would take too long.
     """
     if (fast := _FAST.get(kind)) is None:
         return None
@@ -95,10 +95,10 @@ def _decode_fast(data: memoryview, kind: ImageFormat, stored: StoredSize) -> Pix
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Turned and flipped as EXIF's ``orientation`` says."""
+    """Return the pixels, turned and flipped by EXIF's ``orientation``."""
     if orientation == 1:
         return pixels
-    # Whole pixels are moved: numpy takes half the time that it takes for single bytes.
+    # Whole pixels are moved: numpy takes half the time of single bytes.
     turned = pixels.view("V3")[..., 0]
     if orientation in _TRANSPOSED:
         turned = turned.T

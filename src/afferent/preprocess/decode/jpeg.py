@@ -1,4 +1,4 @@
-"""JPEG: decoded by libjpeg-turbo straight into the pixels, if it has nothing to complain about."""
+"""JPEG: decoded by libjpeg-turbo directly into the pixels, unless it warns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from afferent.preprocess.media import Pixels
 
 _MAX_SCANS: Final = 100
 _MAX_SCANNED_PIXELS: Final = 1_000_000_000
-"""Encoders write a dozen scans. One of 10 bytes costs up to 80 ms in an image of 64 million pixels,
-so that a file of a kilobyte could take seconds.
+"""Limit of scans times pixels.
+
+Encoders write a dozen scans. One of 10 bytes costs up to 80 ms in an image of 64 million pixels, so
+that a file of a kilobyte could take seconds.
 """
 _MAX_SEGMENTS: Final = 4096
 
-# What may stand between two markers is data; fill bytes, stuffed bytes and restarts belong to it.
+# All bytes between two markers are data, including fill bytes, stuffed bytes and restarts.
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 _END, _SCAN, _COMMENT = 0xD9, 0xDA, 0xFE
-# JFIF's and Adobe's segments say how the colours are meant.
+# Not JFIF's and Adobe's segments, which define the colours.
 _METADATA: Final = frozenset({_COMMENT, *range(0xE1, 0xEE), 0xEF})
 
 
 def decode(data: memoryview, height: int, width: int) -> Pixels | None:
-    """``None`` if only Pillow can tell whether the file is good.
+    """Return the pixels; ``None`` leaves the file to Pillow.
 
     Raises:
         InvalidMedia: More scans than any honest file has, for its size.
@@ -47,7 +49,7 @@ def decode(data: memoryview, height: int, width: int) -> Pixels | None:
 
 
 def without_metadata(data: memoryview) -> bytes:
-    """A copy without what Pillow would parse at length: EXIF, profiles, thumbnails, comments."""
+    """Return a copy without EXIF, profiles, thumbnails and comments, which are slow in Pillow."""
     kept: list[bytes | memoryview] = [data[:2]]
     end = 2
     for marker, start, length in jpeg_segments(data):

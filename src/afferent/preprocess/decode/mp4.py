@@ -1,7 +1,7 @@
-"""How many samples the tables of an MP4 file claim, counted before FFmpeg believes them.
+"""Count of the samples that the tables of an MP4 file claim, before FFmpeg reads them.
 
-FFmpeg makes an entry of about 70 bytes for each sample of a table as soon as it opens a file, and a
-table of samples of one size takes twenty bytes, however many they are: 2 kB became 1.4 GB.
+When FFmpeg opens a file, it allocates about 70 bytes for each sample of a table. A table of samples
+of equal size takes twenty bytes for any number of samples: 2 kB became 1.4 GB.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.preprocess.decode.reading import Bytes
 
 MAX_SAMPLES: Final = 1 << 20
-"""Of all tracks: an hour of video at 100 frames a second, and of its audio."""
+"""Limit for all tracks: an hour of video at 100 frames a second, and of its audio."""
 
 _CONTAINERS: Final = frozenset(
     b"moov trak mdia minf stbl mvex moof traf dinf edts udta tref gmhd wave".split()
 )
 _TABLES: Final = frozenset((b"stsz", b"stz2", b"stts", b"stsc", b"stco", b"co64"))
-_PCM_PACKET: Final = 1024  # samples of audio that FFmpeg takes together
+_PCM_PACKET: Final = 1024  # samples of audio that FFmpeg combines
 _MAX_BOXES: Final = 1 << 19
 _MAX_DEPTH: Final = 12
 
@@ -30,11 +30,11 @@ _Range = tuple[int, int]
 
 
 def check_tables(data: Bytes) -> None:
-    """Refuse a file whose tables stand for more than `MAX_SAMPLES` in all.
+    """Refuse a file whose tables claim more than `MAX_SAMPLES` in all.
 
     Raises:
         MediaTooLarge: They do.
-        InvalidMedia: The boxes are nested or cut up beyond reason, or compressed.
+        InvalidMedia: The boxes are nested too deeply, too many, or compressed.
     """
     _Boxes(memoryview(data).cast("B")).count()
 
@@ -48,14 +48,14 @@ class _Boxes:
         return self._samples((0, len(self._view)), depth=0, audio=False)[0]
 
     def _samples(self, within: _Range, *, depth: int, audio: bool) -> tuple[int, int]:
-        """Samples that the boxes in there claim, and edits: each edit plays its track again."""
+        """Return the samples and the edits that boxes claim: each edit plays its track again."""
         if depth > _MAX_DEPTH:
             raise InvalidMedia("the file's MP4 boxes are nested beyond reason")
         samples, edits = 0, 0
         tables: dict[bytes, _Range] = {}
         for name, start, stop in self._boxes(*within):
             if name == b"hdlr":
-                # QuickTime has more of them, which say how data are found.
+                # QuickTime has further ones, for the access to data.
                 kind = bytes(self._view[start + 8 : start + 12])
                 audio = kind == b"soun" or (audio and kind != b"vide")
             elif name in _CONTAINERS:
@@ -77,7 +77,7 @@ class _Boxes:
         return samples, edits
 
     def _boxes(self, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-        """Name, begin and end of the contents of each box."""
+        """Yield name, begin and end of the contents of each box."""
         while at + 8 <= end:
             self._num_boxes += 1
             if self._num_boxes > _MAX_BOXES:
@@ -91,23 +91,23 @@ class _Boxes:
             yield name, start, at
 
     def _in_tables(self, tables: dict[bytes, _Range], audio: bool) -> int:
-        """What FFmpeg makes of the tables of one track."""
+        """Return the number of entries that FFmpeg allocates for one track."""
         is_pcm = audio and self._number(tables.get(b"stts"), 4) == 1
         if is_pcm and self._number(tables.get(b"stts"), 12) == 1:
-            # Each sample lasts one tick, and FFmpeg takes them chunk by chunk in larger packets.
+            # Each sample lasts one tick, and FFmpeg combines them chunk by chunk in larger packets.
             chunks = sum(self._number(tables.get(name), 4) for name in (b"stco", b"co64"))
             return chunks * -(-self._longest_chunk(tables.get(b"stsc")) // _PCM_PACKET)
         return sum(self._number(tables.get(name), 8) for name in (b"stsz", b"stz2"))
 
     def _longest_chunk(self, table: _Range | None) -> int:
-        """Of a table of (first chunk, samples in each chunk, description)."""
+        """Return the largest chunk of a table of (first chunk, samples per chunk, description)."""
         start, stop = table or (0, 0)
         rows = np.frombuffer(self._view[start + 8 : stop], np.uint8)
         rows = rows[: rows.size // 12 * 12].view(">u4").reshape(-1, 3)
         return int(rows[:, 1].max(initial=0))
 
     def _number(self, table: _Range | None, at: int) -> int:
-        """The 32-bit number at byte ``at`` of a table; 0 if it isn't there."""
+        """Return the 32-bit number at byte ``at`` of a table; 0 if it is missing."""
         start, stop = table or (0, 0)
         at += start
         return int.from_bytes(self._view[at : at + 4], "big") if at + 4 <= stop else 0

@@ -1,4 +1,4 @@
-"""Pillow: every mode of every format, and the judge of what the fast decoders give."""
+"""Pillow decoder: all modes of all formats, and the reference for the fast decoders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def decode_into(data: bytes | memoryview, kind: ImageFormat, pixels: Pixels) -> 
         _decode_into(data, kind, pixels)
     except (AfferentError, MemoryError):
         raise
-    except Exception as error:  # they raise a dozen, and more as they grow
+    except Exception as error:  # decoders raise a dozen types, and new versions add some
         log.info("an image is broken", extra={"format": kind, "error": type(error).__name__})
         raise InvalidMedia(
             "the image can't be decoded: its data are truncated or corrupt"
@@ -60,7 +60,7 @@ def _decode_into(data: bytes | memoryview, kind: ImageFormat, pixels: Pixels) ->
 
 
 def copy_rgb(image: Image.Image, pixels: Pixels) -> None:
-    """``image`` in whatever mode as RGB over white; in bands, so that no second image is made."""
+    """Copy an image of any mode as RGB over white, in bands: no second image is allocated."""
     for top in range(0, image.height, _BAND):
         bottom = min(top + _BAND, image.height)
         band = image.crop((0, top, image.width, bottom))
@@ -82,8 +82,9 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _copy_grey16(image: Image.Image, pixels: Pixels) -> None:
-    """The upper byte, as of 16-bit RGB. Pillow's own conversion cuts all above 255 off, which turns
-    an image white.
+    """Copy the upper byte, as for 16-bit RGB.
+
+    Pillow's own conversion clips all values above 255, which makes an image white.
     """
     values = np.asarray(image)
     grey = (values >> 8).astype(np.uint8)

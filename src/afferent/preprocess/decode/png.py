@@ -1,4 +1,4 @@
-"""PNG: RGB and RGBA of 8 bits, which most files are, by the decoder of the Rust crate `png`."""
+"""PNG: RGB and RGBA of 8 bits, the common kinds, decoded by the Rust crate `png`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from afferent.preprocess.media import Pixels
 _RGB, _RGBA = 2, 6
 _TRANSPARENT: Final = b"tRNS"
 _LAST_CHUNK: Final = b"\0\0\0\0IEND\xaeB`\x82"
-# None bears on the pixels of the first frame, and each can grow: decoders have made 700 MB of a
-# profile of 0.7 MB.
+# No effect on the pixels of the first frame, and each can grow: decoders have allocated 700 MB for
+# a profile of 0.7 MB.
 _METADATA: Final = frozenset(
     {b"iCCP", b"zTXt", b"iTXt", b"tEXt", b"eXIf", b"sPLT", b"acTL", b"fcTL", b"fdAT"}
 )
 
 
 def decode(data: memoryview, height: int, width: int) -> Pixels | None:
-    """``None`` if the file is of another kind, or only Pillow can tell."""
+    """Return the pixels; ``None`` for other kinds, or if only Pillow can decide."""
     bits, colours = data[24], data[25]
     if bits != 8 or colours not in (_RGB, _RGBA):
         return None
@@ -32,9 +32,9 @@ def decode(data: memoryview, height: int, width: int) -> Pixels | None:
         return None
     mode = "rgb" if colours == _RGB else "rgba"
     try:
-        # Another size than the file's own is refused.
+        # The decoder refuses another size than the file's own.
         out: Pixels = decode_image_png_u8(bytes(without_metadata(data)), (height, width), mode)
-    except Exception:  # it has no type of its own
+    except Exception:  # it has no exception type of its own
         return None
     if mode == "rgb":
         return out
@@ -44,8 +44,9 @@ def decode(data: memoryview, height: int, width: int) -> Pixels | None:
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """The file as it is, or a copy without texts, profiles, EXIF, animation and what stands behind
-    the pixels.
+    """Return the file unchanged if it has nothing to remove, else a copy.
+
+    The copy has no texts, profiles, EXIF, animation or data after the pixels.
     """
     kept: list[bytes | memoryview] = [data[:33]]
     end = pixels_start = 33

@@ -1,4 +1,4 @@
-"""Bytes in shared memory as the file that PyAV and soundfile want to read."""
+"""Files over shared memory, for PyAV and soundfile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Bytes = bytes | memoryview
 
 
 class MemoryFile(io.RawIOBase):
-    """A read-only file over ``data``; only what is read is copied, and closing it lets go of it."""
+    """Read-only file over ``data``. It copies only bytes that are read; `close` releases it."""
 
     def __init__(self, data: Bytes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a video file's bytes to its frames, one at a time, upright and in RGB."""
+"""Video decoder: a file to its frames, one at a time, upright and in RGB."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _QUARTERS: Final = (
     *((False, False, False), (True, True, False)),
     *((False, True, True), (True, False, True)),
 )
-"""How a frame is turned by so many quarters, clockwise; see `_turns`."""
+"""Transformations of a frame by quarter turns, clockwise; see `_turns`."""
 _UNDECODABLE: Final = "the video can't be decoded: its data are truncated or corrupt"
 
 
 @contextmanager
 def open_video(data: Bytes, limits: Limits) -> Iterator[Video]:
-    """A video whose packets have been counted; its frames are decoded when they are asked for.
+    """Open a video and count its packets; frames are decoded on request.
 
     Raises:
-        UnsupportedMedia: A container or a codec that we don't read.
+        UnsupportedMedia: The container or the codec is not supported.
         InvalidMedia: No video, or a broken one.
         MediaTooLarge: Longer, larger or of more frames than the limits allow.
     """
@@ -58,12 +58,12 @@ def open_video(data: Bytes, limits: Limits) -> Iterator[Video]:
 
 @dataclass(frozen=True, slots=True)
 class _Walked:
-    """What a pass over the packets found, in the stream's own ticks.
+    """Result of a pass over the packets, in the stream's own ticks.
 
     Attributes:
-        shown: When each frame is shown, in order.
-        key_times: When each frame is shown that can be decoded without others, in order.
-        key_packets: The packet of each of those, counted from the start.
+        shown: Presentation time of each frame, in order.
+        key_times: Presentation times of the key frames, in order.
+        key_packets: Packet of each key frame, counted from the start.
     """
 
     shown: NDArray[np.int64]
@@ -72,13 +72,15 @@ class _Walked:
     tick_s: float
 
     def entry(self, time: int) -> int:
-        """The packet to decode from for the frame shown at ``time``."""
+        """Return the packet to decode from for the frame shown at ``time``."""
         at = int(np.searchsorted(self.key_times, time, side="right")) - 1
         return int(self.key_packets[at]) if at >= 0 else 0
 
     def frames_per_s(self, claimed: float | None) -> float:
-        """The container's rate where the frames' times confirm it, for these are rounded, and how
-        long the last frame is shown only the container knows.
+        """Return the container's rate if the frames' times confirm it, else the counted one.
+
+        The frames' times are rounded, and the display time of the last frame is only in the
+        container.
         """
         num_frames = len(self.shown)
         if num_frames < 2:
@@ -96,7 +98,7 @@ class _OpenVideo:
     _walked: _Walked
 
     def frames(self, indices: Sequence[int]) -> Iterator[Pixels]:
-        """See `afferent.preprocess.media.Video`."""
+        """Implement `afferent.preprocess.media.Video.frames`."""
         nbytes = len(set(indices)) * self.header.width * self.header.height * 3
         if nbytes > self._limits.max_video_decoded_nbytes:
             raise MediaTooLarge(
@@ -126,10 +128,10 @@ class _OpenVideo:
             frames.close()
 
     def _wanted(self, times: list[int]) -> Generator[VideoFrame, None, None]:
-        """A frame for each of these times; only what they need is decoded.
+        """Yield a frame for each of these times; decode only the frames that these need.
 
-        For one that the decoder leaves out, as it may at the begin of a recording that was cut, the
-        next one stands.
+        If the decoder omits a frame, as it may at the begin of a cut recording, the next one
+        replaces it.
         """
         wanted = iter(times)
         time = next(wanted)
@@ -140,7 +142,7 @@ class _OpenVideo:
             for number, packet in enumerate(container.demux(stream)):
                 if number < entry:
                     continue
-                # What nothing refers to, and nobody wants, need not be decoded.
+                # A frame without references that is not requested need not be decoded.
                 context.skip_frame = "DEFAULT" if packet.pts in sought else "NONREF"
                 for frame in context.decode(packet):
                     while frame.pts is not None and frame.pts >= time:
@@ -155,8 +157,9 @@ class _OpenVideo:
 
 @contextmanager
 def _open(data: Bytes, limits: Limits) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The file, and its first video track, ready to decode in this thread alone."""
-    # A frame is coded in blocks of up to 128 pixels, so that it may be larger than what is seen.
+    """Open the file and its first video track, ready to decode in this thread alone."""
+    # A frame is coded in blocks of up to 128 pixels, so that it may be larger than its visible
+    # part.
     max_pixels = limits.max_frame_pixels * 5 // 4
     options = {"codec_whitelist": _DECODERS, "max_pixels": str(max_pixels)}
     with open_container(data, "video", options) as container:
@@ -165,7 +168,7 @@ def _open(data: Bytes, limits: Limits) -> Iterator[tuple[InputContainer, VideoSt
         context = stream.codec_context
         _check_pixels(context.width, context.height, limits)
         context.options = {"max_pixels": str(max_pixels)}
-        context.open(strict=False)  # dav1d asks only now which frames may be skipped: none
+        context.open(strict=False)  # dav1d reads only now which frames to skip: none
         yield container, stream
 
 
@@ -204,7 +207,7 @@ def _is_empty(packet: Packet[VideoStream]) -> bool:
 
 
 def _is_invisible(packet: Packet[VideoStream]) -> bool:
-    """VP8 has frames that others refer to and nobody sees: its ``show_frame`` bit."""
+    """Return whether a frame is only a reference: VP8's ``show_frame`` bit is 0."""
     return packet.size == 0 or not memoryview(packet)[0] & 0x10
 
 
@@ -218,13 +221,13 @@ def _first_frame(container: InputContainer, stream: VideoStream) -> VideoFrame:
 
 
 def _turns(frame: VideoFrame) -> tuple[bool, bool, bool]:
-    """How the frame comes upright: transposed, then flipped left to right, then upside down."""
-    side_data: Any = frame.side_data  # PyAV's types say otherwise than PyAV
+    """Return whether to transpose a frame, then flip it left to right, then upside down."""
+    side_data: Any = frame.side_data  # PyAV's types are wrong here
     try:
         matrix = side_data["DISPLAYMATRIX"]
     except KeyError:
         return False, False, False
-    except ValueError:  # beside it stands something that PyAV has no name for
+    except ValueError:  # there is other side data that PyAV has no name for
         return _QUARTERS[round(-frame.rotation / 90) % 4]
     a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(np.int64).tolist()
     if abs(a) + abs(d) >= abs(b) + abs(c):
@@ -233,7 +236,7 @@ def _turns(frame: VideoFrame) -> tuple[bool, bool, bool]:
 
 
 def _size(frame: VideoFrame) -> tuple[int, int]:
-    """Width and height, upright."""
+    """Return width and height, upright."""
     return (frame.height, frame.width) if _turns(frame)[0] else (frame.width, frame.height)
 
 

@@ -1,4 +1,4 @@
-"""WebP: still images by libwebp, without transparency straight into the pixels."""
+"""WebP: still images by libwebp; without transparency directly into the pixels."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TRANSPARENT: Final = 0x10  # in the fifth byte of `VP8L`
 
 
 def decode(data: memoryview, height: int, width: int) -> Pixels | None:
-    """``None`` if the file is animated, or only Pillow can tell."""
+    """Return the pixels; ``None`` if the file is animated, or only Pillow can decide."""
     kind = bytes(data[12:16])
     if kind == b"VP8X" and data[20] & _ANIMATED:
         return None
-    # `VP8X` has a flag for transparency too, but what it holds may say otherwise.
+    # `VP8X` has a flag for transparency too, but its content may differ.
     has_alpha = kind == b"VP8X" or (kind == b"VP8L" and bool(data[24] & _TRANSPARENT))
     pixels: Pixels = np.empty((height, width, 3), np.uint8)
     out = np.empty((height, width, 4), np.uint8) if has_alpha else pixels
     try:
-        # Any buffer will do. An array that is not as large as the frame is refused.
+        # Any buffer is accepted, but not an array of another size than the frame.
         webp_decode(data, hasalpha=has_alpha, out=out)  # type: ignore[arg-type]
     except (ValueError, RuntimeError):
         return None

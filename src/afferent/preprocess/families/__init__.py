@@ -1,1 +1,1 @@
-"""One file for each family of models; `afferent.preprocess.registry` lists them."""
+"""Families of models, one file each; `afferent.preprocess.registry` lists them."""

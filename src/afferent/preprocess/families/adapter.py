@@ -1,5 +1,6 @@
-"""Any image processor that `transformers` loads: the way for models without a family of their own,
-and the reference that the others are compared with.
+"""Adapter for any image processor that `transformers` loads.
+
+It serves models without a family of their own, and is the reference for the other families.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class AdapterFamily(
     """Features exactly as the model's own processor makes them.
 
     Attributes:
-        folder: Of the model.
-        native: The family that knows how an image is written in the prompt and what becomes of
-            it; ``None`` if only the processor does.
+        folder: Folder of the model.
+        native: Family that knows an image's prompt and features; ``None`` if only the processor
+            does.
     """
 
     folder: str
@@ -64,7 +65,7 @@ class AdapterFamily(
         return dict(features)
 
     def reference(self) -> Reference:
-        """The processor itself, loaded at the first call; workers only.
+        """Return the processor itself, loaded at the first call; workers only.
 
         Raises:
             UnsupportedModel: `transformers` can't load or use it here.
@@ -74,8 +75,8 @@ class AdapterFamily(
 
 @functools.cache
 def _reference(family: AdapterFamily) -> Reference:
-    """Loaded once for each process and its forks."""
-    # It takes torch and transformers, which frontends have no memory for; they never come here.
+    """Load the processor once for each process and its forks."""
+    # It imports torch and transformers; frontends lack the memory for these, and never come here.
     from afferent.preprocess.reference import Reference
 
     return Reference(family.folder, family.image, family.processor_layout)

@@ -1,7 +1,7 @@
-"""LLaVA-NeXT and LLaVA-OneVision: an image as a whole, and again in tiles of its best resolution.
+"""LLaVA-NeXT and LLaVA-OneVision: an image as a whole, and in tiles of its best resolution.
 
-The tiles' rows that show nothing of the image are left out by the model, and each row of what is
-left ends with a mark, so that the number of embeddings follows the image's own size.
+The model drops the tiles' rows that show nothing of the image. Each remaining row ends with a mark,
+so that the number of embeddings follows the image's own size.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from afferent.types import TensorSpec
 Resolutions = tuple[tuple[int, int], ...]
 """``(height, width)`` each."""
 
-# Where the folder does not say:
+# Defaults of values that the folder omits:
 _IMAGE_TOKEN_ID: Final = {"llava_next": 32_000, "llava_onevision": 151_646}
 _TOWERS: Final = {
     "clip_vision_model": {"image_size": 224, "patch_size": 32},
     "siglip_vision_model": {"image_size": 224, "patch_size": 16},
 }
 _STRATEGIES: Final = {"clip_vision_model": "default", "siglip_vision_model": "full"}
-"""Of each tower, the one that leaves a row for each patch of a tile."""
+"""For each tower, the strategy that keeps a row for each patch of a tile."""
 _RESOLUTIONS: Final[Mapping[str, Resolutions]] = {
     "llava_next": ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)),
     "llava_onevision": tuple(
@@ -71,7 +71,7 @@ class AnyResolutionFamily(
 ):
     """Tiles of ``side`` times ``side`` pixels, ``grid`` times ``grid`` embeddings.
 
-    ``most_tiles`` is how many the embeddings of all tiles come to at most; 0: no limit.
+    ``most_tiles`` limits the embeddings of all tiles to this many tiles' worth; 0: no limit.
     """
 
     side: int
@@ -92,8 +92,9 @@ class AnyResolutionFamily(
         out["image_sizes"][0] = header.height, header.width
 
     def resolution(self, header: ImageHeader) -> tuple[int, int]:
-        """Height and width of the one that shows most of an image and, of several such, wastes
-        least.
+        """Return height and width of the resolution that shows most of an image.
+
+        Of several such, it wastes least.
 
         Raises:
             InvalidMedia: The image is too narrow for any.
@@ -121,7 +122,7 @@ class AnyResolutionFamily(
         return FeaturePlan(specs, (num_embeds,))
 
     def _num_in_tiles(self, header: ImageHeader, rows: int, columns: int) -> int:
-        """Embeddings that show the image, made fewer if they are too many, and a mark a row."""
+        """Return the number of embeddings that show the image, within the limit, with marks."""
         high, wide = rows * self.grid, columns * self.grid
         if header.width / header.height > wide / high:
             seen = int(round(header.height * (wide / header.width), 7))
@@ -137,7 +138,7 @@ class AnyResolutionFamily(
 
 
 def _fitted(header: ImageHeader, height: int, width: int) -> tuple[int, int]:
-    """Width and height that an image takes in this room."""
+    """Return the width and height of an image fitted into this size."""
     by_width, by_height = width / header.width, height / header.height
     if by_width < by_height:
         return width, min(math.ceil(header.height * by_width), height)
@@ -145,10 +146,10 @@ def _fitted(header: ImageHeader, height: int, width: int) -> tuple[int, int]:
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> AnyResolutionFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     given, model_type = processor_settings(folder), str(config["model_type"])
     settings = pixel_settings(given, _PROCESSORS)
@@ -177,7 +178,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> AnyResolutionFamily | N
 
 
 def _side(settings: PixelSettings) -> int:
-    """Of a tile; 0 if tiles are changed after they were cut."""
+    """Return the side of a tile; 0 if tiles are changed after they were cut."""
     size = settings.size if isinstance(settings.size, dict) else {}
     side = size.get("shortest_edge") or 0
     if both := sides(settings.size):
@@ -187,7 +188,7 @@ def _side(settings: PixelSettings) -> int:
 
 
 def _grid(config: Mapping[str, Any], side: int) -> int:
-    """Embeddings along a tile's side; 0 if the tower gives others."""
+    """Return the embeddings along a tile's side; 0 if the tower gives others."""
     given = config.get("vision_config") or {}
     kind = given.get("model_type")
     if kind not in _TOWERS:
@@ -206,7 +207,7 @@ def _resolutions(given: Mapping[str, Any], model_type: str) -> Resolutions:
 
 
 def _keeps_to(limit: str, folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether model and processor have the limit that engines take for granted."""
+    """Return whether model and processor have the limit that engines assume."""
     said = (config, whole_processor_settings(folder))
     return all(each.get("vision_aspect_ratio", limit) == limit for each in said)
 

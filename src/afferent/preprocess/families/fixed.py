@@ -1,4 +1,4 @@
-"""Models that bring every image to one size: resized, perhaps cropped, always as many tokens."""
+"""Models that resize every image to one size: perhaps cropped, always as many tokens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from afferent.types import TensorSpec
 
 
 class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an image comes to ``width`` times ``height``.
+    """Transformation of an image to ``width`` times ``height``.
 
-    ``shortest_edge`` is what its shorter side becomes before the middle is cut out; 0 means that
-    nothing is cut, and the image is stretched.
+    Its shorter side becomes ``shortest_edge`` before the middle is cut out; 0 means that nothing is
+    cut, and the image is stretched.
     """
 
     width: int
@@ -49,7 +49,7 @@ class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FixedFamily(ImageFamily, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``prompt`` is what stands for each image; see `FeaturePlan`."""
+    """Family of models with one image size; ``prompt`` is each image's, see `FeaturePlan`."""
 
     framing: Framing
     prompt: tuple[int | str, ...]
@@ -75,7 +75,7 @@ class FixedFamily(ImageFamily, tag="fixed", frozen=True, kw_only=True, forbid_un
 
 
 def framing(settings: PixelSettings) -> Framing | None:
-    """What the settings ask for; ``None`` if it can't be done here."""
+    """Return the framing by the settings; ``None`` if it is not supported here."""
     normalization = settings.normalization
     if normalization is None or not settings.do_resize:
         return None

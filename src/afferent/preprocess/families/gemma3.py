@@ -20,7 +20,7 @@ from afferent.preprocess.family import (
 from afferent.preprocess.settings import BILINEAR, PLAIN_COLOURS, SQUARE, Defaults, pixel_settings
 from afferent.preprocess.tokens import image_token_id
 
-# Where the configuration does not say:
+# Defaults of values that the configuration omits:
 _BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
 _NUM_EMBEDS = 256
 _PROCESSORS: Final[Defaults] = {
@@ -38,11 +38,12 @@ class _Tokenizer(Struct):
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here, such as
-    "pan and scan", which adds crops of long images.
+    """Return the family of a model; ``None`` if its settings are not supported here.
+
+    "Pan and scan", which adds crops of long images, is not supported.
 
     Raises:
-        ConfigError: The folder does not say how images are processed, or what its tokens are.
+        ConfigError: The folder does not define how images are processed, or its tokens.
     """
     settings = pixel_settings(processor_settings(folder), _PROCESSORS)
     frame = settings and framing(settings)

@@ -1,6 +1,6 @@
-"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: patches as Qwen2-VL has them, of another size.
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: patches as in Qwen2-VL, of another size.
 
-Their videos, which are written frame by frame with their times, are not done here.
+Their videos, which are written frame by frame with their times, are not supported here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROCESSORS: Final[Defaults] = {
     "Glm4vImageProcessor": _DEFAULTS,
     "Glm46VImageProcessor": _DEFAULTS,
 }
-_IMAGE_TOKEN_ID: Final = {  # where the configuration does not say
+_IMAGE_TOKEN_ID: Final = {  # defaults of values that the configuration omits
     "glm4v": 151_343,
     "glm4v_moe": 151_363,
     "glm46v": 151_343,
@@ -35,13 +35,16 @@ _IMAGE_TOKEN_ID: Final = {  # where the configuration does not say
 
 
 class GlmFamily(QwenVlFamily, tag="glm", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits are of pixels times ``temporal_patch_size``: an image is counted as so many frames."""
+    """Family of GLM's vision models.
+
+    Limits are in pixels times ``temporal_patch_size``: an image counts as this many frames.
+    """
 
     def bounded(self, max_pixels: int) -> Self:
         return super().bounded(max_pixels * self.temporal_patch_size)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """See `QwenVlFamily.resized`. No side comes to less than a merged patch before it is cut.
+        """Return the size as `QwenVlFamily.resized`; small images grow to a merged patch first.
 
         Raises:
             InvalidMedia: The aspect ratio is over 200.
@@ -63,10 +66,10 @@ class GlmFamily(QwenVlFamily, tag="glm", frozen=True, kw_only=True, forbid_unkno
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> GlmFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     cut = described_cut(folder, _PROCESSORS)
     if cut is None:

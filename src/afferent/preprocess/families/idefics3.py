@@ -1,5 +1,6 @@
-"""Idefics3 and SmolVLM: an image is enlarged or made smaller to whole tiles, and shown once more as
-a whole. Each tile has a name in the prompt.
+"""Idefics3 and SmolVLM: an image resized to whole tiles, and once more as a whole.
+
+Each tile has a name in the prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from afferent.types import TensorSpec
 
 _LANCZOS: Final = 1  # Pillow's number
 _LONGEST: Final = 4096
-"""More than this the processor cuts off once more."""
+"""The processor resizes longer sides once more."""
 _DEFAULTS: Final[Mapping[str, Any]] = {
     **PLAIN_COLOURS,
     "resample": _LANCZOS,
@@ -37,7 +38,7 @@ _PROCESSORS: Final[Defaults] = {
     "Idefics3ImageProcessor": _DEFAULTS,
     "SmolVLMImageProcessor": _DEFAULTS,
 }
-# Where the folder does not say:
+# Defaults of values that the folder omits:
 _SIDE, _NUM_EMBEDS, _IMAGE_TOKEN_ID = 364, 169, 128_257
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _TOWER: Final = {"image_size": 224, "patch_size": 32}
@@ -48,8 +49,8 @@ class Idefics3Family(
 ):
     """Tiles of ``side`` times ``side`` pixels, ``num_embeds`` tokens each.
 
-    ``longest_edge`` is what an image's longer side becomes before it is cut, ``is_cut`` whether it
-    is; ``around`` and ``whole`` are written around a tile, and before the image as a whole.
+    An image's longer side is resized to ``longest_edge``. If ``is_cut``, the image is cut into
+    tiles then. ``around`` is written around a tile, and ``whole`` before the image as a whole.
     """
 
     side: int
@@ -74,13 +75,13 @@ class Idefics3Family(
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         inputs = super().model_inputs(features)
         tiles = features["pixel_values"]
-        # Nothing is padded where all tiles have one size.
+        # Equal tiles need no padding.
         seen = tiles.new_ones(()).long()
         inputs["pixel_attention_mask"] = seen.expand(*tiles.shape[:2], self.side, self.side)
         return inputs
 
     def grid(self, header: ImageHeader) -> tuple[int, int]:
-        """Rows and columns of tiles."""
+        """Return rows and columns of tiles."""
         if not self.is_cut:
             return 1, 1
         width, height = self._first(header)
@@ -92,7 +93,7 @@ class Idefics3Family(
         return rows, math.ceil(int(rows * self.side * aspect) / self.side)
 
     def _first(self, header: ImageHeader) -> tuple[int, int]:
-        """Width and height with the longer side as it is to be, and the other one even."""
+        """Return width and height: the longer side at its target, the other one even."""
         aspect, edge = header.width / header.height, self.longest_edge
         if header.width >= header.height:
             return edge, max(1, _even(int(edge / aspect)))
@@ -122,10 +123,10 @@ def _even(side: int) -> int:
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> Idefics3Family | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     given = processor_settings(folder)
     settings = pixel_settings(given, _PROCESSORS)
@@ -134,7 +135,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> Idefics3Family | None:
     size = settings.size if isinstance(settings.size, dict) else {}
     edge, side = size.get("longest_edge"), (given.get("max_image_size") or {}).get("longest_edge")
     side = side or _SIDE
-    # With a rest, the number of tiles and that of their names may differ.
+    # With a remainder, the number of tiles and that of their names may differ.
     if not edge or edge > _LONGEST or edge % side:
         return None
     num_embeds = whole_processor_settings(folder).get("image_seq_len") or _NUM_EMBEDS
@@ -157,7 +158,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> Idefics3Family | None:
 
 
 def _embeds_of(config: Mapping[str, Any], side: int) -> int:
-    """What the model makes of a tile; 0 if it takes others."""
+    """Return the number of the model's embeddings of a tile; 0 if its tiles have another size."""
     tower = {**_TOWER, **(config.get("vision_config") or {})}
     if tower["image_size"] != side:
         return 0

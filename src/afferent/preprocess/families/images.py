@@ -1,4 +1,4 @@
-"""What is common to the families that take images and nothing else."""
+"""Base classes of the families that support only images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMAGES_ONLY = "the model takes images only"
 
 
 class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``image`` are an image's tokens."""
+    """Family of models with only images; ``image`` has an image's tokens."""
 
     image: MediaTokens
 
@@ -29,7 +29,7 @@ class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose ``pixel_values``, ``(..., 3, height, width)``, are bytes until the engine's worker."""
+    """Family with ``pixel_values``, ``(..., 3, height, width)``, as bytes until the engine."""
 
     resampling: Resampling
     normalization: Normalization
@@ -40,10 +40,10 @@ class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LaidOutFamily(PixelsFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose images the model's own processor lays out alike, as float32."""
+    """Family whose layout equals that of the model's own processor, which uses float32."""
 
     def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:
-        """What an image becomes, its pixels being of this type."""
+        """Return the plan of an image with pixels of this type."""
         raise NotImplementedError
 
     @property
@@ -55,14 +55,22 @@ class LaidOutFamily(PixelsFamily, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def image_header(header: MediaHeader) -> ImageHeader:
-    """Raises: UnsupportedMedia: It is another medium's."""
+    """Return the header of an image.
+
+    Raises:
+        UnsupportedMedia: It is another medium's.
+    """
     if not isinstance(header, ImageHeader):
         raise UnsupportedMedia(_IMAGES_ONLY)
     return header
 
 
 def decoded_image(media: Media) -> DecodedImage:
-    """Raises: UnsupportedMedia: It is none."""
+    """Return a decoded image.
+
+    Raises:
+        UnsupportedMedia: It is another medium.
+    """
     if not isinstance(media, DecodedImage):
         raise UnsupportedMedia(_IMAGES_ONLY)
     return media

@@ -1,4 +1,4 @@
-"""InternVL: an image is stretched over a grid of square tiles, and shown once more as a whole."""
+"""InternVL: an image stretched over a grid of square tiles, and once more as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from afferent.preprocess.tiles import write_tiles
 from afferent.preprocess.tokens import image_token_id, named_tokens
 from afferent.types import TensorSpec
 
-# Where the configuration does not say:
+# Defaults of values that the configuration omits:
 _IMAGE_TOKEN_ID, _NUM_EMBEDS = 151_667, 256
 _BEGIN, _END = "<img>", "</img>"
 _PROCESSORS: Final[Defaults] = {
@@ -67,9 +67,10 @@ class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True, forbid_u
             self.resampling.write(image.pixels, tiles[-1])
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows for an image of this size: nearest in aspect ratio, and of those that
-        are equally near the largest that the image fills at least half of. The rule is the
-        model family's own.
+        """Return columns and rows for an image of this size, by the rule of the model family.
+
+        The grid is nearest in aspect ratio. Of equally near ones, it is the largest that the image
+        fills at least half of.
         """
         best, least = (1, 1), math.inf
         for columns, rows in self._grids():
@@ -80,7 +81,7 @@ class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True, forbid_u
         return best
 
     def _grids(self) -> list[tuple[int, int]]:
-        """Smallest first, and of those of one size the higher ones."""
+        """Return the allowed grids, smallest first; of equal size, the higher ones first."""
         most = range(1, self.max_tiles + 1)
         grids = [(columns, rows) for columns in most for rows in most]
         fitting = [grid for grid in grids if self.min_tiles <= math.prod(grid) <= self.max_tiles]
@@ -88,10 +89,10 @@ class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True, forbid_u
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     settings = pixel_settings(processor_settings(folder), _PROCESSORS)
     if settings is None or settings.normalization is None or not settings.do_resize:
@@ -104,7 +105,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
         image=MediaTokens(token_id, token_id),
         width=size[0],
         height=size[1],
-        # The whole processor always asks for tiles, whatever the file says of `crop_to_patches`.
+        # The whole processor always requests tiles, even if the file sets `crop_to_patches`.
         min_tiles=settings.min_patches,
         max_tiles=settings.max_patches,
         num_embeds=config.get("image_seq_length", _NUM_EMBEDS),

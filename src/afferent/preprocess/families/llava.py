@@ -18,14 +18,14 @@ from afferent.preprocess.family import (
 from afferent.preprocess.settings import pixel_settings
 from afferent.preprocess.tokens import image_token_id
 
-_IMAGE_TOKEN_ID = 32_000  # where the configuration does not say
+_IMAGE_TOKEN_ID = 32_000  # default if the configuration omits it
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | PixtralFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     if (config.get("vision_config") or {}).get("model_type") == "pixtral":
         return pixtral.describe(folder, config)
@@ -40,9 +40,10 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | PixtralFa
 
 
 def _num_embeds(folder: Path, width: int, height: int) -> int | None:
-    """Patches, and what the tower adds to them; with the strategy ``default`` it loses its first.
+    """Return the number of patches, with the tower's additional tokens.
 
-    ``None`` if the processor's file does not say: `transformers` can't tell either.
+    With the strategy ``default`` it is one less. ``None`` if the processor's file omits the patch
+    size: `transformers` needs it too.
     """
     processor = whole_processor_settings(folder)
     if not (patch_size := processor.get("patch_size")):

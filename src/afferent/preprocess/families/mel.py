@@ -25,7 +25,7 @@ _LOG_STEP: Final = math.log(6.4) / 27.0
 
 
 class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a feature extractor, by the names of its file."""
+    """Settings of a feature extractor, by the names of its file."""
 
     feature_size: int = 80
     sampling_rate: int = 16_000
@@ -35,7 +35,7 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> LogMel:
-        """From ``preprocessor_config.json``.
+        """Return the settings of ``preprocessor_config.json``.
 
         Raises:
             UnsupportedModel: It adds noise, or its chunks are no whole number of spectra.
@@ -58,18 +58,18 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.chunk_samples // self.hop_length
 
     def spec(self, num_chunks: int) -> TensorSpec:
-        """Of ``num_chunks`` chunks: ``(chunks, mels, spectra)``."""
+        """Return the spec of ``num_chunks`` chunks: ``(chunks, mels, spectra)``."""
         return TensorSpec("float32", (num_chunks, self.feature_size, self.chunk_frames))
 
     def write(self, samples: Samples, out: NDArray[np.float32]) -> None:
-        """The log-mel spectra of ``samples`` into ``out``, laid out as `spec` says.
+        """Write the log-mel spectra of ``samples`` into ``out``, with the layout of `spec`.
 
-        Samples that don't fill ``out`` are followed by silence, more are left away. Every value is
-        relative to the loudest of all chunks, as if they were one long one.
+        Missing samples are silence, additional ones are dropped. Every value is relative to the
+        loudest of all chunks, as if they were one long one.
         """
         num_samples = len(out) * self.chunk_samples
         samples = samples[:num_samples]
-        # Silence that no window shares with a sample: all of it is at the floor.
+        # All windows of pure silence are at the floor.
         num_heard = min(-(-(len(samples) + self.n_fft // 2) // self.hop_length), num_samples)
         out[:] = math.log10(_FLOOR)
         for number, chunk in enumerate(out):
@@ -84,7 +84,7 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         out /= 4.0
 
     def _log_spectra(self, samples: Samples, start: int, stop: int, end: int) -> Samples:
-        """``(stop - start, mels)``; each spectrum is of the samples around its place."""
+        """Return ``(stop - start, mels)``; each spectrum is of the samples around its position."""
         half = self.n_fft // 2
         begin = start * self.hop_length - half
         piece = _mirrored(samples, begin, (stop - 1) * self.hop_length - half + self.n_fft, end)
@@ -96,9 +96,9 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _mirrored(samples: Samples, start: int, stop: int, end: int) -> Samples:
-    """Samples ``[start, stop)`` of an audio clip of ``end`` samples, which is mirrored at its ends.
+    """Return samples ``[start, stop)`` of a clip of ``end`` samples, mirrored at its ends.
 
-    ``samples`` is its begin, and what follows it is silence.
+    ``samples`` is the begin of the clip; silence follows.
     """
     if start >= 0 and stop <= len(samples):
         return samples[start:stop]
@@ -112,7 +112,7 @@ def _mirrored(samples: Samples, start: int, stop: int, end: int) -> Samples:
 
 @lru_cache(maxsize=4)
 def _window(n_fft: int) -> Samples:
-    """Hann's, periodic."""
+    """Return a periodic Hann window."""
     window = np.hanning(n_fft + 1)[:-1].astype(np.float32)
     window.flags.writeable = False
     return window
@@ -120,7 +120,7 @@ def _window(n_fft: int) -> Samples:
 
 @lru_cache(maxsize=4)
 def _filters(num_mels: int, n_fft: int, rate_hz: int) -> Samples:
-    """``(n_fft // 2 + 1, num_mels)``: triangles evenly spaced on Slaney's scale, of equal area."""
+    """Return ``(n_fft // 2 + 1, num_mels)``: triangles of equal area, even on Slaney's scale."""
     bins_hz = np.linspace(0, rate_hz // 2, 1 + n_fft // 2)
     highest = _LINEAR_MELS + math.log(_HIGHEST_HZ / _LINEAR_HZ) / _LOG_STEP
     corners_hz = _to_hz(np.linspace(0.0, highest, num_mels + 2))

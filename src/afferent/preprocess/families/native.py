@@ -1,4 +1,4 @@
-"""The families that make features here. Each is a file, and says the rest in its `ENTRY`."""
+"""Families that make features here. Each is a file with an `ENTRY`."""
 
 from __future__ import annotations
 

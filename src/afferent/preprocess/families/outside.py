@@ -1,8 +1,8 @@
-"""Families of other packages: found by entry point, and carried between processes by name.
+"""Plugin families: found by entry point, and carried between processes by name.
 
 A package declares each of its model types in the group `GROUP`, as ``MODEL_TYPE =
-"package.module:ENTRY"``. It is looked for where no family here is for such a model, and imported
-only where the model is served.
+"package.module:ENTRY"``. Plugins are searched only if no built-in family supports the model, and
+imported only if the model is served.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ GROUP: Final = "afferent.families"
 
 
 class OutsideFamily(Struct, tag="outside", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A family of another package, whose answers are that family's own; see `Family`.
+    """Plugin family, which delegates to the family of its package; see `Family`.
 
     Attributes:
         cls: Its class, as ``module:Class``.
         fields: The family itself, as msgpack.
-        version: Of its package, which shapes the features too.
+        version: Version of its package, which determines the features too.
     """
 
     cls: str
@@ -52,7 +52,7 @@ class OutsideFamily(Struct, tag="outside", frozen=True, kw_only=True, forbid_unk
         """The family itself.
 
         Raises:
-            ConfigError: This process does not find it.
+            ConfigError: This process can't load it.
         """
         return _inner(self)
 
@@ -107,12 +107,12 @@ def _inner(family: OutsideFamily) -> Family:
     try:
         cls = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         return cast(Family, msgspec.msgpack.decode(family.fields, type=cls))
-    except Exception as error:  # it is not ours, and may raise anything
+    except Exception as error:  # plugins may raise anything
         raise ConfigError(f"the family {family.cls} can't be used: {in_a_line(error)}") from error
 
 
 def failed(what: str, version: str, error: Exception) -> ConfigError:
-    """The error of a family that raises what it should not."""
+    """Return the error of a family that raises an unexpected exception."""
     return ConfigError(
         f"the family {what} ({version or 'of no package'}) has failed: {in_a_line(error)}; this is "
         "a fault of the family, which should raise UnsupportedModel for a model that it can't serve"
@@ -120,10 +120,10 @@ def failed(what: str, version: str, error: Exception) -> ConfigError:
 
 
 def find(model_type: str) -> Entry[OutsideFamily] | None:
-    """What a package says of the models of a type; ``None`` if none says anything.
+    """Return the plugin's spec for a model type; ``None`` if there is none.
 
     Raises:
-        ConfigError: Several do, or what it says can't be used.
+        ConfigError: There are several, or the spec is invalid.
     """
     points = tuple(metadata.entry_points(group=GROUP, name=model_type))
     if not points:
@@ -134,7 +134,7 @@ def find(model_type: str) -> Entry[OutsideFamily] | None:
     (point,) = points
     try:
         entry = point.load()
-    except Exception as error:  # likewise
+    except Exception as error:  # plugins may raise anything
         raise ConfigError(
             f"the family for {model_type} can't be loaded from {point.value}: {in_a_line(error)}"
         ) from error
@@ -149,7 +149,7 @@ def find(model_type: str) -> Entry[OutsideFamily] | None:
             return None if family is None else OutsideFamily.of(family, version=version)
         except AfferentError:
             raise
-        except Exception as error:  # likewise
+        except Exception as error:  # plugins may raise anything
             raise failed(point.value, version, error) from error
 
     return Entry(model_types=(model_type,), describe=describe, engine=entry.engine)

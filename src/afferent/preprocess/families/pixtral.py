@@ -27,7 +27,7 @@ from afferent.types import TensorSpec
 _PROCESSORS: Final[Defaults] = {
     "PixtralImageProcessor": {**CLIP_COLOURS, "size": {"longest_edge": 1024}},
 }
-# Where the folder does not say:
+# Defaults of values that the folder omits:
 _PATCH, _LONGEST_EDGE = 16, 1024
 _MERGE: Final = {"llava": 1, "mistral3": 2, "lighton_ocr": 2}
 _IMAGE_TOKEN_ID: Final = {"llava": 32_000, "mistral3": 10, "lighton_ocr": 151_655}
@@ -37,9 +37,11 @@ _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 class PixtralFamily(
     LaidOutFamily, tag="pixtral", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """``unit`` times ``unit`` pixels become an embedding; no side is above ``longest_edge``, but
-    for what makes it a multiple of ``step``. ``row_end`` and ``end`` stand behind each row, and the
-    last; in LightOnOCR nothing does.
+    """Family of Pixtral's encoder.
+
+    ``unit`` times ``unit`` pixels become an embedding. No side exceeds ``longest_edge``, except to
+    become a multiple of ``step``. ``row_end`` is written after each row and ``end`` after the last
+    one; LightOnOCR has neither.
     """
 
     unit: int
@@ -60,7 +62,7 @@ class PixtralFamily(
         out["image_sizes"][0] = height, width
 
     def size(self, header: ImageHeader) -> tuple[int, int]:
-        """Height and width that an image is brought to.
+        """Return the height and width of a resized image.
 
         Raises:
             InvalidMedia: The image is too narrow.
@@ -86,10 +88,10 @@ class PixtralFamily(
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> PixtralFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     given = dict(processor_settings(folder))
     own_step = given.pop("patch_size", None)
@@ -107,7 +109,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> PixtralFamily | None:
     return PixtralFamily(
         image=MediaTokens(token_id, token_id),
         unit=unit,
-        # Of the others the whole processor's counts, which it tells the other.
+        # For the others the whole processor's value counts, which it passes on.
         step=_side(own_step) if is_page else unit,
         longest_edge=edge,
         row_end="" if is_page else whole.get("image_break_token", _BREAK),
@@ -118,14 +120,15 @@ def describe(folder: Path, config: Mapping[str, Any]) -> PixtralFamily | None:
 
 
 def _side(patch_size: Any) -> int:
-    """Of a patch, as the image processor has it."""
+    """Return the side of a patch by the image processor."""
     given = patch_size or _PATCH
     return int(given["height"] if isinstance(given, dict) else given)
 
 
 def _expected(config: Mapping[str, Any], edge: int) -> tuple[int, int]:
-    """Pixels along an embedding's side, and the longest edge, as the model has them; LLaVA's counts
-    with the tower's own.
+    """Return the pixels along an embedding's side, and the longest edge, by the model.
+
+    LLaVA uses the tower's own values.
     """
     tower, model_type = config.get("vision_config") or {}, str(config["model_type"])
     unit = tower.get("patch_size", _PATCH) * config.get("spatial_merge_size", _MERGE[model_type])

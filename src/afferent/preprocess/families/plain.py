@@ -1,4 +1,4 @@
-"""What most families answer alike."""
+"""Base class with the answers of most families."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class _Plans(Protocol):
 
 
 class PlainFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A family that plans by itself and makes its features here, whatever the size of an image or
-    the length of a video: see `Family` for what each answer means.
+    """Family that plans and makes its features here, for media of any size and length.
+
+    See `Family` for the meaning of each method.
     """
 
     @property

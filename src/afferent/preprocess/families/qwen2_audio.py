@@ -1,4 +1,4 @@
-"""Qwen2-Audio: the first 30 s of a clip, which becomes as many embeddings as it is long."""
+"""Qwen2-Audio: the first 30 s of a clip, with embeddings in proportion to its length."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from afferent.preprocess.plan import FeaturePlan
 from afferent.types import TensorSpec
 
 _MASK: Final = "feature_attention_mask"
-_AUDIO_TOKEN_ID: Final = 151_646  # where the configuration does not say
+_AUDIO_TOKEN_ID: Final = 151_646  # default if the configuration omits it
 _SPECTRA_A_ROW: Final = 2  # the encoder's second convolution has a step of two
 
 
 class Qwen2AudioFamily(
     AudioTokenFamily, tag="qwen2_audio", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """The encoder halves the spectra of a clip twice."""
+    """Family of Qwen2-Audio: the encoder halves the spectra of a clip twice."""
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         num_samples = self.num_samples(audio_header(header))
@@ -50,16 +50,16 @@ class Qwen2AudioFamily(
         out[_MASK][:, : self._num_spectra(len(samples))] = 1
 
     def _num_spectra(self, num_samples: int) -> int:
-        """Those that begin within the clip, or what is left of it."""
+        """Return the number of spectra that begin within the clip, up to one chunk."""
         return -(-min(num_samples, self.mel.chunk_samples) // self.mel.hop_length)
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> Qwen2AudioFamily | None:
-    """The family of a model; ``None`` if its encoder takes other spectra than are made.
+    """Return the family of a model; ``None`` if its encoder needs other spectra.
 
     Raises:
-        ConfigError: The folder does not say how audio is processed.
-        UnsupportedModel: Its feature extractor does what is not done here.
+        ConfigError: The folder does not define how audio is processed.
+        UnsupportedModel: Its feature extractor is not supported here.
     """
     mel = LogMel.from_settings(processor_settings(folder, "feature_extractor"))
     encoder = config.get("audio_config") or {}

@@ -1,7 +1,7 @@
-"""Videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: which frames, how large, and in what order.
+"""Videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: choice, size and order of frames.
 
 The rules are those of `transformers`' video processors, so that the same frames of the same size
-come out, in the same order. Features are bytes; the engine normalizes them.
+result, in the same order. Features are bytes; the engine normalizes them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Generation = Literal["qwen2", "qwen2_5", "qwen3"]
 
 _MAX_ASPECT: Final = 200
 _FRAMES_PER_S: Final = 2.0
-_BUDGET: Final = 0.9  # of its tokens that Qwen2-VL spends on a video
-_ROOM: Final = 1.05  # that a frame has above the least
+_BUDGET: Final = 0.9  # part of its tokens that Qwen2-VL spends on a video
+_ROOM: Final = 1.05  # factor of a frame's pixels above the least
 
 
 class VideoSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A video processor's settings, under its own names but for the pixels' bounds.
+    """Settings of a video processor, under its own names except the pixels' bounds.
 
     Attributes:
         fps: Frames taken of each second; ``None``: all of them, or ``num_frames``.
-        max_frames: No more are taken in any case.
+        max_frames: Limit in any case.
         min_pixels: Of a frame; for Qwen3-VL of a whole video.
         max_pixels: Likewise.
     """
@@ -54,16 +54,16 @@ class VideoSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def factor(self) -> int:
-        """Sides of a resized frame are multiples of it."""
+        """Unit of the sides of a resized frame."""
         return self.patch_size * self.merge_size
 
 
 def video_settings(given: Mapping[str, Any], generation: Generation) -> VideoSettings:
-    """From the video processor's file.
+    """Return the settings of the video processor's file.
 
-    A released Qwen2-VL or Qwen2.5-VL does not say how frames are sampled, and `transformers` then
-    takes all of them unless it is called otherwise; here as many are taken as Qwen3-VL takes, and
-    as Qwen's own tools do. ``do_sample_frames: false`` in the file is followed.
+    A released Qwen2-VL or Qwen2.5-VL does not define the sampling of frames. `transformers` then
+    takes all frames by default; Afferent takes as many as for Qwen3-VL, as Qwen's own tools do.
+    ``do_sample_frames: false`` in the file is followed.
     """
     is_third = generation == "qwen3"
     size = {
@@ -91,7 +91,7 @@ def video_settings(given: Mapping[str, Any], generation: Generation) -> VideoSet
 
 
 def sampled_indices(settings: VideoSettings, header: VideoHeader) -> list[int]:
-    """The frames that the model sees, in order; at least one."""
+    """Return the frames that the model sees, in order; at least one."""
     total = header.num_frames
     if settings.fps is None and settings.num_frames is None and total <= settings.max_frames:
         return list(range(total))
@@ -113,7 +113,7 @@ def _first_generations(settings: VideoSettings, total: int, frames_per_s: float)
     if count == 0:  # fewer frames than the encoder takes at a time
         return list(range(min(total, pair)))
     step = total / count
-    # In float32, as torch counts; it may differ from this in the last bit, by the machine.
+    # In float32, as torch counts; the last bit of torch's result depends on the machine.
     places = (np.arange(math.ceil(total / step)) * step).astype(np.float32)
     return [min(int(place), total - 1) for place in places]
 
@@ -131,7 +131,7 @@ def _third_generation(settings: VideoSettings, total: int, frames_per_s: float) 
 
 
 def resized(settings: VideoSettings, num_frames: int, header: VideoHeader) -> tuple[int, int]:
-    """Height and width that a video's frames are resized to, if ``num_frames`` are taken.
+    """Return height and width of resized frames, if ``num_frames`` are taken.
 
     Raises:
         InvalidMedia: One side is more than 200 times the other.
@@ -144,7 +144,7 @@ def resized(settings: VideoSettings, num_frames: int, header: VideoHeader) -> tu
         height, width = int(height * scale), int(width * scale)
     if max(height, width) / min(height, width) > _MAX_ASPECT:
         raise InvalidMedia(f"the video's sides may differ by a factor of {_MAX_ASPECT}")
-    # Qwen3-VL's bounds are of all frames, paired; the others' of each.
+    # Qwen3-VL's bounds are for all frames, paired; the others' for each.
     weight = num_frames if is_third else 1
     pair = settings.temporal_patch_size
     rounded = round(num_frames / pair) * pair if is_third else 1
@@ -162,7 +162,7 @@ def resized(settings: VideoSettings, num_frames: int, header: VideoHeader) -> tu
 
 
 def _max_pixels(settings: VideoSettings, num_frames: int) -> int:
-    """Of a frame, or for Qwen3-VL of the video; a long one has less for each frame if capped."""
+    """Return the limit of a frame, or of a Qwen3-VL video; if capped, long videos get less."""
     most, least = settings.max_pixels, int(settings.min_pixels * _ROOM)
     if not settings.cap_pixels_per_frame:
         return most
@@ -174,9 +174,9 @@ def _max_pixels(settings: VideoSettings, num_frames: int) -> int:
 
 
 def plan_video(settings: VideoSettings, header: VideoHeader) -> FeaturePlan:
-    """What a video becomes: patches, their grid, and its place in the prompt.
+    """Return the plan of a video: patches, their grid, and its prompt.
 
-    The prompt's pieces stand in place of the chat template's video token alone: the template's own
+    The prompt's pieces replace only the chat template's video token: the template's own
     ``<|vision_start|>`` and ``<|vision_end|>`` stay around them.
 
     Raises:
@@ -209,13 +209,13 @@ def _grid(settings: VideoSettings, num_frames: int, header: VideoHeader) -> tupl
 def _timestamps(
     settings: VideoSettings, indices: list[int], frames_per_s: float
 ) -> Iterator[float]:
-    """The middle of each group of frames, in seconds."""
+    """Yield the middle of each group of frames, in seconds."""
     for group in _groups(indices, settings.temporal_patch_size):
         yield (group[0] / frames_per_s + group[-1] / frames_per_s) / 2
 
 
 def _groups(indices: list[int], size: int) -> Iterator[list[int]]:
-    """So many at a time; the last one is repeated to make the last group whole."""
+    """Yield groups of ``size``; the last frame is repeated to fill the last group."""
     for start in range(0, len(indices), size):
         group = indices[start : start + size]
         yield group + group[-1:] * (size - len(group))
@@ -224,10 +224,10 @@ def _groups(indices: list[int], size: int) -> Iterator[list[int]]:
 def process_video(
     settings: VideoSettings, video: Video, out: Mapping[str, Array], resampling: Resampling
 ) -> None:
-    """Write a video's features into ``out``; a frame is in memory at a time.
+    """Write a video's features into ``out``, with one frame in memory at a time.
 
     Args:
-        out: Arrays as `plan_video` of the video's header says.
+        out: Arrays of `plan_video` of the video's header.
 
     Raises:
         InvalidMedia: A frame can't be decoded.
@@ -246,7 +246,7 @@ def process_video(
             num_frames=pair,
         )
         resampling.write(frame, frames[number % pair])
-        if number == len(indices) - 1:  # it is repeated to make its group whole
+        if number == len(indices) - 1:  # the last frame fills its group
             frames[number % pair + 1 :] = frames[number % pair]
     out["video_grid_thw"][:] = (groups, rows, columns)
     if settings.generation == "qwen2_5":

@@ -1,6 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of an image at nearly its own size and aspect ratio.
 
-The patches of an image are bytes, and are stored once, though the encoder wants each of them
+The patches of an image are bytes, and are stored once, although the encoder needs each of them
 ``temporal_patch_size`` times: an eighth of the processor's own floats. `QwenVlFamily.model_inputs`
 makes these.
 """
@@ -37,7 +37,7 @@ from afferent.types import Modality, TensorSpec
 
 _MAX_ASPECT = 200
 _NOT_TAKEN = "the model takes no such media"
-_IMAGE_TOKEN_ID, _VIDEO_TOKEN_ID = 151_655, 151_656  # where the configuration does not say
+_IMAGE_TOKEN_ID, _VIDEO_TOKEN_ID = 151_655, 151_656  # defaults if the configuration omits them
 
 GENERATIONS: Mapping[str, Generation] = {
     "qwen2_vl": "qwen2",
@@ -64,7 +64,7 @@ _PROCESSORS: Final[Defaults] = {
 
 
 class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the family takes videos."""
+    """Tokens and processing of the family's videos."""
 
     tokens: MediaTokens
     settings: VideoSettings
@@ -75,7 +75,7 @@ class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class QwenVlFamily(
     PlainFamily, tag="qwen_vl", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """``video`` is ``None`` if it takes none."""
+    """Family of Qwen's vision models; ``video`` is ``None`` if it supports none."""
 
     generation: Generation
     image: MediaTokens
@@ -96,7 +96,7 @@ class QwenVlFamily(
 
     @property
     def processor_layout(self) -> ProcessorLayout:
-        # Its limits may be closer than the processor's own.
+        # Its limits may be stricter than the processor's own.
         size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
         return ProcessorLayout(plan=self._float_plan, arguments={"size": size})
 
@@ -133,7 +133,7 @@ class QwenVlFamily(
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         inputs = dict(features)
-        inputs.pop("second_per_grid_ts", None)  # is for positions
+        inputs.pop("second_per_grid_ts", None)  # only for positions
         if "pixel_values" in inputs:
             patches = inputs["pixel_values"]
             inputs["pixel_values"] = self._float_patches(patches, self.normalization)
@@ -143,7 +143,7 @@ class QwenVlFamily(
         return inputs
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """The size that an image is brought to: whole merged patches, pixels within the limits.
+        """Return the size of a resized image: whole merged patches, pixels within the limits.
 
         The rule is the model family's own; `transformers` calls it ``smart_resize``.
 
@@ -188,8 +188,9 @@ class QwenVlFamily(
         out["image_grid_thw"][0] = (1, rows, columns)
 
     def repeated(self, patches: Any) -> Any:
-        """``(num_patches, 3 * temporal_patch_size * patch_size**2)`` in the same type, from patches
-        of that layout or of one where the times are not repeated.
+        """Return ``(num_patches, 3 * temporal_patch_size * patch_size**2)`` in the same type.
+
+        ``patches`` have that layout, or one without repeated times.
         """
         times = patches.reshape(len(patches), 3, -1, self.patch_size**2)
         if times.shape[2] == 1:
@@ -197,16 +198,16 @@ class QwenVlFamily(
         return times.reshape(len(patches), -1)
 
     def _float_patches(self, patches: Any, normalization: Normalization) -> Any:
-        """`repeated`, as float32. What is normalized is not repeated yet."""
+        """Return `repeated` patches as float32, normalized before the repetition."""
         normalized = normalization.apply(patches.view(len(patches), 3, -1, self.patch_size**2))
         return self.repeated(normalized)
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
-    """The family of a model; ``None`` if its settings ask for what is not done here.
+    """Return the family of a model; ``None`` if its settings are not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     cut = described_cut(folder, _PROCESSORS)
     if cut is None:
@@ -221,10 +222,10 @@ def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
 
 
 def described_cut(folder: Path, processors: Defaults) -> dict[str, Any] | None:
-    """How images are resized and cut, as `QwenVlFamily` takes it; ``None`` if it is not done here.
+    """Return `QwenVlFamily`'s settings of resizing and patches; ``None`` if not supported here.
 
     Raises:
-        ConfigError: The folder does not say how images are processed.
+        ConfigError: The folder does not define how images are processed.
     """
     settings = pixel_settings(processor_settings(folder), processors)
     if settings is None or settings.edges is None or settings.normalization is None:
@@ -261,8 +262,9 @@ def _describe_video(
 
 
 def _video_settings(folder: Path) -> Mapping[str, Any]:
-    """Those of videos, or else those of images where they have a file of their own: that is where
-    `transformers` looks, and the first models of the family have only that.
+    """Return the settings of videos, or those of images if these have a file of their own.
+
+    `transformers` uses this order, and the first models of the family have only the latter.
     """
     for part in ("video_processor", "image_processor"):
         try:

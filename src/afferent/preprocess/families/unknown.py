@@ -1,4 +1,4 @@
-"""Models that no features are made for: an engine that decodes media itself may serve them."""
+"""Models without features: an engine that decodes media itself may serve them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from afferent.types import Modality
 
 
 class UnknownFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Takes nothing."""
+    """Family that supports no media."""
 
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:

@@ -1,4 +1,4 @@
-"""Models that hear through Whisper's encoder: Whisper itself, and Voxtral."""
+"""Models with Whisper's encoder: Whisper itself, and Voxtral."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from afferent.types import Modality
 
 FEATURES: Final = "input_features"
 NO_TOKEN: Final = -1
-"""In place of a token's id where the prompt names no item."""
+"""Token id if the prompt contains no item."""
 
 
 class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Audio becomes log-mel spectra, which the model takes as they are."""
+    """Family of models that take log-mel spectra of audio unchanged."""
 
     mel: LogMel
 
@@ -31,7 +31,7 @@ class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_field
         return self.mel.sampling_rate
 
     def num_samples(self, header: AudioHeader) -> int:
-        """Of the clip at the model's rate."""
+        """Return the number of the clip's samples at the model's rate."""
         return -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,13 +39,13 @@ class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Such as stand in the prompt."""
+    """Family of models with audio tokens in the prompt."""
 
     audio_token_id: int
 
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:
-        """The token that stands for an embedding also marks the item."""
+        """Audio token, which both marks the item and stands for an embedding."""
         tokens = MediaTokens(marker=self.audio_token_id, embed=self.audio_token_id)
         return {Modality.AUDIO: tokens}
 
@@ -53,16 +53,18 @@ class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True, forbid_unknown_
 class WhisperFamily(
     SpectraFamily, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """An encoder of 30 s, which the decoder attends to: nothing of it stands in the prompt."""
+    """Encoder of 30 s that the decoder attends to: the prompt contains nothing of it."""
 
     @property
     def tokens(self) -> Mapping[Modality, MediaTokens]:
-        """Audio is taken, without a token."""
+        """Audio, without a token."""
         return {Modality.AUDIO: MediaTokens(marker=NO_TOKEN, embed=NO_TOKEN)}
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        """One chunk, whatever the clip's length: more is cut off, as the model's own processor
-        does."""
+        """Return one chunk for a clip of any length.
+
+        More is cut off, as by the model's own processor.
+        """
         audio_header(header)
         return FeaturePlan({FEATURES: self.mel.spec(1)}, ())
 
@@ -73,12 +75,12 @@ class WhisperFamily(
 class VoxtralFamily(
     AudioTokenFamily, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """Chunks of 30 s, the last one filled up with silence; each becomes as many embeddings."""
+    """Chunks of 30 s, the last one filled up with silence, each of equally many embeddings."""
 
     embeds_per_chunk: int
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        """So many chunks as the clip, at the model's rate, begins."""
+        """Return as many chunks as the clip begins, at the model's rate."""
         num_samples = self.num_samples(audio_header(header))
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
@@ -89,20 +91,20 @@ class VoxtralFamily(
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | VoxtralFamily:
-    """The family of an audio model.
+    """Return the family of an audio model.
 
     Args:
         config: The folder's ``config.json``.
 
     Raises:
-        ConfigError: The folder does not say how audio is processed.
-        UnsupportedModel: Its feature extractor does what is not done here.
+        ConfigError: The folder does not define how audio is processed.
+        UnsupportedModel: Its feature extractor is not supported here.
     """
     mel = LogMel.from_settings(processor_settings(folder, "feature_extractor"))
     if config["model_type"] == "whisper":
         return WhisperFamily(mel=mel)
     encoder = config.get("audio_config") or {}
-    # The projector takes so many of the encoder's rows together as its input is wider than they.
+    # The projector combines as many of the encoder's rows as its input is wider than one.
     rows, width = encoder.get("max_source_positions", 1500), encoder.get("hidden_size", 1280)
     embeds, rest = divmod(rows * width, encoder.get("intermediate_size", 5120))
     if rest or embeds < 1:
@@ -114,14 +116,22 @@ def describe(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | Voxtral
 
 
 def audio_header(header: MediaHeader) -> AudioHeader:
-    """Raises: InvalidMedia: It is another medium's."""
+    """Return the header of an audio clip.
+
+    Raises:
+        InvalidMedia: It is another medium's.
+    """
     if not isinstance(header, AudioHeader):
         raise InvalidMedia("the model takes audio only")
     return header
 
 
 def decoded_audio(media: Media, rate_hz: int) -> DecodedAudio:
-    """Raises: InternalError: It is none, or at another rate."""
+    """Return a decoded audio clip.
+
+    Raises:
+        InternalError: It is another medium, or at another rate.
+    """
     if not isinstance(media, DecodedAudio) or media.sample_rate_hz != rate_hz:
         raise InternalError(f"an audio clip at {rate_hz} Hz was expected")
     return media

@@ -1,4 +1,4 @@
-"""A machine that is not there, for the store's processes and what you put beside them.
+"""Simulated machine, for the store's processes and your own processes beside them.
 
     with simulated(["your.module"]):
         machine = Machine(seed=7)

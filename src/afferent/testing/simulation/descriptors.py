@@ -1,4 +1,4 @@
-"""What a descriptor may stand for, besides sockets: memory, a process's death, a bell."""
+"""Simulated objects behind descriptors, except sockets: memory, pidfds, eventfds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PAGE_NBYTES = 1024
 
 
 class Memory:
-    """What a memfd stands for; it is there as long as anybody has it."""
+    """Memory behind a memfd; it exists while any process has it."""
 
     def __init__(self) -> None:
         self.inode = next(_inodes)
         self.on_sent: Callable[[Process], object] | None = None
-        """Called with the process to which a descriptor of it is sent, before it is."""
+        """Called with the receiving process before a descriptor of it is sent."""
         self.resize(0)
 
     def resize(self, nbytes: int) -> None:
@@ -33,11 +33,11 @@ class Memory:
         self._has_page = np.zeros(-(-nbytes // PAGE_NBYTES), np.bool_)
 
     def allocate(self, start: int, end: int) -> None:
-        """Give these bytes their pages."""
+        """Allocate the pages of these bytes."""
         self._has_page[_pages(start, end)] = True
 
     def has(self, start: int, end: int) -> bool:
-        """Whether these bytes have their pages: who writes elsewhere may be killed."""
+        """Return whether these bytes have pages: a writer to others may be killed."""
         return bool(self._has_page[_pages(start, end)].all())
 
     @property
@@ -45,17 +45,17 @@ class Memory:
         return int(self._has_page.sum())
 
     def first_hole(self, start: int) -> int:
-        """The first byte from ``start`` on that has no page; the end, where all have theirs."""
+        """Return the first byte from ``start`` on without a page; the end if there is none."""
         holes = np.flatnonzero(~self._has_page[start // PAGE_NBYTES :])
         return (
             (start // PAGE_NBYTES + int(holes[0])) * PAGE_NBYTES if len(holes) else len(self.data)
         )
 
     def open(self, process: Process) -> None:
-        """A descriptor more."""
+        """Count an opened descriptor."""
 
     def close(self, process: Process) -> None:
-        """A descriptor less."""
+        """Count a closed descriptor."""
 
 
 def _pages(start: int, end: int) -> slice:
@@ -63,30 +63,30 @@ def _pages(start: int, end: int) -> slice:
 
 
 class ReadOnly:
-    """A descriptor of memory that can't be written through."""
+    """Descriptor of memory that can't be written through."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
 
     def open(self, process: Process) -> None:
-        """A descriptor more."""
+        """Count an opened descriptor."""
 
     def close(self, process: Process) -> None:
-        """A descriptor less."""
+        """Count a closed descriptor."""
 
 
 class Map(np.ndarray[Any, Any]):
     """Memory as a process has mapped it."""
 
-    # By identity: numpy compares by contents, and maps are kept in sets.
+    # By identity: numpy compares by contents, and maps are elements of sets.
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def close(self) -> None:
-        """Unmapped. What is still over it stays, as the kernel would have it."""
+        """Unmap the memory. Existing views stay valid, as with the kernel."""
 
 
 class Pidfd(Watched):
-    """Readable when its process is dead."""
+    """Pidfd, readable when its process is dead."""
 
     def __init__(self, of: Process) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What happened, in order: a digest that two runs can be compared by, and a diagram for people."""
+"""History of a run: a digest that compares two runs, and a diagram for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AT = struct.Struct("<d")
 
 
 class Event(NamedTuple):
-    """Something that happened to ``who``; with ``to``, something that ``who`` said to it."""
+    """Event of ``who``; with ``to``, a message from ``who`` to ``to``."""
 
     at_s: float
     who: str
@@ -20,10 +20,10 @@ class Event(NamedTuple):
 
 
 class History:
-    """Everything that processes say to each other, and what becomes of them.
+    """All messages between processes, and all changes of the processes.
 
     Args:
-        keeps: Whether events are kept, to be read; a digest is made of them in any case.
+        keeps: Whether events are stored for reading; the digest covers them in any case.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
@@ -39,18 +39,18 @@ class History:
 
     @property
     def digest(self) -> str:
-        """Equal for equal histories."""
+        """Digest, equal for equal histories."""
         return self._digest.hexdigest()
 
 
 def diagram(
     events: Sequence[Event], *, width: int = 11, read: Callable[[str | bytes], str] = str
 ) -> str:
-    """A sequence diagram in text: a column for each process, a line for each event.
+    """Return a sequence diagram in text: a column for each process, a line for each event.
 
     Args:
-        width: Of a column.
-        read: What is written for what was said.
+        width: Width of a column.
+        read: Formats the content of an event.
     """
     names = list(dict.fromkeys(name for e in events for name in (e.who, e.to) if name))
     column = {name: index for index, name in enumerate(names)}

@@ -1,8 +1,8 @@
-"""An event loop of asyncio whose time and sockets are a simulated machine's.
+"""asyncio event loop with the time and sockets of a simulated machine.
 
-Callbacks run in the order in which asyncio runs them, and what can be read goes before them, as in
-uvloop. Between two turns of the loop other processes run. Tasks, futures, time-outs and transports
-are asyncio's own, or as its own.
+Callbacks run in asyncio's order, and readable descriptors are handled first, as in uvloop. Between
+two iterations of the loop other processes run. Tasks, futures, timeouts and transports are
+asyncio's own, or equivalent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READ_NBYTES = 1 << 16
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """The loop of one process, in a thread of its own."""
+    """Event loop of one process, in a thread of its own."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -47,7 +47,7 @@ class Loop(asyncio.AbstractEventLoop):
         process.on_jump.append(self._wake)
         self.thread.start()
 
-    # Turning
+    # Iterations
 
     def _run(self) -> None:
         ready, readable, thread = self._ready, self._readable, self.thread
@@ -84,7 +84,7 @@ class Loop(asyncio.AbstractEventLoop):
             self.thread.wake(self.thread.turn)
 
     def close(self) -> None:
-        """Its process is dead: its tasks go no further."""
+        """Close the coroutines of all tasks of a dead process."""
         for task in reversed(list(self._tasks)):
             task._log_destroy_pending = False
             with contextlib.suppress(BaseException):
@@ -95,12 +95,12 @@ class Loop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     def call_first(self, callback: Callable[[], object]) -> None:
-        """Something may be read: ``callback`` goes before all that waits for the next turn."""
+        """Handle a readable descriptor: ``callback`` runs before all waiting callbacks."""
         self._readable.append(callback)
         if self._is_asleep:
             self._wake()
 
-    # What asyncio asks of a loop
+    # Interface of asyncio's loops
 
     def time(self) -> float:
         return self.process.monotonic_s
@@ -159,7 +159,7 @@ class Loop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
+        """Do nothing: a cancelled timer is skipped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -191,7 +191,7 @@ class Loop(asyncio.AbstractEventLoop):
         return future
 
     def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """No process of a simulation is asked to end in order."""
+        """Do nothing: no process of a simulation gets a signal that it handles."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -213,7 +213,7 @@ class Loop(asyncio.AbstractEventLoop):
         def once() -> None:
             if fd in self._readers and watched.is_readable:
                 callback(*args)
-                stirred()  # for as long as it is
+                stirred()  # as long as it is readable
 
         self._readers[fd] = (watched, watched.watch(stirred))
         stirred()
@@ -276,7 +276,7 @@ def _settle(future: asyncio.Future[Any], found: Any, error: Exception | None) ->
 
 
 class Transport(asyncio.Transport):
-    """A connection as a protocol of asyncio has it."""
+    """Connection, as an asyncio transport."""
 
     def __init__(self, loop: Loop, sock: Any, protocol: Any) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Transport(asyncio.Transport):
         self._is_looking = False
 
     def begin(self) -> None:
-        """Look at what arrives."""
+        """Begin to read."""
         if not self._is_lost:
             self._number = self._end.watch(self._stirred)
             self._stirred()
@@ -319,7 +319,7 @@ class Transport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         process = self._loop.process
-        if self._is_lost or not process.is_alive:  # the latter of a generator that ends late
+        if self._is_lost or not process.is_alive:  # a late generator may write
             return
         process.system_call()
         self._unsent += data
@@ -342,14 +342,14 @@ class Transport(asyncio.Transport):
         return len(self._unsent)
 
     def close(self) -> None:
-        """End it, after what is still to be sent."""
+        """Close the connection after all unsent data."""
         if not self._is_closing:
             self._is_closing = True
             if not self._unsent:
                 self._lose(None)
 
     def abort(self) -> None:
-        """End it now."""
+        """Close the connection at once."""
         self._lose(None)
 
     def _lose(self, error: OSError | None) -> None:

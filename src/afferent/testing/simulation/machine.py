@@ -1,8 +1,8 @@
-"""A machine that is not there: its time, its processes, and what happens next.
+"""Simulated machine: its time, its processes, and its next events.
 
-All that will happen waits in one heap, ordered by (virtual time, a tie drawn from the seed). Time
-is what the heap says; nothing else moves it, so that a minute of waiting costs nothing, and the
-same seed always gives the same history.
+All future events are in one heap, ordered by (virtual time, a tie-breaker drawn from the seed).
+Only the heap advances the time, so that a minute of waiting costs nothing, and the same seed always
+gives the same history.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from afferent.testing.simulation.sockets import End, LinkRules, Listener
 from afferent.testing.simulation.threads import Killed, Thread
 
 _WAKE_S = (2e-6, 60e-6)
-# No number is used twice, by another machine neither: a finalizer may be late.
+# No number is reused, not even by another machine: a finalizer may be late.
 _fds = itertools.count(3)
 _FIRST_PID = 100
 _EXIT_SEEN_S = 2e-3
@@ -37,11 +37,11 @@ _FAILURES: dict[str, Callable[[], OSError]] = {
 
 
 class Violation(Exception):
-    """A promise was broken; the history says how it came to it."""
+    """A promise was broken; the history shows the events before."""
 
 
 class Timer:
-    """Something that will happen, unless it is cancelled."""
+    """Scheduled event, unless it is cancelled."""
 
     __slots__ = ("args", "call", "is_cancelled", "process")
 
@@ -56,52 +56,52 @@ class Timer:
 
 
 class Process:
-    """A process of the machine: its threads, its descriptors, its clock.
+    """Process of the machine: its threads, its descriptors, its clock.
 
-    Its clock may run at a rate of its own and be ahead; it never goes back.
+    Invariants: its clock may run at a rate of its own and be ahead; it never goes back.
     """
 
     def __init__(self, machine: Machine, name: str, pid: int, start_ticks: int) -> None:
         self.machine, self.name, self.pid, self.start_ticks = machine, name, pid, start_ticks
         self.is_alive, self.is_paused = True, False
         self.is_doomed = False
-        """It ends as soon as the machine has it back."""
+        """Whether it ends as soon as the machine regains control."""
         self.threads: list[Thread] = []
         self.fds: dict[int, Any] = {}
         self.on_exit: list[Callable[[], object]] = []
         self.clock_rate, self._ahead_s, self._since_s = 1.0, 0.0, machine.now_s
         self.on_jump: list[Callable[[], object]] = []
         self.crash_after: int | None = None
-        """It dies in so many system calls, in the middle of what it does."""
+        """Number of system calls after which it dies, within a call."""
         self.pause_after: int | None = None
-        """It is stopped in so many."""
+        """Number of system calls after which it is stopped."""
         self.paused_s, self._stopped_s = 0.0, 0.0
         self._held: list[Timer] = []
 
     @property
     def monotonic_s(self) -> float:
-        """What its clock says."""
+        """Time of its clock."""
         return self._ahead_s + (self.machine.now_s - self._since_s) * self.clock_rate
 
     def run_clock(self, *, rate: float = 1.0, jump_s: float = 0.0) -> None:
-        """From now on its clock runs at another rate, and is ahead by so much more."""
+        """Change the rate of its clock from now on, and advance it by ``jump_s``."""
         self._ahead_s = self.monotonic_s + jump_s
         self._since_s, self.clock_rate = self.machine.now_s, rate
         for moved in self.on_jump:
             moved()
 
     def start_thread(self, target: Callable[[], object], name: str = "") -> Thread:
-        """Have ``target`` run, beside whatever else this process does."""
+        """Run ``target`` in a new thread of this process."""
         thread = Thread(self, target, name)
         self.threads.append(thread)
         thread.start()
         return thread
 
     def system_call(self) -> None:
-        """Called for each thing that it asks of the machine; a process that is dead asks nothing.
+        """Count a system call.
 
         Raises:
-            Killed: It is dead, or dies now.
+            Killed: The process is dead, or dies now.
         """
         if self.crash_after is not None:
             self.crash_after -= 1
@@ -117,12 +117,12 @@ class Process:
             raise Killed
 
     def pause(self) -> None:
-        """SIGSTOP: it goes no further than to its next wait."""
+        """Stop it as by SIGSTOP, at its next wait."""
         self.is_paused, self.pause_after = True, None
         self._stopped_s = self.machine.now_s
 
     def resume(self) -> None:
-        """SIGCONT: what has come meanwhile is done now."""
+        """Continue it as by SIGCONT; events that were held back happen now."""
         self.paused_s += self.machine.now_s - self._stopped_s if self.is_paused else 0.0
         self.is_paused, self.pause_after = False, None
         held, self._held = self._held, []
@@ -134,12 +134,12 @@ class Process:
 
 
 class Machine:
-    """Processes, and a heap of what happens next.
+    """Processes, and a heap of future events.
 
     Attributes:
-        rng: Every choice of the machine comes from here.
+        rng: Source of every random choice of the machine.
         now_s: The time, from 0.
-        listeners: Sockets that are listened at, by path.
+        listeners: Listening sockets, by path.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Machine:
         self.violations: list[str] = []
         self.num_events = 0
         self.failure_rates: dict[str, float] = {}
-        """How often what a process asks for fails: a part of 1, by the call's name."""
+        """Probability that a call fails, by its name."""
         self.hub = greenlet.getcurrent()
         self._heap: list[tuple[float, float, int, Timer]] = []
         self._numbers = itertools.count()
@@ -180,7 +180,7 @@ class Machine:
         *args: Any,
         process: Process | None = None,
     ) -> Timer:
-        """Have ``call`` happen; not before ``process`` goes on, and never if it has died."""
+        """Schedule ``call``; held back while ``process`` is stopped, and cancelled if it dies."""
         timer = Timer(process, call, args)
         self.push(delay_s, timer)
         return timer
@@ -190,12 +190,12 @@ class Machine:
         heapq.heappush(self._heap, entry)
 
     def wake_s(self) -> float:
-        """How long it takes until a thread that may run does."""
+        """Return the delay until a runnable thread runs."""
         least, most = _WAKE_S
         return least + (most - least) * self.rng.random()
 
     def run(self, *, until_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until then, or until ``is_over``, or until one is a `Violation`."""
+        """Run events until ``until_s``, until ``is_over``, or until a `Violation`."""
         heap = self._heap
         while heap and not self.violations and heap[0][0] <= until_s:
             if self.num_events % _LOOK_EVERY == 0 and is_over():
@@ -221,7 +221,7 @@ class Machine:
     # Processes
 
     def start_process(self, name: str) -> Process:
-        """A new process. Pids are used again, and soon."""
+        """Start a process. Pids are reused, and soon."""
         while (pid := _FIRST_PID + self._next_pid % self._num_pids) in self.processes:
             self._next_pid += 1
         self._next_pid += 1
@@ -231,7 +231,7 @@ class Machine:
         return process
 
     def kill(self, process: Process) -> None:
-        """SIGKILL: nothing of it goes on, and its sockets end."""
+        """Kill it as by SIGKILL: no thread continues, and its sockets end."""
         if not process.is_alive or process.is_doomed:
             return
         process.is_doomed = True
@@ -239,7 +239,7 @@ class Machine:
             self.after(0.0, self._end, process)
 
     def new_fd(self, process: Process, what: Any) -> int:
-        """A descriptor. Its number is no other process's, so that none can be mistaken."""
+        """Open a descriptor. Its number is unique over all processes, so none can be mistaken."""
         fd = next(_fds)
         process.fds[fd] = what
         self._owners[fd] = process
@@ -247,8 +247,10 @@ class Machine:
         return fd
 
     def close_fd(self, fd: int) -> None:
-        """Nothing happens where the descriptor went with its process, or with another machine: a
-        finalizer may come by at any time.
+        """Close a descriptor.
+
+        Nothing happens if it was closed with its process or is another machine's: a finalizer may
+        run at any time.
 
         Raises:
             OSError: It has been closed.
@@ -269,7 +271,7 @@ class Machine:
         fds, process.fds = process.fds, {}
         for what in fds.values():
             what.close(process)
-        # The process is gone, and its number free, before or after others see its sockets end.
+        # The process disappears, and its pid is free, before or after its sockets end for others.
         self.after(self.rng.random() * _EXIT_SEEN_S, self._bury, process)
 
     def _bury(self, process: Process) -> None:
@@ -278,7 +280,7 @@ class Machine:
             tell()
 
     def end_all(self) -> None:
-        """Take the machine down; nothing of it is used any more."""
+        """End all processes; the machine is not used any more."""
         for process in list(self.processes.values()):
             if process.is_alive:
                 process.is_doomed = True
@@ -286,20 +288,20 @@ class Machine:
         self._heap.clear()
 
     def fails(self, call: str, process: Process) -> OSError | None:
-        """Whether this call of a process fails, and how."""
+        """Return the error of this call if it has to fail."""
         rate = self.failure_rates.get(call)
         if not rate or self.rng.random() >= rate:
             return None
         self.note(process.name, f"{call} fails")
         return _FAILURES[call]()
 
-    # What is seen
+    # Observation
 
     def note(self, who: str, what: str) -> None:
-        """Write down what a process does, or what becomes of it."""
+        """Record an action of a process, or a change of it."""
         self.history.note(self.now_s, who, what)
 
     def violate(self, what: str) -> None:
-        """A promise was broken: the run ends here."""
+        """Record a broken promise: the run ends here."""
         self.note("machine", f"VIOLATION: {what}")
         self.violations.append(what)

@@ -1,4 +1,4 @@
-"""In place of `socket`: sockets of a simulated machine, for code that blocks or doesn't."""
+"""Stand-in for `socket`: sockets of a simulated machine, blocking or not."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SPIN_S = 60e-6
 
 
 def calling() -> Process:
-    """The process that asks; it takes part in the world as long as it lives.
+    """Return the calling process.
 
     Raises:
-        Killed: It does not.
+        Killed: It is dead.
     """
     process = threads.current().process
     process.system_call()
@@ -30,7 +30,7 @@ def calling() -> Process:
 
 
 def wait_readable(watched: Watched, timeout_s: float | None) -> bool:
-    """Let others run until something may be read; whether it may."""
+    """Let others run until ``watched`` is readable; return whether it is."""
     me = threads.current()
     if watched.is_readable:
         return True
@@ -43,7 +43,7 @@ def wait_readable(watched: Watched, timeout_s: float | None) -> bool:
 
 
 class Socket:
-    """In place of `socket.socket`, of unix sockets that are streams."""
+    """Stand-in for `socket.socket`, for unix stream sockets."""
 
     def __init__(
         self, family: int = 0, type: int = 0, proto: int = 0, fileno: int | None = None
@@ -54,12 +54,13 @@ class Socket:
 
     @classmethod
     def over(cls, process: Process, what: Any) -> Socket:
-        """A descriptor of something that is there."""
+        """Return a socket over an existing object, with a new descriptor."""
         return cls(fileno=process.machine.new_fd(process, what))
 
     @property
     def what(self) -> Any:
-        """
+        """Object behind the descriptor.
+
         Raises:
             OSError: It is closed, or was never open.
         """
@@ -187,10 +188,10 @@ def recv_fds(
     process = calling()
     data, extra = sock._receive(nbytes)
     if extra and process.machine.fails("recv_fds", process) is not None:
-        extra = ()  # there were too many open files
+        extra = ()  # too many open files
     return data, [process.machine.new_fd(process, each) for each in extra], 0, None
 
 
 def listen(process: Process, path: str) -> int:
-    """A descriptor of a socket that is listened at."""
+    """Return a descriptor of a listening socket."""
     return process.machine.new_fd(process, Listener(process.machine, path))

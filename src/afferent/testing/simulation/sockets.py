@@ -1,8 +1,8 @@
-"""Connections of a simulated machine, and what may go wrong with them.
+"""Connections of a simulated machine, and their failures.
 
-What is sent arrives later, in order, perhaps in pieces, and not before there is room for it. Of two
-connections nothing is said about which is faster. A connection may be cut, with what is on its way;
-or be half open for a while, so that what one side says does not arrive, before it is cut.
+Data arrive later, in order, perhaps in pieces, and only if there is space for them. Nothing is
+guaranteed about the order between two connections. A connection may be cut, with the data in
+transit. Before that it may be half open for a while: the data of one side do not arrive.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from afferent.testing.simulation.machine import Machine, Process
 
 Chunk = tuple[bytes, tuple[Any, ...]]
-"""Bytes, and what comes with the first of them: things that descriptors stand for."""
+"""Bytes, and the objects of the descriptors that come with the first byte."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LinkRules:
-    """How connections behave.
+    """Behaviour of connections.
 
     Attributes:
-        delay_s: Until something arrives: the least, and the most of most.
-        slow_one_in: One of so many things takes a hundred times as long.
-        split_one_in: One of so many arrives in two pieces.
-        capacity_nbytes: What may be on its way before a sender has to wait.
+        delay_s: Least and largest delay of most transfers.
+        slow_one_in: One of this many transfers takes a hundred times as long.
+        split_one_in: One of this many transfers arrives in two pieces.
+        capacity_nbytes: Bytes in transit before a sender has to wait.
     """
 
     delay_s: tuple[float, float] = (5e-6, 200e-6)
@@ -38,7 +38,7 @@ class LinkRules:
 
 
 class End(Watched):
-    """One end of a connection."""
+    """End of a connection."""
 
     def __init__(self, machine: Machine, name: str, rules: LinkRules, number: int) -> None:
         super().__init__()
@@ -47,19 +47,19 @@ class End(Watched):
         self.peer: End = self
         self.has_ended = self.has_reset = self.is_shut = False
         self.is_mute = False
-        """What is said here does not arrive, and nobody is told."""
+        """Data sent here do not arrive, and no side is notified."""
         self._inbox: deque[Chunk] = deque()
-        self._num_unread = 0  # and on their way
+        self._num_unread = 0  # includes bytes in transit
         self._last_s = 0.0
 
-    # To read
+    # Reading
 
     @property
     def is_readable(self) -> bool:
         return bool(self._inbox) or self.has_ended or self.has_reset
 
     def read(self, limit: int) -> Chunk | None:
-        """What is there; ``None`` if nothing is; no bytes at the end.
+        """Return available data; ``None`` if there are none yet; empty at the end.
 
         Raises:
             ConnectionResetError: It was cut.
@@ -75,10 +75,10 @@ class End(Watched):
             self._inbox.appendleft((found[limit:], ()))
             found = found[:limit]
         self._num_unread -= len(found)
-        self.peer.stir()  # there is room again
+        self.peer.stir()  # there is space again
         return found, extra
 
-    # To write
+    # Writing
 
     @property
     def room_nbytes(self) -> int:
@@ -86,11 +86,11 @@ class End(Watched):
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing that is sent can arrive any more, and the kernel knows."""
+        """Whether no data can arrive any more, and the kernel knows it."""
         return self.has_reset or self.is_shut or self.peer.num_open == 0
 
     def write(self, data: bytes, extra: tuple[Any, ...] = ()) -> int:
-        """Send as much of it as there is room for; how much that was.
+        """Send as much as there is space for; return the number of bytes.
 
         Raises:
             BrokenPipeError: The other side is gone.
@@ -110,7 +110,7 @@ class End(Watched):
 
     def _send(self, data: bytes, extra: tuple[Any, ...]) -> None:
         rng, rules = self.machine.rng, self.rules
-        # What comes with a descriptor comes at once.
+        # Data with a descriptor arrive in one piece.
         if len(data) > 1 and not extra and rng.random() * rules.split_one_in < 1.0:
             cut = 1 + int(rng.random() * (len(data) - 1))
             self._arrive_later(data[:cut], ())
@@ -118,7 +118,7 @@ class End(Watched):
         self._arrive_later(data, extra)
 
     def _arrive_later(self, data: bytes, extra: tuple[Any, ...]) -> None:
-        """In order, whatever each takes."""
+        """Schedule the arrival, after all earlier data."""
         rng, (least, most) = self.machine.rng, self.rules.delay_s
         delay_s = least + (most - least) * rng.random()
         if rng.random() * self.rules.slow_one_in < 1.0:
@@ -136,10 +136,10 @@ class End(Watched):
             self.has_ended = True
         self.stir()
 
-    # The end
+    # End
 
     def shut(self) -> None:
-        """Nothing more is sent, nor read."""
+        """Stop sending and reading."""
         if not self.is_shut:
             self.is_shut = True
             if not self.peer.has_reset and not self.is_mute:
@@ -148,7 +148,7 @@ class End(Watched):
             self.stir()
 
     def on_unused(self) -> None:
-        """Closed: the other side sees the end, after all that was said; or that it was not read."""
+        """Close: the other side reads all data and then the end, or a reset if some were unread."""
         self.machine.links.pop(self.number, None)
         if self.peer.num_open == 0:
             return
@@ -159,20 +159,20 @@ class End(Watched):
         self.peer.stir()
 
     def reset(self) -> None:
-        """The connection is cut: what was on its way here is lost."""
+        """Cut the connection: data in transit to this end are lost."""
         if not self.has_reset and self.num_open:
             self.has_reset = True
             self.stir()
 
     def cut(self) -> None:
-        """Both sides lose the connection."""
+        """Cut the connection for both sides."""
         self.machine.note(self.name, f"is cut off from {self.peer.name}")
         self.reset()
         self.peer.reset()
 
 
 class Listener(Watched):
-    """Where processes connect. It may be inherited: who waits to be accepted waits for the next."""
+    """Listening socket. A process may inherit it: then it inherits the backlog, too."""
 
     def __init__(self, machine: Machine, path: str) -> None:
         super().__init__()
@@ -191,10 +191,10 @@ class Listener(Watched):
 
 
 def connect(machine: Machine, process: Process, path: str) -> End:
-    """A connection to whoever listens there.
+    """Return a connection to the process that listens at ``path``.
 
     Raises:
-        ConnectionRefusedError: Nobody does.
+        ConnectionRefusedError: No process listens there.
     """
     listener = machine.listeners.get(path)
     if listener is None:

@@ -1,4 +1,4 @@
-"""Putting the stand-ins into the modules that run in a simulation, and taking them out again."""
+"""Replacement of functions in the modules that run in a simulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = (
     "afferent.telemetry.trace",
     "afferent.types",
 )
-"""Where processes of the store meet the operating system."""
+"""Modules in which the store's processes use the operating system."""
 
 _BESIDES: dict[tuple[str, str], Any] = {
     ("afferent.store.arena", "_libc"): SimpleNamespace(madvise=lambda *_: 0),
@@ -35,7 +35,7 @@ _BESIDES: dict[tuple[str, str], Any] = {
     ),
     ("afferent.store.daemon.client_table", "ProcStat"): ProcessTable,
     ("afferent.store.daemon.main", "_allow_many_descriptors"): lambda: None,
-    # To look for the next message for a moment finds nothing where time stands still meanwhile.
+    # Polling finds nothing, because time stands still meanwhile.
     ("afferent.store.daemon.main", "_AWAKE_S"): 0.0,
     ("afferent.store.daemon.main", "_MOST_MISSES"): 0,
 }
@@ -43,10 +43,10 @@ _BESIDES: dict[tuple[str, str], Any] = {
 
 @contextmanager
 def simulated(modules: Iterable[str] = ()) -> Iterator[None]:
-    """Within this, the store's processes are to be run by a `Machine`, and by nothing else.
+    """Replace the operating system: only a `Machine` can run the store's processes meanwhile.
 
     Args:
-        modules: Others that are to have stand-ins, such as an engine's.
+        modules: Further modules to replace it in, such as an engine's.
     """
     before: list[tuple[Any, str, Any]] = []
     for name in (*MODULES, *modules):

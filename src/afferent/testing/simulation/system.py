@@ -1,7 +1,7 @@
-"""What modules have in place of `os`, `socket`, `time` and their like, in a simulation.
+"""Stand-ins for `os`, `socket`, `time` and other modules, in a simulation.
 
-Each stand-in has what the product uses of the real module, and the real module's constants.
-Whatever else is asked for is an error: what is not simulated must not happen by chance.
+Each stand-in has the functions that the product uses of the real module, and its constants. Any
+other attribute raises an error, so that no real call happens by accident.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from afferent.testing.simulation.watching import Watched
 
 
 class StandIn:
-    """In place of a module."""
+    """Stand-in for a module."""
 
     def __init__(self, module: ModuleType, **functions: object) -> None:
         self._module = module
@@ -90,7 +90,7 @@ def _open(path: str, flags: int, mode: int = 0) -> int:
 
 def _close(fd: int) -> None:
     process = threads.current_process()
-    # Else it is a finalizer that comes late.
+    # Otherwise it is a late finalizer.
     if process is not None and process.is_alive and not process.is_doomed:
         process.machine.close_fd(fd)
 
@@ -145,7 +145,7 @@ def _exit(status: int) -> None:
 
 
 class ProcessTable:
-    """In place of `ProcStat`."""
+    """Stand-in for `ProcStat`."""
 
     @staticmethod
     def read(pid: int) -> ProcStat | None:
@@ -157,7 +157,7 @@ class ProcessTable:
         )
 
 
-# Bells
+# Eventfds
 
 
 def _eventfd(count: int, flags: int = 0) -> int:
@@ -168,7 +168,7 @@ def _eventfd(count: int, flags: int = 0) -> int:
 def _eventfd_write(fd: int, number: int) -> None:
     process = threads.current_process()
     bell = process.fds.get(fd) if process is not None else None
-    if bell is not None:  # else it is a finalizer that comes late
+    if bell is not None:  # otherwise it is a late finalizer
         bell.ring(number)
 
 
@@ -205,7 +205,7 @@ def _randbits(number: int) -> int:
 
 
 class _Thread:
-    """In place of `threading.Thread`."""
+    """Stand-in for `threading.Thread`."""
 
     def __init__(
         self, *, target: Callable[[], object], name: str = "", daemon: bool = False
@@ -225,7 +225,7 @@ class _Thread:
 
 
 class _Poll:
-    """In place of `select.poll`."""
+    """Stand-in for `select.poll`."""
 
     def __init__(self) -> None:
         self._watched: list[tuple[int, Watched, bool]] = []

@@ -17,7 +17,7 @@ _LEAST_WAIT_S = 1e-7
 
 
 class Killed(BaseException):
-    """The process of this thread is dead. Nothing it does from here on has an effect."""
+    """The process of this thread is dead. No later action of the thread has an effect."""
 
 
 class _Running:
@@ -28,10 +28,10 @@ _running = _Running()
 
 
 def current() -> Thread:
-    """The thread that runs.
+    """Return the running thread.
 
     Raises:
-        RuntimeError: Nothing of a simulated machine does.
+        RuntimeError: No thread of a simulated machine runs.
     """
     if _running.thread is None:
         raise RuntimeError("this is only to be called by a process of a simulated machine")
@@ -43,7 +43,7 @@ def current_process() -> Process | None:
 
 
 class Thread:
-    """A thread of a simulated process."""
+    """Thread of a simulated process."""
 
     def __init__(self, process: Process, target: Callable[[], object], name: str) -> None:
         self.process, self.name = process, name
@@ -59,18 +59,18 @@ class Thread:
         machine = self.process.machine
         machine.after(machine.wake_s(), self._resume, self._turn, None, process=self.process)
 
-    # From within
+    # Called by the thread itself
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Let others run until somebody calls `wake`; what it was woken with, or `TIMED_OUT`.
+        """Let others run until a call of `wake`; return its value, or `TIMED_OUT`.
 
         Args:
-            timeout_s: By the clock of this process; ``None`` for ever.
+            timeout_s: By the clock of this process; ``None``: no timeout.
         """
         process = self.process
         timer = None
         if timeout_s is not None:
-            # No less: who looks at the clock again would find that no time has passed.
+            # At least a moment: a thread that polls the clock must see it advance.
             delay_s = max(timeout_s, _LEAST_WAIT_S) / process.clock_rate
             timer = process.machine.after(
                 delay_s, self._resume, self._turn, TIMED_OUT, process=process
@@ -92,11 +92,11 @@ class Thread:
         )
         machine.hub.switch()
 
-    # From outside
+    # Called by others
 
     @property
     def turn(self) -> int:
-        """Which of its waits this is; to be named when it is woken."""
+        """Number of the current wait, for `wake`."""
         return self._turn
 
     def wake(self, turn: int, value: object = None) -> None:
@@ -121,7 +121,7 @@ class Thread:
                 asyncio.events._set_running_loop(None)
 
     def unwind(self) -> None:
-        """Its process is dead: leave all of its frames."""
+        """Unwind all frames of a thread whose process is dead."""
         self._turn += 1
         _running.thread = self
         try:
@@ -155,7 +155,7 @@ class Thread:
 
 
 class Lock:
-    """As `threading.Lock`."""
+    """Stand-in for `threading.Lock`."""
 
     def __init__(self) -> None:
         self._is_held = False
@@ -169,7 +169,7 @@ class Lock:
                 return False
             self._waiting.append((me, me.turn))
             if me.wait(None if timeout < 0 else timeout) is TIMED_OUT:
-                self._wake_one()  # it may just have been woken for it
+                self._wake_one()  # it may just have been woken for the lock
                 return False
         self._is_held = True
         return True
@@ -188,7 +188,7 @@ class Lock:
         self.release()
 
     def _wake_one(self) -> None:
-        """Whoever is next, if it is free."""
+        """Wake the next waiting thread, if the lock is free."""
         while self._waiting and not self._is_held:
             thread, turn = self._waiting.popleft()
             if thread.turn == turn and not thread.has_ended:
@@ -197,7 +197,7 @@ class Lock:
 
 
 class Event:
-    """As `threading.Event`."""
+    """Stand-in for `threading.Event`."""
 
     def __init__(self) -> None:
         self._is_set = False

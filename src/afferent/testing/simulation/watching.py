@@ -1,4 +1,4 @@
-"""Who waits until a descriptor is readable: threads, and event loops."""
+"""Watchers of readable descriptors: threads, and event loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """What can be waited for. A descriptor of it may be had by several processes."""
+    """Base of objects that can become readable. Several processes may have descriptors of one."""
 
     def __init__(self) -> None:
         self._watchers: dict[int, Callable[[], object]] = {}
@@ -23,7 +23,7 @@ class Watched:
         raise NotImplementedError
 
     def watch(self, call: Callable[[], object]) -> int:
-        """Have ``call`` called whenever something may have changed; a number to `unwatch`."""
+        """Call ``call`` at each possible change; return a number for `unwatch`."""
         self._next += 1
         self._watchers[self._next] = call
         return self._next
@@ -32,19 +32,19 @@ class Watched:
         self._watchers.pop(number, None)
 
     def stir(self) -> None:
-        """Something may have changed."""
+        """Notify all watchers of a possible change."""
         for call in list(self._watchers.values()):
             call()
 
     def open(self, process: Process) -> None:
-        """A descriptor more."""
+        """Count an opened descriptor."""
         self.num_open += 1
 
     def close(self, process: Process) -> None:
-        """A descriptor less."""
+        """Count a closed descriptor."""
         self.num_open -= 1
         if self.num_open == 0:
             self.on_unused()
 
     def on_unused(self) -> None:
-        """Nobody has it any more."""
+        """Release the object: no descriptor of it is open."""
