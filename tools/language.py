@@ -1,4 +1,4 @@
-"""Check the language of docstrings and pages: ``python -m tools.language``, a part of ``make lint``.
+"""Check the language of docstrings and pages: ``python -m tools.language``, part of ``make lint``.
 
 - A docstring begins with a verb or with a noun phrase, not with a word such as "What" or "Of".
 - Docstrings and pages name the actor instead of a pronoun for any person: see `_PRONOUN`.
@@ -29,6 +29,7 @@ CHECKED: Final = (
     "README.md",
     "docs/architecture.md",
     "docs/index.md",
+    "src/afferent/store",
     "tools/language.py",
 )
 

@@ -37,9 +37,7 @@ def table_nbytes(num_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Client process; ``start_time`` is in clock ticks since boot, ``token`` is the client's
-    own.
-    """
+    """Client process; ``start_time`` is in clock ticks since boot, ``token`` is the client's."""
 
     client: int
     pid: int
@@ -62,9 +60,9 @@ class ClientTable:
     """Clients that may map the arena, in shared memory.
 
     Invariants:
-    - A row is written before its client gets the arena, by one call within a page: it is complete
-      or empty, whenever the daemon is killed.
-    - Client numbers only grow, also across daemons.
+        - A row is written before its client gets the arena, by one call within a page: it is
+          complete or empty, whenever the daemon is killed.
+        - Client numbers only grow, also across daemons.
     """
 
     def __init__(self, fd: int) -> None:

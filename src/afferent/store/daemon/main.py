@@ -69,8 +69,8 @@ class StoreDaemon:
     """Serves one `StoreState` over a listening unix socket.
 
     Invariants:
-    - No client gets the arena while ``_former`` has entries.
-    - Each client is in the client table before it gets the arena's descriptor.
+        - No client gets the arena while ``_former`` has entries.
+        - Each client is in the client table before it gets the arena's descriptor.
     """
 
     def __init__(self, settings: DaemonSettings) -> None:

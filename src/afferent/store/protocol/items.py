@@ -54,8 +54,7 @@ class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fi
 
 
 class Fetch(Struct, frozen=True, array_like=True, tag="fetch", forbid_unknown_fields=True):
-    """Join the object, or fetch it from a tier, if one is connected and idle; otherwise it is
-    absent.
+    """Join the object, or fetch it from a connected, idle tier; otherwise it is absent.
 
     ``nbytes`` is its maximum size; ``cost_us`` is the time to make it here.
     """

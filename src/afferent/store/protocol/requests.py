@@ -112,9 +112,7 @@ class Create(Request[list[Handle]], tag="create"):
 
 
 class Seal(Request[list[Handle]], tag="seal"):
-    """End the writing of all or none; the request has a pin on each. Returns their trimmed
-    handles.
-    """
+    """End the writing of all or none; pin each for the request and return trimmed handles."""
 
     request: RequestId
     items: Annotated[list[SealItem], Meta(max_length=MAX_ITEMS)]

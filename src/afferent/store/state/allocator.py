@@ -21,10 +21,10 @@ class Allocator:
     Arguments are rounded up by `round_up`; returned sizes are rounded already.
 
     Invariants:
-    - Blocks and free extents fill the range, without gaps and without overlap.
-    - Adjacent free extents are merged.
-    - A block comes from the shortest free extent that fits.
-    - ``free_nbytes`` is the sum of the free extents.
+        - Blocks and free extents fill the range, without gaps and without overlap.
+        - Adjacent free extents are merged.
+        - A block comes from the shortest free extent that fits.
+        - ``free_nbytes`` is the sum of the free extents.
     """
 
     def __init__(self, capacity_nbytes: int, *, start: int = 0) -> None:
@@ -92,9 +92,7 @@ class Allocator:
         self.free_nbytes -= nbytes
 
     def split(self, offset: int, sizes: Iterable[int]) -> list[int]:
-        """Split a block into blocks of ``sizes``, which add up to its size; return their
-        offsets.
-        """
+        """Split a block into blocks of ``sizes``, which add up to it; return their offsets."""
         end = offset + self._taken.pop(offset)
         offsets = []
         for size in sizes:
@@ -106,9 +104,7 @@ class Allocator:
         return offsets
 
     def shrink(self, offset: int, nbytes: int) -> int:
-        """Keep the first ``nbytes`` of a block, free the rest and return the number of freed
-        bytes.
-        """
+        """Keep the first ``nbytes`` of a block and free the rest; return the freed bytes."""
         kept, taken = round_up(nbytes), self._taken[offset]
         if kept > taken:
             raise StoreError("a block can't grow")

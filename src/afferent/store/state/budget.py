@@ -57,9 +57,9 @@ class Budget:
             Without it, all shares have their memory from the start.
 
     Invariants:
-    - For each kind, held plus reserved <= backed <= capacity.
-    - ``_reserved`` is the sum of ``_reservations``; no lease has an empty reservation.
-    - Each queued ticket is in exactly one order, and ``_num_awaited`` counts the queue by kind.
+        - For each kind, held plus reserved <= backed <= capacity.
+        - ``_reserved`` is the sum of ``_reservations``; no lease has an empty reservation.
+        - Each queued ticket is in exactly one order, and ``_num_awaited`` counts the queue by kind.
     """
 
     def __init__(
@@ -183,8 +183,7 @@ class Budget:
     # Reservations
 
     def reserve(self, lease: Lease, amounts: Amounts, *, ticket: Ticket | None = None) -> None:
-        """Reserve ``amounts`` for a lease, in addition to its reservation; ``take_back`` uses
-        ``ticket``.
+        """Reserve ``amounts`` for a lease, in addition to its rest; ``ticket`` is for `take_back`.
 
         Raises:
             ArenaTooSmall: The total exceeds a kind's region share.
@@ -257,9 +256,7 @@ class Budget:
             self.give_back(lease, amounts)
 
     def drop(self, lease: Lease) -> list[Ticket]:
-        """Drop the reservations of a lease and its queue entries; return the tickets of the
-        entries.
-        """
+        """Drop the reservations of a lease and its queue entries; return the entries' tickets."""
         self._granted.pop(lease, None)
         for kind, nbytes in self._reservations.pop(lease, {}).items():
             self._reserved[kind] -= nbytes
@@ -271,9 +268,7 @@ class Budget:
         return [reservation.ticket for reservation in cancelled]
 
     def hand_over(self, source: Lease, target: Lease, kind: ObjectKind, nbytes: int) -> int:
-        """Move up to ``nbytes`` of a reservation to another lease; return the number of moved
-        bytes.
-        """
+        """Move up to ``nbytes`` of a reservation to another lease; return the moved bytes."""
         moved = self._spend(source, kind, nbytes)
         if moved:
             self._reserve_now(target, {kind: moved})
@@ -282,8 +277,7 @@ class Budget:
     # Held bytes
 
     def hold(self, lease: Lease, kind: ObjectKind, nbytes: int) -> int:
-        """Count an object as held: first from the lease's reservation, the rest from unreserved
-        bytes.
+        """Count an object as held: from the lease's reservation first, then from unreserved bytes.
 
         Returns:
             The bytes taken from the reservation, for `unhold`.
@@ -314,9 +308,7 @@ class Budget:
             self._reserve_now(lease, {kind: nbytes})
 
     def restore_all(self, lease: Lease, reservations: Amounts) -> None:
-        """Restore a lease's reservations to earlier amounts, after a part was spent and
-        released.
-        """
+        """Restore a lease's reservations to earlier amounts, after parts were spent and freed."""
         for kind, nbytes in reservations.items():
             self.restore(lease, kind, nbytes - self.reservation_of(lease, kind))
 
@@ -344,9 +336,7 @@ class Budget:
             raise StoreError("calls are remembered of which nothing is left")
 
     def _forget_calls(self) -> None:
-        """Forget the calls of empty reservations. Delayed, because an undone `hold` reserves
-        again.
-        """
+        """Forget the calls of empty reservations. Delayed: an undone `hold` reserves again."""
         for lease in self._emptied:
             if lease not in self._reservations:
                 self._granted.pop(lease, None)

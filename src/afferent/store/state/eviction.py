@@ -64,9 +64,7 @@ def _stretches(allocator: Allocator, start: int, end: int) -> list[_Stretch]:
 
 
 def _fewest_bytes(extent: list[_Stretch], nbytes: int) -> list[int]:
-    """Return the blocks of the part of the extent that is long enough and evicts the fewest
-    bytes.
-    """
+    """Return the blocks of the long enough part of the extent that evicts the fewest bytes."""
     best: tuple[int, int, int] | None = None  # evicted bytes, first, last
     first = total = evicted = 0
     for last, stretch in enumerate(extent):

@@ -33,8 +33,8 @@ class Holders:
     """Counts the bytes that each client pins, writes or reserves, for errors.
 
     Invariants:
-    - A full store refuses many calls a second, and many items per call. Counting takes a small
-      part of the time: once per event, and above `_CHEAP` pins at most once per `_FRESH_S`.
+        - A full store refuses many calls a second, and many items per call. Counting takes a small
+          part of the time: once per event, and above `_CHEAP` pins at most once per `_FRESH_S`.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class IdleWorkers:
     """Queues of idle workers by role; ``answers`` receives the answers to `Take`.
 
     Invariants:
-    - Every entry is a `Take` without an answer, in order of arrival.
+        - Every entry is a `Take` without an answer, in order of arrival.
     """
 
     def __init__(self, objects: ObjectTable, jobs: JobQueue, answers: list[Answer]) -> None:

@@ -13,8 +13,8 @@ class ObjectIndex:
     """All objects of one arena epoch.
 
     Invariants:
-    - Generations are never reused within an epoch.
-    - A key leads to at most one object, created or sealed.
+        - Generations are never reused within an epoch.
+        - A key leads to at most one object, created or sealed.
     """
 
     def __init__(self, segment: int) -> None:

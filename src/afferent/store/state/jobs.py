@@ -66,9 +66,9 @@ class JobQueue:
     """All jobs; ``first_id`` is above the ids of the store's earlier epochs.
 
     Invariants:
-    - Each job is found by its id and by its key, and no two jobs have the same key.
-    - A job with a target and without a worker is in exactly one of the four queues.
-    - ``_taken`` lists exactly the jobs with a worker.
+        - Each job is found by its id and by its key, and no two jobs have the same key.
+        - A job with a target and without a worker is in exactly one of the four queues.
+        - ``_taken`` lists exactly the jobs with a worker.
     """
 
     def __init__(self, *, first_id: int = 1) -> None:
@@ -169,18 +169,14 @@ class JobQueue:
         return job
 
     def fetch_no_more(self) -> list[Job]:
-        """Queue all fetch jobs for workers, as no fetcher is idle; return those that can't be
-        made.
-        """
+        """Queue all waiting fetches for workers, if possible; return those that can't be made."""
         waiting, self._fetches = self._fetches, deque()
         for job in waiting:
             self.make_instead(job)
         return [job for job in waiting if not job.can_be_made]
 
     def make_instead(self, job: Job) -> None:
-        """Queue a job that was not fetched for workers, if it can be made; otherwise see
-        `remove`.
-        """
+        """Queue a job that was not fetched for workers, if it can be made; else see `remove`."""
         self._untake(job)
         job.is_fetch = False
         if job.can_be_made:
@@ -289,7 +285,7 @@ class CrashCounts:
     """Crash counts of keys whose workers died.
 
     Invariants:
-    - Entries are in order of their last crash.
+        - Entries are in order of their last crash.
     """
 
     def __init__(self) -> None:

@@ -38,8 +38,8 @@ class KeepQueue:
     """New objects for the tier; ``answers`` receives the answers to `Take`.
 
     Invariants:
-    - At most `MAX_WAITING` objects wait; the oldest is dropped first.
-    - Nothing waits while no tier process is connected.
+        - At most `MAX_WAITING` objects wait; the oldest is dropped first.
+        - Nothing waits while no tier process is connected.
     """
 
     def __init__(self, objects: ObjectTable, answers: list[Answer]) -> None:
@@ -100,9 +100,7 @@ class KeepQueue:
             self._answers.append(Answer(client, seq, order))
 
     def _pinned(self, client: ClientId, request: str, key: ContentKey) -> StoredObject | None:
-        """Pin and return the object; ``None`` if it is gone or a reservation waits for its
-        space.
-        """
+        """Pin the object; ``None`` if it is gone or a reservation waits for its space."""
         item = self._objects.find(key)
         if item is None or item.state is not ObjectState.SEALED:
             return None

@@ -12,8 +12,8 @@ class LeaseIndex:
     """Objects by lease; the objects themselves record their writer and pins.
 
     Invariants:
-    - A lease without objects has no entry.
-    - The objects of a lease are in the order in which it took them.
+        - A lease without objects has no entry.
+        - The objects of a lease are in the order in which it took them.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -53,8 +53,8 @@ class StoreState:
     """One epoch of a store. Clients are numbers from 1; each call is a `Request`.
 
     Invariants:
-    - Only connected clients have pending calls and receive replies.
-    - Each writer and pin belongs to a known client or to the store itself.
+        - Only connected clients have pending calls and receive replies.
+        - Each writer and pin belongs to a known client or to the store itself.
     """
 
     def __init__(
@@ -129,9 +129,7 @@ class StoreState:
         return self._settle()
 
     def client_died(self, client: ClientId, *, now_s: float) -> Replies:
-        """Release all leases of a client: its process is gone, or reports that it unmapped the
-        arena.
-        """
+        """Release all leases of a client: its process is gone, or uses nothing any more."""
         self._now_s = now_s
         self._lose(client)
         self.flights.maker_died(client, now_s=now_s)

@@ -23,8 +23,8 @@ class StoredObject(Struct, eq=False):
     source.
 
     Invariants, after each event:
-    - A created object has a writer and no pins; a sealed object has no writer.
-    - An object without writer and pins is sealed and has a key.
+        - A created object has a writer and no pins; a sealed object has no writer.
+        - An object without writer and pins is sealed and has a key.
     """
 
     handle: Handle

@@ -35,10 +35,10 @@ class ObjectTable(ObjectIndex):
     """Objects with their regions, leases and budget. Each method does all of its work or raises.
 
     Invariants:
-    - Blocks of objects do not overlap, and every allocated block belongs to an object.
-    - A region's eviction list has exactly the objects without writer and pins.
-    - The budget's held bytes are the blocks of all objects with a writer or a pin.
-    - The lease index agrees with the writers and pins of the objects.
+        - Blocks of objects do not overlap, and every allocated block belongs to an object.
+        - A region's eviction list has exactly the objects without writer and pins.
+        - The budget's held bytes are the blocks of all objects with a writer or a pin.
+        - The lease index agrees with the writers and pins of the objects.
     """
 
     def __init__(
@@ -201,9 +201,7 @@ class ObjectTable(ObjectIndex):
         self._settle_all(items)
 
     def delete(self, item: StoredObject) -> None:
-        """Remove an object's key, and the object itself: at once, or with its last writer or
-        pin.
-        """
+        """Remove an object's key, and the object at once or with its last writer or pin."""
         was_evictable = item.state is ObjectState.SEALED and not item.held
         if item.state is ObjectState.CREATED and item.key is not None:
             self._orphaned.append(item.key)
@@ -310,8 +308,9 @@ class ObjectTable(ObjectIndex):
         self._has_freed = True
 
     def take_freed(self) -> bool:
-        """Whether an extent may have become long enough since the last call: blocks were freed or
-        became evictable.
+        """Whether blocks were freed or became evictable since the last call.
+
+        An extent may have become long enough.
         """
         has_freed, self._has_freed = self._has_freed, False
         return has_freed
@@ -452,9 +451,7 @@ class ObjectTable(ObjectIndex):
             self._remove(item)
 
     def _settle_all(self, items: Sequence[StoredObject]) -> None:
-        """Call `_settle` for each. Batched: tens of thousands of items would delay all other
-        clients.
-        """
+        """Call `_settle` for each, in batches: tens of thousands would delay all clients."""
         unheld = [item for item in items if item.writer is None and not item.pins]
         for kind, group in groupby(unheld, key=_kind):
             found, region, sealed = list(group), self.regions[kind], ObjectState.SEALED

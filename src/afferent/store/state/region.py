@@ -72,9 +72,7 @@ class Region:
         return grown
 
     def missing_nbytes(self, nbytes: int) -> int:
-        """Return the bytes to `grow` by for an extent of ``nbytes`` at the end; 0 if none fits
-        there.
-        """
+        """Return the bytes to `grow` by for an extent of ``nbytes`` at the end; 0 if impossible."""
         end = self.start + self.backed_nbytes
         free = end - self.allocator.free_start(end)
         return nbytes - free if free < nbytes <= self._last_nbytes else 0
@@ -90,9 +88,7 @@ class Region:
         del self.evictable[item.handle.offset]
 
     def choose_victims(self, nbytes: int) -> list[StoredObject] | None:
-        """Choose the objects to evict for an extent of ``nbytes``; ``None`` if there is no
-        choice.
-        """
+        """Choose the objects to evict for an extent of ``nbytes``; ``None`` if impossible."""
         chosen = choose_victims(self.allocator, self.evictable, nbytes)
         return None if chosen is None else [self.evictable[offset] for offset in chosen]
 

@@ -93,9 +93,7 @@ class Report:
         ]
 
     def tenants(self, share_of: Callable[[Lease], Share]) -> list[TenantInfo]:
-        """Return the tenants with waiting work. The cost depends on waiting requests, not on
-        objects.
-        """
+        """Return the tenants with waiting work. The cost depends only on waiting requests."""
         budget, found = self._objects.budget, dict[str, TenantInfo]()
 
         def of(share: Share) -> TenantInfo:

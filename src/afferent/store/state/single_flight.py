@@ -47,9 +47,9 @@ class SingleFlight:
     """Objects, jobs and waiting requests; `take_answers` returns the answers to `Wait` and `Take`.
 
     Invariants:
-    - No worker is idle while a job is ready for it.
-    - A job without a target is in ``_unplaced``, and a request waits for its key.
-    - A job's key leads to its target, whose writer is the job's worker, or the store.
+        - No worker is idle while a job is ready for it.
+        - A job without a target is in ``_unplaced``, and a request waits for its key.
+        - A job's key leads to its target, whose writer is the job's worker, or the store.
     """
 
     def __init__(
@@ -111,8 +111,7 @@ class SingleFlight:
         return [(job.id, job.worker) for job in found if job is not None and job.worker is not None]
 
     def stop_waiting(self, lease: Lease) -> None:
-        """End a request. A job that no other request waits for is dropped if no worker has taken
-        it.
+        """End a request. A job that only it waits for is dropped if no worker has it.
 
         A running job is finished: a later request finds its object.
         """
@@ -167,9 +166,7 @@ class SingleFlight:
         sources: Iterable[StoredObject] = (),
         made_us: int,
     ) -> None:
-        """Report an object that a request made itself; an encoder's object belongs to its source's
-        tenant.
-        """
+        """Report an object made by a request; by default it belongs to its source's tenant."""
         owners = [source.tenant for source in sources]
         item.tenant = self._share_of(lease).tenant or next(iter(owners), "")
         self._tell_sealed(item, ())
@@ -209,8 +206,7 @@ class SingleFlight:
     # Disconnects and crashes
 
     def client_lost(self, client: ClientId, *, now_s: float) -> None:
-        """Handle the end of a connection: the objects that its requests were writing lose their
-        keys.
+        """Handle the end of a connection: objects that its requests write lose their keys.
 
         Its jobs are handed on at its death: until then it could still write into their objects.
         """
@@ -422,9 +418,7 @@ class SingleFlight:
             self._drop_absent(job)
 
     def _not_fetched(self, job: Job, worker: ClientId, *, now_s: float) -> None:
-        """Make a job that the tier did not have here; the fetcher no longer writes into its
-        block.
-        """
+        """Make a job here that the tier did not have; its fetcher no longer writes."""
         self.objects.move_lease((worker, job.id), (STORE, job.id))
         self.jobs.make_instead(job)
         if not job.can_be_made or not self.waiters.is_awaited(job.key):

@@ -49,9 +49,9 @@ class Waiters:
     one.
 
     Invariants:
-    - ``_waiting`` has exactly the interests without an outcome.
-    - A call waits until all its keys have an outcome, or one is the caller's to make.
-    - A request without interests has no entry.
+        - ``_waiting`` has exactly the interests without an outcome.
+        - A call waits until all its keys have an outcome, or one is the caller's to make.
+        - A request without interests has no entry.
     """
 
     def __init__(self, answers: list[Answer]) -> None:
