@@ -30,6 +30,7 @@ CHECKED: Final = (
     "docs/architecture.md",
     "docs/index.md",
     "src/afferent/store",
+    "src/afferent/tier",
     "tools/language.py",
 )
 
