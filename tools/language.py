@@ -29,6 +29,7 @@ CHECKED: Final = (
     "README.md",
     "docs/architecture.md",
     "docs/index.md",
+    "src/afferent/serve",
     "src/afferent/store",
     "src/afferent/tier",
     "tools/language.py",

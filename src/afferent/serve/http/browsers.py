@@ -1,4 +1,4 @@
-"""Refusing requests that a page of another origin sends through a browser."""
+"""Guard against requests that pages of other origins send through a browser."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from afferent.serve.http.responses import new_id, refusal
 
 
 class BrowserGuard:
-    """ASGI application in front of another one that asks for no key."""
+    """ASGI application in front of another one that needs no key."""
 
     def __init__(
         self, app: ASGIApp, *, names: Container[str] | None, origins: Collection[str]
     ) -> None:
-        """
+        """Create it.
+
         Args:
-            names: Names by which the server is reached, in lower case, besides addresses; ``None``:
-                by any name.
-            origins: Origins whose pages may ask; ``*``: all.
+            names: Host names of the server, in lower case, in addition to addresses; ``None``
+                allows any name.
+            origins: Origins whose pages may send requests; ``*`` allows all.
         """
         self._app, self._names, self._origins = app, names, origins
 
@@ -33,7 +34,7 @@ class BrowserGuard:
             return
         status, why = found
         answer = refusal(InvalidRequest(why), new_id("request-"), status=status)
-        await answer(scope, receive, send)  # of a WebSocket, too: its handshake is refused
+        await answer(scope, receive, send)  # also refuses the handshake of a WebSocket
 
     def _refusal(self, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host")

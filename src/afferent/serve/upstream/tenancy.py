@@ -1,6 +1,6 @@
-"""Keeping tenants apart in what an upstream remembers: its prefix cache, and stored responses.
+"""Isolation of tenants in an upstream's memory: its prefix cache, and stored responses.
 
-Three fields at the top of a body are written here. All else reaches the upstream byte for byte.
+Three top-level fields of a body are written here. All else reaches the upstream byte for byte.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _salt = msgspec.json.Decoder(str | None)
 
 
 def check_path(path: str, tenant: str) -> None:
-    """See to it that a tenant reads, cancels or deletes no stored response.
+    """Check that a tenant reads, cancels or deletes no stored response.
 
     Raises:
-        ResponseNotFound: The path is that of one.
+        ResponseNotFound: The path names one.
     """
     if tenant and _STORED.fullmatch(path):
         raise ResponseNotFound(_APART)
 
 
 def written(body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
-    """Return a body with the fields that keep what the upstream remembers apart.
+    """Return a body with the fields that isolate tenants in the upstream.
 
     ``cache_salt`` is written for tenants, made from the tenant's name and the client's own salt.
-    ``store`` is ``false`` for tenants, since the upstream would let each read all, and where there
-    are media: what would be stored are references, which lead nowhere after the answer.
+    ``store`` is ``false`` for tenants, as the upstream would let each tenant read all. It is also
+    ``false`` with media: stored media handles would be invalid after the answer.
 
     Args:
-        body: JSON. One that is no object is returned as it is, for the upstream to refuse.
-        path: Of the endpoint.
-        tenant: Its name; empty where none are configured.
-        has_media: Whether references stand in the body.
+        body: JSON. One that is no object is returned unchanged, for the upstream to refuse.
+        path: Path of the endpoint.
+        tenant: Its name; empty if none are configured.
+        has_media: Whether the body contains media handles.
 
     Raises:
-        ResponseNotFound: The body continues a stored response, of whichever tenant.
+        ResponseNotFound: The body continues a stored response, of any tenant.
     """
     is_salted = bool(tenant) and path in SALTED
     is_unstored = path == RESPONSES and (bool(tenant) or has_media)
@@ -81,7 +81,7 @@ def salt_of(tenant: str, own: str = "") -> str:
     """Return the salt of a tenant's requests: 64 hexadecimal digits.
 
     Args:
-        own: The client's, which parts a tenant's requests further.
+        own: Client's own salt, which isolates a tenant's requests further.
     """
     digest = hashlib.sha256(b"afferent/tenant/v1")
     for text in (tenant, own):
@@ -94,7 +94,7 @@ def _own_salt(raw: msgspec.Raw | None) -> str:
     try:
         return "" if raw is None else _salt.decode(raw) or ""
     except msgspec.MsgspecError:
-        return bytes(raw or b"").decode()  # what is no salt parts as well
+        return bytes(raw or b"").decode()  # an invalid salt isolates as well
 
 
 def _is_given(raw: msgspec.Raw | None) -> bool:
