@@ -124,7 +124,7 @@ class CostModel:
             self.nbytes_per_s += weight * (carried - self.nbytes_per_s)
 
     def written(self, nbytes: int, took_s: float) -> None:
-        """Observe a write, a lower bound of the link's rate; for nodes that rarely fetch."""
+        """Observe a write, a lower bound of the link's rate; for nodes that only write."""
         if nbytes / max(took_s, 1e-6) > self.nbytes_per_s:
             self.fetched(nbytes, took_s)
 

@@ -54,7 +54,7 @@ class ItemState:
         plan: Exact plan of an image.
         written: Location of the bytes that were on the heap.
         bound: Header and maximum size of a video or audio clip.
-        state: State in the store at the first look-up: whether the features existed.
+        state: State of the features when they were requested: existing, or to be made.
         outcome: Latest outcome from the store.
     """
 

@@ -10,7 +10,7 @@ class StopMatcher:
     """Ends the text at the first stop string; withholds text that may begin one. Pure.
 
     Invariants:
-        - ``_held`` is a proper prefix of a stop string, or empty.
+        - ``_held`` is a prefix of a stop string, or empty.
     """
 
     stops: tuple[str, ...]

@@ -49,8 +49,7 @@ class EventStream(StreamingResponse):
         async def send_in_time(message: Message) -> None:
             """Send a message before the deadline.
 
-            A message that need not wait for the client is sent even after it: this includes the
-            error.
+            A message that need not wait for the client is sent even later, to report the deadline.
             """
             try:
                 async with asyncio.timeout_at(self._deadline):

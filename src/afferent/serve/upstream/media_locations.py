@@ -2,8 +2,8 @@
 
 `TABLE` lists the media locations of each endpoint: content parts of messages, results of tools, the
 inputs of pooling and scoring. Everything else is data, with any keys, and reaches the upstream
-unchanged. A location that the table lacks fails closed: vLLM's connector refuses media that are no
-media handles.
+unchanged. A location that the table lacks fails closed: vLLM's connector refuses media without a
+handle.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class AsyncDaemonStore(Verbs):
 
     Invariants:
         - Messages are sent in the order of the calls.
-        - ``_calls`` has exactly the calls without a reply.
+        - ``_calls`` has exactly the calls in progress.
     """
 
     def __init__(self, where: Address, connection: Connection, arena: ArenaMap) -> None:

@@ -9,8 +9,8 @@ All other bytes are free or evictable. If the memory is too small, the budget re
 
 A reservation is all or nothing over its kinds. A request that does not fit may queue. The queue is
 fair between tenants. Within a tenant, a small request does not wait for a large one; a large
-request waits for small ones of at most its own size. The next request in the queue is never
-overtaken because a later one fits.
+request waits for at most as many bytes of small ones as it requests itself. The next request in the
+queue is never overtaken because a later one fits.
 """
 
 from __future__ import annotations
