@@ -47,6 +47,9 @@ CHECKED: Final = (
     "src/afferent/wording.py",
     "src/afferent/testing",
     "src/afferent/preprocess",
+    "src/afferent/store",
+    "src/afferent/tier",
+    "src/afferent/serve",
     "tools/language.py",
 )
 

@@ -1,1 +1,1 @@
-"""The HTTP frontends: each API is a translation to one internal request, and back."""
+"""HTTP frontends: each API translates to one internal request, and its answer back."""

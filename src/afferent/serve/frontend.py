@@ -1,4 +1,4 @@
-"""A frontend process: HTTP on a socket that the supervisor has bound.
+"""Frontend process: HTTP on a socket that the supervisor has bound.
 
 python -m afferent.serve.frontend FD      (started by the supervisor)
 """
@@ -66,13 +66,13 @@ from afferent.types import ObjectKind, decode
 log = logging.getLogger(__name__)
 
 _TAKES_NOTHING_S = 30.0
-"""How long a client may leave an answer unread, or be away, before its connection ends."""
+"""Timeout of a client that reads nothing of an answer, or is unreachable."""
 _WRITE_S = 300.0
-"""For a client to receive what is ready of an answer, at 32 KiB a second."""
+"""Write timeout for the available part of an answer: 32 KiB a second."""
 _REFERENCE_S = 300.0
-"""The upstream reads the media of a request when it begins with it."""
+"""The backend reads the media of a request when it begins to process it."""
 _HEARS_WITHIN_S, _LOOK_AGAIN_S = 2.0, 0.02
-"""So long nobody is let in by a frontend that has not heard of an engine yet."""
+"""Limit of the wait for an engine before a new frontend accepts requests; interval of polls."""
 
 
 async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
@@ -92,7 +92,7 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """What a frontend has, whatever is behind it."""
+    """Common parts of a frontend, with an engine or an upstream."""
 
     settings: FrontendSettings
     store: AsyncDaemonStore
@@ -140,7 +140,7 @@ class _Base:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """The application, how to close what is behind it, and what the engine says of itself."""
+    """Application with its close function, the engine's statistics and its readiness."""
 
     app: ASGIApp
     close: Callable[[], Awaitable[None]]
@@ -195,9 +195,9 @@ async def _serve(
     asyncio.get_running_loop().add_signal_handler(LEAVE_SIGNAL, server.leave)
     guard(listener, timeout_s=_TAKES_NOTHING_S)
     await _hear_of_engine(made.has_engine)
-    # Before anybody is notified that we serve; the first who come wait for the server a moment.
+    # Before the frontend reports ready: the first clients wait for the server a moment.
     listener.listen(BACKLOG)
-    gc.collect()  # after this, what there is by now is never looked at again
+    gc.collect()  # exclude all existing objects from later collections
     child.report("HTTP", ready=True)
     try:
         await server.serve()
@@ -211,8 +211,9 @@ async def _serve(
 
 
 async def _hear_of_engine(has_engine: Callable[[], bool]) -> None:
-    """Wait a moment for an engine that is there: or who takes over from another frontend would
-    refuse what that one would have answered.
+    """Wait a moment for an existing engine.
+
+    Otherwise a successor would refuse requests that its predecessor would have answered.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_HEARS_WITHIN_S):
@@ -221,7 +222,7 @@ async def _hear_of_engine(has_engine: Callable[[], bool]) -> None:
 
 
 def _with_engine(engine: Engine, base: _Base) -> _Made:
-    """Our own APIs, over an engine that takes tokens."""
+    """Make the application with Afferent's APIs, over an engine that takes tokens."""
     folder, family = base.folder, base.settings.family
     if family is None:
         raise InternalError("an engine that takes features has no family")
@@ -239,7 +240,7 @@ def _with_engine(engine: Engine, base: _Base) -> _Made:
 
 
 def _in_front(upstream: Upstream, base: _Base) -> _Made:
-    """An upstream's APIs, with references in the places of media."""
+    """Make the application with an upstream's APIs; media are replaced by media handles."""
     settings, folder, family = base.app_settings, base.folder, base.settings.family
     if family is None:
         processor, tokens = Processor(UnknownFamily(), b""), None
@@ -269,7 +270,7 @@ def _in_front(upstream: Upstream, base: _Base) -> _Made:
 
 
 def _guarded(app: ASGIApp, config: ServeConfig, access: Access) -> ASGIApp:
-    """Keep pages of other origins out where no key does."""
+    """Refuse pages of other origins, if no key does."""
     if access.has_keys:
         return app
     names = own_names(config.host) | {name.lower() for name in config.allowed_hosts}

@@ -1,4 +1,4 @@
-"""What starts a frontend needs to know of it, without importing an HTTP server."""
+"""Settings to start a frontend, without importing an HTTP server."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from afferent.types import MiB
 FRONTEND: Final = "afferent.serve.frontend"
 
 LEAVE_SIGNAL: Final = signal.SIGUSR1
-"""Told to a frontend whose successor is there: whoever is connected is served once more."""
+"""Sent to a frontend with a successor: each connected client gets one more answer."""
 
 ENV = {
     "MALLOC_MMAP_THRESHOLD_": str(1 * MiB),
     "MALLOC_TRIM_THRESHOLD_": str(8 * MiB),
 }
-"""A frontend keeps the memory of the last piece of a body for the next: fresh pages for each cost a
-tenth of the time that a request takes.
+"""Allocator settings: a frontend reuses the memory of a body's last piece for the next.
+
+Fresh pages for each would cost a tenth of a request's time.
 """
 
 
 class FrontendSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``listener_fd`` is set for each start."""
+    """Settings of one frontend; ``listener_fd`` is set for each start."""
 
     listener_fd: int = -1
     store_address: str
     link: msgspec.Raw
-    """To the engine that ``config`` names."""
+    """Connection data of the engine that ``config`` names."""
     model_folder: str
     model_name: str
     family: AnyFamily | None
-    """``None``: no features are made for the model."""
+    """``None`` if no features are made for the model."""
     config: ServeConfig
     sockets_folder: str = ""
-    """Where it tells of its requests; empty: nowhere."""
+    """Folder of the socket for `Reports`; empty for none."""

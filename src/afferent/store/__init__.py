@@ -1,1 +1,1 @@
-"""The store: one arena for every process, reached by handle."""
+"""Store: one arena for all processes, addressed by handles."""

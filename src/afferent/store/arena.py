@@ -1,9 +1,9 @@
-"""The arena: one anonymous mapping that every process shares.
+"""Arena: one anonymous mapping that all processes share.
 
-The memory is a memfd: it has no name in any file system, so nothing remains when the last process
-that holds it is gone, and a container's small /dev/shm does not matter. Its pages exist before the
-first byte is stored there, so a full machine is an error and never a SIGBUS: all from the start
-(`create_segment`), or in chunks as they are needed (`open_segment` and `backing.Backing`).
+The memory is a memfd. It has no name in any file system: nothing remains after the last process
+that has it open, and the size of a container's /dev/shm does not matter. Its pages are allocated
+before they are written, so that a lack of memory is an error and never a SIGBUS: all at the start
+(`create_segment`), or in chunks on demand (`open_segment` and `backing.Backing`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def _disown_maps() -> None:
-    """In a forked child the maps are not there, and what is mapped in their place is its own.
+    """Keep inherited map objects alive in a forked child.
 
-    So their objects, which unmap what is there when they are collected, are kept for ever.
+    The child does not have the maps, and their addresses may belong to other maps of its own. The
+    objects would unmap those when they are collected.
     """
     for inherited in _maps:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
@@ -52,10 +53,10 @@ os.register_at_fork(after_in_child=_disown_maps)
 
 
 def create_segment(nbytes: int) -> int:
-    """A new memfd of ``nbytes`` (rounded up to pages), all pages allocated; its descriptor.
+    """Create a memfd of ``nbytes`` (rounded up to pages) with all pages; return its descriptor.
 
     Raises:
-        ConfigError: The machine, or this container, has not that much memory to give.
+        ConfigError: The machine, or this container, does not have enough memory.
     """
     fd = open_segment(nbytes)
     try:
@@ -68,26 +69,27 @@ def create_segment(nbytes: int) -> int:
 
 
 def open_segment(nbytes: int) -> int:
-    """A new memfd of ``nbytes`` (rounded up to pages), whose pages are still to be allocated: all
-    by `allocate`, or each before it is used.
+    """Create a memfd of ``nbytes`` (rounded up to pages) without pages; return its descriptor.
+
+    `allocate` allocates all pages; otherwise each must be allocated before its use.
 
     Raises:
-        ConfigError: The machine, or this container, has not that much memory to give now.
+        ConfigError: The machine, or this container, does not have enough memory now.
     """
     nbytes = -(-nbytes // _PAGE) * _PAGE
     check_available(nbytes)
     fd = os.memfd_create("afferent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)  # before its pages: huge ones are given within a file's size
+    os.ftruncate(fd, nbytes)  # before its pages: huge ones need the file's size
     # Restarted writers need new maps, so writing stays allowed.
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 
 
 def check_available(nbytes: int) -> None:
-    """Asking the kernel for too much does not fail: it kills processes until there is enough.
+    """Check that the memory is available: the kernel does not refuse, but kills processes.
 
     Raises:
-        ConfigError: The machine, or this container, has not that much memory to give.
+        ConfigError: The machine, or this container, does not have enough memory.
     """
     shortage.check_file_size(nbytes)
     available = memory.available_nbytes()
@@ -99,10 +101,10 @@ def check_available(nbytes: int) -> None:
 
 
 def allocate(fd: int) -> Iterator[None]:
-    """Give a segment its pages, step by step: it takes the kernel up to a second for each GiB.
+    """Allocate the pages of a segment, step by step: it takes up to a second for each GiB.
 
     Raises:
-        ConfigError: There is not that much memory after all.
+        ConfigError: There is not enough memory after all.
     """
     nbytes = os.fstat(fd).st_size
     try:
@@ -117,22 +119,22 @@ def allocate(fd: int) -> Iterator[None]:
 
 
 def reopen_read_only(fd: int) -> int:
-    """A second descriptor of the same memory that can't be mapped for writing."""
+    """Open a second descriptor of the same memory that can't be mapped for writing."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 class ArenaMap:
-    """This process's view of the arena: mapped once, kept for the life of the process.
+    """This process's map of the arena, kept for the life of the process.
 
-    The map is not there in a forked child: a child holds no pins, so what it saw could change
-    under it. It makes a connection, and a map, of its own.
+    A forked child does not have the map: it has no pins, so the bytes could change while it reads.
+    It needs its own connection and map.
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
         """Map all of ``fd``; the descriptor itself may be closed afterwards.
 
-        Page tables are filled by a thread, for each chunk that has memory or is used: nobody waits
-        for it, and what was never stored takes none.
+        A thread fills the page tables, for each chunk that has memory or is used. No caller waits
+        for it, and memory that was never stored to has no entries.
         """
         status = os.fstat(fd)
         self.nbytes, self._identity = status.st_size, (status.st_dev, status.st_ino)
@@ -142,7 +144,7 @@ class ArenaMap:
         _maps.add(self._map)
         self._pid = os.getpid()
         self._advise(0, self.nbytes, _MADV_DONTFORK)
-        self._advise(0, self.nbytes, _MADV_HUGEPAGE)  # refused where the system does not allow it
+        self._advise(0, self.nbytes, _MADV_HUGEPAGE)  # refused if the system does not allow it
         self._all: memoryview | None = None
         self._retired: weakref.ref[Any] | None = None
         self.renew()
@@ -151,12 +153,12 @@ class ArenaMap:
         self._is_seen = bytearray(self.nbytes // self._chunk_nbytes + 1)
         self._to_populate = deque[int]()
         self._populating: threading.Thread | None = None
-        self.is_whole = backing.is_whole(fd)  # all pages were there when it was mapped
+        self.is_whole = backing.is_whole(fd)  # all pages existed when it was mapped
         if self.is_whole:
             self._see(0, self.nbytes)
 
     def block(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes ``[offset, offset + nbytes)``; read-only where the map is.
+        """Return the bytes ``[offset, offset + nbytes)``; read-only if the map is.
 
         Raises:
             StaleHandle: They are outside of the arena, or the map has been retired.
@@ -176,23 +178,21 @@ class ArenaMap:
         return self._identity == (status.st_dev, status.st_ino)
 
     def wait_populated(self) -> None:
-        """Wait until every page that has memory is in this process's page tables, as a benchmark
-        wants it.
-        """
+        """Wait until all pages with memory are in this process's page tables, for benchmarks."""
         if (populating := self._populating) is not None:
             populating.join()
 
     def retire(self, on_unused: Callable[[], object]) -> None:
-        """Hand out no more blocks; call ``on_unused`` once nothing uses those handed out.
+        """Hand out no more blocks; call ``on_unused`` once all blocks are unused.
 
-        It may be called by any thread, and before this returns.
+        Any thread may call it, also before this returns.
         """
         everything = self._all
         array: Any = self._retired() if self._retired is not None else everything and everything.obj
         if array is None:
             on_unused()
             return
-        # Arrays and memoryviews over the arena keep this array alive, and nothing else does.
+        # Exactly the arrays and memoryviews over the arena keep this array alive.
         weakref.finalize(array, on_unused).atexit = False
         self._retired, self._all = weakref.ref(array), None
 
@@ -201,7 +201,7 @@ class ArenaMap:
         self._retired, self._all = None, np.frombuffer(self._map, dtype=np.uint8).data
 
     def close(self) -> None:
-        """Unmap. While arrays over the arena are alive it stays mapped: the last one unmaps it."""
+        """Unmap the arena, or let the last array over it unmap it."""
         if os.getpid() != self._pid:
             return
         self._stop.set()
@@ -217,7 +217,7 @@ class ArenaMap:
         self.close()
 
     def _see(self, offset: int, nbytes: int) -> None:
-        """Have a thread populate the chunks of this block, whose pages are all there."""
+        """Let a thread populate the chunks of this block, which has all its pages."""
         chunks = range(offset // self._chunk_nbytes, -(-(offset + nbytes) // self._chunk_nbytes))
         with self._lock:
             for number in chunks:
@@ -227,12 +227,12 @@ class ArenaMap:
             running = self._populating is not None and self._populating.is_alive()
             if not running and not self._stop.is_set():
                 populating = threading.Thread(target=self._populate, name="populate", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no more threads: pages come one by one
+                with contextlib.suppress(RuntimeError):  # no more threads: page faults instead
                     populating.start()
                     self._populating = populating
 
     def _populate(self) -> None:
-        """What comes just when this ends is left out: its pages come one fault at a time."""
+        """Populate the queued chunks; page faults fill those queued at the very end."""
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
         while self._to_populate:
             start = self._to_populate.popleft() * self._chunk_nbytes
@@ -243,13 +243,13 @@ class ArenaMap:
                     return  # an old kernel fills the tables one fault at a time
 
     def _advise(self, offset: int, nbytes: int, advice: int) -> int:
-        """madvise(2); the error number, or 0."""
+        """Call madvise(2); return the error number, or 0."""
         address = self.address + offset
         failed = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice)
         return ctypes.get_errno() if failed else 0
 
     @property
     def address(self) -> int:
-        """Where the map begins in this process."""
+        """Start address of the map in this process."""
         interface: dict[str, Any] = np.frombuffer(self._map, dtype=np.uint8).__array_interface__
         return int(interface["data"][0])

@@ -1,8 +1,8 @@
-"""Memory for an arena, a chunk at a time, as it is needed.
+"""Memory of an arena, allocated in chunks on demand.
 
-An arena has its whole size from the start, in every process that maps it, and memory where
-something was stored. A chunk that the machine can't give is refused here, before anybody is told
-of it: whoever writes past that would be killed.
+An arena has its full size from the start, in every process that maps it, but memory only where an
+object was stored. If the machine has no memory for a chunk, it is refused here, before any process
+gets it: a process that writes there would be killed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from collections.abc import Iterable
 from afferent.runtime import logs, memory
 
 CHUNK_NBYTES = 32 << 20
-"""Some 10 ms of the kernel's time, most of it to clear pages."""
+"""Takes about 10 ms of the kernel's time, most of it to clear pages."""
 
 _TRY_AGAIN_S = 0.9
 _LEFT_PART, _MOST_LEFT_NBYTES = 0.05, 1 << 30
-"""Of the machine's memory, so much is left to others."""
+"""Part, and maximum bytes, of the machine's memory that are left to other processes."""
 
 log = logging.getLogger(__name__)
 
 
 class Backing:
-    """Gives the memory behind a descriptor its pages.
+    """Allocates the pages of a file in memory.
 
     Args:
-        fd: Of a file in memory, which stays open. It has its size; pages may be missing.
-        ahead: Have a thread get the chunk after what was asked for last, so that nobody waits
+        fd: Descriptor of the file, which stays open. It has its size; pages may be missing.
+        ahead: Let a thread allocate the chunk after the last requested one, so that no call waits
             for it.
+
+    Invariants:
+        - Each chunk in ``_backed`` has all its pages.
     """
 
     def __init__(self, fd: int, *, ahead: bool) -> None:
@@ -45,10 +48,10 @@ class Backing:
         self._seldom = logs.Seldom(log)
 
     def back(self, start: int, end: int) -> int:
-        """Have memory for ``[start, end)``: as much as there is, in whole chunks.
+        """Allocate memory for ``[start, end)``: as much as there is, in whole chunks.
 
         Returns:
-            Where what has memory ends: ``end`` or more, or less where the machine has no more.
+            The end of the memory: ``end`` or more, or less if the machine has no more.
         """
         at = start // self._chunk_nbytes
         while at * self._chunk_nbytes < end and self._has(at):
@@ -57,28 +60,28 @@ class Backing:
         return max(start, min(at * self._chunk_nbytes, self._nbytes))
 
     def prepare(self, offsets: Iterable[int]) -> None:
-        """Have a thread get memory for the chunks with these bytes, if it is to."""
+        """Let a thread allocate the chunks of these offsets, if ``ahead`` is set."""
         chunks = [offset // self._chunk_nbytes for offset in offsets if offset < self._nbytes]
         wanted = [number for number in chunks if number not in self._backed]
         if self._ahead and wanted and not self._is_refused:
             thread = threading.Thread(
                 target=lambda: [self._has(number) for number in wanted], name="arena", daemon=True
             )
-            with contextlib.suppress(RuntimeError):  # no more threads: nothing is ahead
+            with contextlib.suppress(RuntimeError):  # no more threads: no chunk is allocated ahead
                 thread.start()
 
     @property
     def has_refused(self) -> bool:
-        """Whether there was no memory for the chunk that was asked for last."""
+        """Whether there was no memory for the last requested chunk."""
         return self._refused_until_s > 0
 
     @property
     def _is_refused(self) -> bool:
-        """Not everybody who wants memory looks whether there is some: one does, now and then."""
+        """Whether to refuse without a check: only one call checks the memory now and then."""
         return time.monotonic() < self._refused_until_s
 
     def _has(self, number: int) -> bool:
-        """Whether a chunk has memory now. It may be asked for by two threads at once."""
+        """Whether a chunk has memory now; two threads may call it at once."""
         if number in self._backed:
             return True
         if self._is_refused:
@@ -88,7 +91,7 @@ class Backing:
         try:
             _allocate(self._fd, start, end)
         except OSError as error:
-            if has_memory(self._fd, start, end):  # a daemon that has died got it
+            if has_memory(self._fd, start, end):  # allocated by a daemon that has died
                 return True
             self._refused_until_s = time.monotonic() + _TRY_AGAIN_S
             self._seldom.warning("the arena gets no more memory", reason=error.strerror)
@@ -99,20 +102,18 @@ class Backing:
 
 
 def is_whole(fd: int) -> bool:
-    """Whether all pages are there."""
+    """Whether all pages exist."""
     status = os.fstat(fd)
     return status.st_blocks * 512 >= status.st_size
 
 
 def has_memory(fd: int, start: int, end: int) -> bool:
-    """Whether all pages of ``[start, end)`` are there, and have been used since; it looks at each,
-    which takes as long as to allocate them.
-    """
+    """Whether all pages of ``[start, end)`` exist and were used; as slow as allocating them."""
     return os.lseek(fd, start, os.SEEK_HOLE) >= end
 
 
 def _allocate(fd: int, start: int, end: int) -> None:
-    """Past what there is, the kernel would not refuse: it kills processes until there is enough."""
+    """Allocate pages, but keep a reserve: the kernel does not refuse, but kills processes."""
     least_nbytes = min(memory.limit_nbytes() * _LEFT_PART, _MOST_LEFT_NBYTES)
     if memory.available_nbytes() - (end - start) < least_nbytes:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))

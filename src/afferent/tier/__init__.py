@@ -1,6 +1,6 @@
-"""Beyond one machine: what one node has made, another finds, checked, or does without.
+"""Tier beyond one machine: a node can reuse, verified, the objects that another node made.
 
-A tier is a store of named values on an engine that operators run already. `protocol` says what it
-must do, `registry` finds one by its URL, `sealed` is the form of a value, and `vault` reads and
-writes values in that form. `node` is what a server does with it, in a process of its own.
+A tier is a store of named values on an engine that operators already run. `protocol` defines its
+interface, `registry` opens one by its URL, `sealed` is the format of a value, and `vault` reads and
+writes values in that format. `main` is a server's tier process.
 """

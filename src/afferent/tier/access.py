@@ -1,4 +1,4 @@
-"""A node's access to its tier: calls in threads, and none of them while it does not answer."""
+"""A node's access to its tier: calls in threads, behind a circuit breaker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _NUM_THREADS = 8
 
 
 class Access:
-    """It begins closed to everybody: first a probe has to have its answer."""
+    """Calls to a tier. It begins with an open breaker: the first probe must succeed.
+
+    Invariants:
+        - Exactly one of ``_is_up`` and ``_is_down`` is set.
+    """
 
     def __init__(self, vault: Vault, *, timeout_s: float) -> None:
         self.vault, self._timeout_s = vault, timeout_s
@@ -44,10 +48,11 @@ class Access:
         await self._is_up.wait()
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Have something done in a thread.
+        """Run a function in a thread.
 
         Raises:
-            TierUnavailable: It is down, or was; after some of these it is left out.
+            TierUnavailable: The tier is down, or the call failed; several failures open the
+                breaker.
         """
         if not self.is_up:
             raise TierUnavailable("the tier does not answer, and is left out")
@@ -58,12 +63,12 @@ class Access:
             if self._breaker.is_open and self.is_up:
                 self._leave_out(error)
             raise
-        if self.is_up:  # an old answer does not end an outage: a probe does
+        if self.is_up:  # a late answer does not end an outage: a probe does
             self._breaker.succeeded()
         return result
 
     async def keep_probing(self) -> None:
-        """Ask now and then, while it is left out, whether it is there again."""
+        """Probe the tier while the breaker is open."""
         while True:
             await self._is_down.wait()
             await asyncio.sleep(self._breaker.probe_in_s(now_s=time.monotonic()))
@@ -85,7 +90,7 @@ class Access:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except AfferentError:
             raise
-        except Exception as error:  # a tier may be anybody's
+        except Exception as error:  # a tier may be a third party's
             log.exception("the tier failed in a way that it should not")
             raise TierUnavailable(in_a_line(error)) from error
 

@@ -1,8 +1,8 @@
-"""Calls that may hang, each in a thread, and each waited for until its deadline.
+"""Calls that may hang: each runs in a thread, and its caller waits until the deadline.
 
-A file system or a resolver of names has its own time-outs, or none. So their calls get private
-memory alone, and a call that is late is left to itself: its thread is replaced, so that calls that
-hang do not exclude those that come once the cause is gone.
+A file system or a name resolver has its own timeouts, or none. So these calls get only private
+memory, and a late call is abandoned. Its thread is replaced, so that hanging calls do not block
+later calls once the cause is gone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from afferent.errors import TierUnavailable
 T = TypeVar("T")
 
 MAX_LATE = 64
-"""Threads in calls that are late: beyond these none is replaced until one of them returns."""
+"""Limit of threads in late calls: at the limit, none is replaced until one of them returns."""
 
 
 class BoundedCalls:
     """Daemon threads for calls that may hang; a process can end while some of them do.
 
     Invariants:
-        - At most ``num_threads`` threads take calls, and at most `MAX_LATE` are in calls that are
-          late.
-        - A call that is late has no caller any more: nobody reads its result.
+        - At most ``num_threads`` threads take calls, and at most `MAX_LATE` are in late calls.
+        - A late call has no caller any more; its result is dropped.
     """
 
     def __init__(self, num_threads: int, *, name: str) -> None:
@@ -41,7 +40,7 @@ class BoundedCalls:
         self._is_closed = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done; `result` waits for it."""
+        """Submit a function; `result` waits for it."""
         future: Future[T] = Future()
 
         def call() -> Future[object] | None:
@@ -59,7 +58,7 @@ class BoundedCalls:
         return future
 
     def result(self, future: Future[T], deadline_s: float) -> T:
-        """The result of a call, or its error.
+        """Return the result of a call, or raise its error.
 
         Raises:
             TierUnavailable: The deadline is over.
@@ -77,7 +76,7 @@ class BoundedCalls:
             raise TierUnavailable("there was no answer in time") from None
 
     def leave(self, future: Future[T]) -> None:
-        """Wait for a call no more: it is not begun, or its thread is replaced."""
+        """Abandon a call: it is cancelled, or its thread is replaced."""
         if future.cancel():
             return
         with self._lock:
@@ -88,14 +87,14 @@ class BoundedCalls:
             self._start()
 
     def close(self) -> None:
-        """End the threads, those in late calls once these return."""
+        """End the threads; those in late calls end when the calls return."""
         with self._lock:
             self._is_closed = True
             for _ in range(self._num_serving):
                 self._queue.put(None)
 
     def _start(self) -> None:
-        """One more thread, where one may be; under the lock."""
+        """Start one more thread, if allowed; the lock must be held."""
         if self._num_serving < self._most and len(self._late) < MAX_LATE and not self._is_closed:
             self._num_serving += 1
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
@@ -108,7 +107,7 @@ class BoundedCalls:
                 return
 
     def _may_go_on(self, future: Future[object]) -> bool:
-        """Whether a thread takes another call: not if its last one was late, and it is replaced."""
+        """Whether a thread takes another call: not if its last one was late and it is replaced."""
         with self._lock:
             if future not in self._late:
                 return True

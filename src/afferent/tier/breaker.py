@@ -1,16 +1,21 @@
-"""A circuit breaker: who fails again and again is left out until a probe has an answer. Pure."""
+"""Circuit breaker: after repeated failures, no calls are made until a probe succeeds. Pure."""
 
 from __future__ import annotations
 
 MAX_FAILURES = 3
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-"""A tier is of use again so soon after the cause of an outage has ended."""
+"""The longest time until a tier is used again after the cause of an outage has ended."""
 
 
 class Breaker:
-    """Closed while calls succeed. After `MAX_FAILURES` in a row it is open: nothing is asked but,
-    after a pause, one probe. The pause doubles with each probe that fails.
+    """Closed while calls succeed; open after `MAX_FAILURES` failures in a row.
+
+    While it is open, there are only probes, one after each pause. The pause doubles with each
+    failed probe.
+
+    Invariants:
+        - It is open while ``_pause_s`` is positive.
     """
 
     def __init__(self) -> None:
@@ -24,15 +29,15 @@ class Breaker:
         return self._pause_s > 0.0
 
     def trip(self, *, now_s: float) -> None:
-        """Open it, and have it probed at once: nothing is known yet."""
+        """Open it with an immediate probe: the state of the tier is unknown."""
         self._pause_s, self._probe_at_s = FIRST_PAUSE_S, now_s
 
     def succeeded(self) -> None:
-        """A call, or a probe, had its answer in time."""
+        """Record a call or probe that succeeded in time."""
         self._num_failures, self._pause_s = 0, 0.0
 
     def failed(self, *, now_s: float) -> None:
-        """One had none. While it is open only probes count: what was asked before says nothing."""
+        """Record a failed call. While open, only probes count: earlier calls are no evidence."""
         if self.is_open:
             return
         self._num_failures += 1
@@ -42,10 +47,10 @@ class Breaker:
             self._probe_at_s = now_s + self._pause_s
 
     def probe_failed(self, *, now_s: float) -> None:
-        """The probe had no answer: the next one comes later."""
+        """Record a failed probe: the next one comes later."""
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._probe_at_s = now_s + self._pause_s
 
     def probe_in_s(self, *, now_s: float) -> float:
-        """How long until the next probe, while it is open."""
+        """Return the time until the next probe, while it is open."""
         return max(0.0, self._probe_at_s - now_s)

@@ -1,4 +1,4 @@
-"""What this node has said that it makes, so that others wait for it."""
+"""Claims of this node: keys that it makes, so that other nodes wait for them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from afferent.tier.vault import Vault
 from afferent.types import ContentKey
 
 _SPARE_S = 1.0
-"""A claim lasts as long as another node would wait for it, and so much more."""
+"""A claim lasts this much longer than another node would wait for it."""
 
 
 class HeldClaims:
-    """For several threads. A claim that is not given back ends by itself, in the tier and here."""
+    """Claims of this node, thread-safe. An unreturned claim expires, in the tier and here."""
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
@@ -26,10 +26,10 @@ class HeldClaims:
         self._lock = threading.Lock()
 
     def claim(self, wanted: Sequence[tuple[ContentKey, float]], *, deadline_s: float) -> list[bool]:
-        """Whether each is this node's to make: keys, and for how long one would wait for them.
+        """Claim keys with the time to wait for each; return for each whether this node makes it.
 
         Raises:
-            TierUnavailable: Nobody can say.
+            TierUnavailable: The tier does not answer.
         """
         if not wanted:
             return []
@@ -45,7 +45,7 @@ class HeldClaims:
         return are_ours
 
     def give_back(self, key: ContentKey, timeout_s: float) -> None:
-        """It has been made and is there for others, or will not be; never fails."""
+        """Return a claim: its object is in the tier, or will not be; never fails."""
         with self._lock:
             until_s = self._until_s.pop(key, 0.0)
         now_s = time.monotonic()

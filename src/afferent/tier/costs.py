@@ -1,9 +1,9 @@
-"""What an object costs to fetch and to make, and what follows for it. Pure.
+"""Cost model: the time to fetch and to make an object, and the resulting choices. Pure.
 
-Everything is learned from what was done: how long a look-up takes, what the link carries, how often
-something is found, and how much longer or shorter than expected making takes here. What is asked of
-the tier is what is likely to be had sooner from there, and what is kept is what others would have
-sooner from there. So a kind that does not pay on this link is left out by itself.
+It learns everything from observations: the time of a look-up, the rate of the link, the hit rate,
+and the ratio of real to expected production time. The tier is asked for objects that are probably
+faster to fetch. Objects are copied to it if other nodes would fetch them faster. So a kind that
+does not pay on this link is left out automatically.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from dataclasses import dataclass, field
 from afferent.types import ObjectKind
 
 _NEW = 0.2
-"""The weight of a new observation."""
+"""Weight of a new observation."""
 _LEAST_HITS = 0.02
 _FIRST_LOOKUP_S = 1e-3
 _FIRST_NBYTES_PER_S = 125e6
-"""A link of 1 Gbit/s, until one has been measured."""
+"""Link of 1 Gbit/s, until one has been measured."""
 _MEASURED_NBYTES = 64 << 10
-"""Less tells nothing of what a link carries."""
+"""Smaller transfers give no information on the rate of the link."""
 FIRST_EXPLORED, EXPLORE_EVERY = 8, 256
-"""Of what would not pay one in so many is asked for, or kept, all the same, or nothing new is
-learned: soon after something has gone wrong, then less and less often, in the end so seldom that no
-99th percentile shows it.
+"""Exploration: one in this many objects that would not pay is fetched or copied, to keep learning.
+
+The interval starts short after a problem and doubles up to a length that no 99th percentile shows.
 """
 _LEARN_EVERY = 8
-"""Of what nobody here has measured one in so many is made here, though it would seem to pay."""
+"""One in this many objects without a measurement here is made here, even if fetching would pay."""
 _BETTER = 0.5
-"""The weight of an observation that is better than what was expected: what was bad may be over."""
+"""Weight of an observation that is better than expected: a bad phase may be over."""
 _LEAST_DEADLINE_S = 0.05
 _POLL_S = 0.02
 
 
 _GUESSED = frozenset({ObjectKind.EMBEDDINGS, ObjectKind.RECORDS})
-"""What they cost depends on the accelerator, or on media hosts: who asks for them can but guess."""
+"""Their cost depends on the accelerator or on media hosts: a request can only guess it."""
 
 _NOT_AWAITED = frozenset({ObjectKind.RAW, ObjectKind.RECORDS})
-"""What comes from a media host need not be kept: nobody waits for another node to do so."""
+"""Objects from a media host may not be copied to the tier: no node waits for another one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """``timeout_s`` is for one exchange with the tier, ``wait_s`` for what another node makes."""
+    """Time limits: ``timeout_s`` for one exchange, ``wait_s`` for an object of another node."""
 
     timeout_s: float
     wait_s: float
@@ -50,14 +50,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is done about an object that is missing.
+    """Decision about a missing object.
 
     Attributes:
         asks: Whether the tier is asked for it.
-        waits: Whether it is waited for if another node makes it.
-        fetch_s: For so long it may take to come from the tier.
-        wait_s: For so long another node's making of it is waited for.
-        why: In a few words, with the figures that it was chosen by.
+        waits: Whether to wait for it if another node makes it.
+        fetch_s: Time limit to fetch it from the tier.
+        wait_s: Time limit to wait for another node.
+        why: Short explanation with the numbers behind the choice.
     """
 
     asks: bool
@@ -69,7 +69,7 @@ class Choice:
 
 @dataclass(slots=True)
 class _Exploring:
-    """Of what would not pay, which is done all the same."""
+    """Schedule of exploration: objects that would not pay and are fetched or copied anyway."""
 
     every: int = FIRST_EXPLORED
     num_left_out: int = 0
@@ -87,15 +87,15 @@ class _Exploring:
 class _Kind:
     hits: float = 0.5
     ratio: float = 1.0
-    """Of the time that making takes to the time that it was expected to take."""
+    """Ratio of the real to the expected production time."""
     s_per_byte: float | None = None
-    """What making takes, where nothing is expected of it: as it was measured here."""
+    """Production time as measured here, for kinds without an estimate."""
     num_unmeasured: int = 0
     asking: _Exploring = field(default_factory=_Exploring)
     keeping: _Exploring = field(default_factory=_Exploring)
 
     def learns(self) -> bool:
-        """Whether this one, which would pay by a guess, is made here to see what that takes."""
+        """Whether this object, which would pay by a guess, is made here to measure its cost."""
         if self.s_per_byte is not None:
             return False
         self.num_unmeasured += 1
@@ -104,30 +104,32 @@ class _Kind:
 
 @dataclass(slots=True)
 class CostModel:
+    """Costs and hit rates, as observed by this node."""
+
     limits: Limits
     lookup_s: float = _FIRST_LOOKUP_S
     nbytes_per_s: float = _FIRST_NBYTES_PER_S
     _kinds: dict[ObjectKind, _Kind] = field(default_factory=dict)
 
-    # What was measured
+    # Observations
 
     def looked_up(self, took_s: float) -> None:
         self.lookup_s += (_BETTER if took_s < self.lookup_s else _NEW) * (took_s - self.lookup_s)
 
     def fetched(self, nbytes: int, took_s: float) -> None:
-        """The first byte takes a look-up's time; what is behind it is the link."""
+        """Observe a fetch: the first byte takes a look-up's time; the rest depends on the link."""
         if nbytes >= _MEASURED_NBYTES:
             carried = nbytes / max(took_s - self.lookup_s, took_s / 10, 1e-6)
             weight = _BETTER if carried > self.nbytes_per_s else _NEW
             self.nbytes_per_s += weight * (carried - self.nbytes_per_s)
 
     def written(self, nbytes: int, took_s: float) -> None:
-        """The link carries at least so much: a node that only writes learns of it, too."""
+        """Observe a write, a lower bound of the link's rate; for nodes that only write."""
         if nbytes / max(took_s, 1e-6) > self.nbytes_per_s:
             self.fetched(nbytes, took_s)
 
     def came_late(self, nbytes: int, took_s: float) -> None:
-        """So much was to come, and did not in this time: whatever the link carries, it is less."""
+        """Observe a fetch that missed its deadline: the link is slower than this rate."""
         self.nbytes_per_s = min(self.nbytes_per_s, nbytes / max(took_s, 1e-6)) / 2
         for known in self._kinds.values():
             known.asking.every = FIRST_EXPLORED
@@ -137,7 +139,7 @@ class CostModel:
         known.hits = max(_LEAST_HITS, known.hits + _NEW / 4 * (is_hit - known.hits))
 
     def made(self, kind: ObjectKind, *, nbytes: int, expected_us: int, took_us: int) -> None:
-        """What was expected is 0 where who made it is not who could be asked."""
+        """Observe a production; ``expected_us`` is 0 if its producer had no estimate."""
         known = self._of(kind)
         if expected_us > 0 and took_us > 0:
             known.ratio += _NEW * (took_us / expected_us - known.ratio)
@@ -146,7 +148,7 @@ class CostModel:
             before = per_byte if known.s_per_byte is None else known.s_per_byte
             known.s_per_byte = before + _NEW * (per_byte - before)
 
-    # What follows
+    # Choices
 
     def fetch_s(self, nbytes: int) -> float:
         return self.lookup_s + nbytes / self.nbytes_per_s
@@ -158,7 +160,7 @@ class CostModel:
         return cost_us / 1e6 * known.ratio
 
     def choose(self, kind: ObjectKind, *, nbytes: int, cost_us: int) -> Choice:
-        """What to do about a missing object of which ``cost_us`` was expected."""
+        """Choose what to do about a missing object with the estimate ``cost_us``."""
         known, fetch_s = self._of(kind), self.fetch_s(nbytes)
         make_s = self.make_s(kind, nbytes=nbytes, cost_us=cost_us)
         pays = known.hits * (make_s - fetch_s) > self.lookup_s
@@ -182,15 +184,15 @@ class CostModel:
         )
 
     def keeps(self, kind: ObjectKind, *, nbytes: int, made_us: int) -> bool:
-        """Whether others would have it sooner from the tier than by making it.
+        """Whether to copy an object: other nodes would fetch it faster than make it.
 
-        What nobody has measured is kept.
+        An object without a measurement is copied.
         """
         pays = made_us == 0 or made_us / 1e6 > self.fetch_s(nbytes)
         return pays or self._of(kind).keeping.is_due()
 
     def poll_s(self) -> float:
-        """Between two looks at whether another node has made something."""
+        """Return the interval of polls for another node's object."""
         return max(_POLL_S, 4 * self.lookup_s)
 
     def _of(self, kind: ObjectKind) -> _Kind:

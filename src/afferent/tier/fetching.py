@@ -1,8 +1,8 @@
-"""What a node asks of its tier: objects that are missing here, all of a request's at once.
+"""Fetcher: a node's look-ups of missing objects in its tier, batched.
 
-The store hands the jobs over (`Take` of the role ``fetch``). For each the answer is soon one of
-two: it is in its place, checked; or it is to be made here. If another node makes it now, that is
-waited for, for as long as the cost model allows.
+The store gives it jobs (`Take` of the role ``fetch``). Each job soon has one of two results: the
+object is in its block, verified, or it has to be made here. If another node is making it, the
+fetcher waits for as long as the cost model allows.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ SECONDS = histogram(
 )
 
 NUM_AT_ONCE = 64
-"""Objects that are asked for at a time: of more, the rest is made here at once."""
+"""Limit of concurrent objects: further ones are made here at once."""
 _NUM_EXCHANGES = 4
 _TAKE_AGAIN_S = 0.05
 _LEAST_PART = 0.5
-"""Of its time-out: an object that has waited for an exchange for longer is made here."""
+"""Part of its timeout: an object that has waited longer for an exchange is made here."""
 
 _fetching_decoder = msgspec.msgpack.Decoder(Fetching)
 
@@ -70,7 +70,7 @@ class _End(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One job, from when it came until it is answered."""
+    """One job, until it is answered."""
 
     order: Order
     what: Fetching
@@ -78,7 +78,7 @@ class _Asked:
     start_ns: int
     wait_until_s: float
     deadline_s: float = 0.0
-    """Of what is done for it now: waiting for an exchange, and all of that exchange."""
+    """Deadline of the current exchange, including the wait for it."""
     was_waited_for: bool = False
     used_nbytes: int = 0
     end: asyncio.Future[_End] = field(init=False)
@@ -90,21 +90,30 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Exchange:
-    """What came of asking for some of them, and how long it took."""
+    """Result of one batched exchange, with its times."""
 
     ends: list[_End]
     look_up_s: float = 0.0
     fetch_s: float = 0.0
     fetched_nbytes: int = 0
     late_nbytes: int = 0
-    """What was to come and did not, in ``fetch_s``."""
+    """Bytes that did not arrive within ``fetch_s``."""
     rejected: set[ContentKey] = field(default_factory=set)
-    """Keys whose values were wrong. They are deleted, so the next values of these keys are not:
-    nothing is learned of them, and nothing of how long a part of a body took.
+    """Keys with invalid values.
+
+    They are deleted, so the next values of these keys are not invalid. So neither hit rates nor
+    partial transfer times are learned from them.
     """
 
 
 class Fetcher:
+    """Serves fetch jobs until cancelled.
+
+    Invariants:
+        - At most `NUM_AT_ONCE` jobs are in progress.
+        - Each pending job waits for exactly one exchange.
+    """
+
     def __init__(
         self,
         store: AsyncDaemonStore,
@@ -117,7 +126,7 @@ class Fetcher:
         self._stirred = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(NUM_AT_ONCE):
                 tasks.create_task(self._serve())
@@ -125,13 +134,13 @@ class Fetcher:
                 tasks.create_task(self._exchange_all())
 
     async def _serve(self) -> None:
-        """One job after the other. While the tier is down none is taken: they are made at once."""
+        """Serve one job after another, and none while the tier is down: they are made here."""
         while True:
             await self._access.until_up()
             try:
                 order = await self._store.take("fetch")
                 await self._do(order)
-            except Unavailable:  # the store restarts; what it had handed out is lost
+            except Unavailable:  # the store restarts; its jobs are lost
                 await asyncio.sleep(_TAKE_AGAIN_S)
             except AfferentError as error:
                 log.warning("an object could not be fetched", extra={"reason": error.message})
@@ -166,7 +175,7 @@ class Fetcher:
         await self._store.finish(order, used_nbytes=used_nbytes, failure=failure, spans=[span])
 
     async def _ask(self, asked: _Asked) -> _End:
-        """Asked together with all that has come by the time somebody asks."""
+        """Ask in the next exchange, together with all other pending jobs."""
         asked.end = asyncio.get_running_loop().create_future()
         asked.deadline_s = time.monotonic() + self._model.limits.timeout_s
         self._pending.append(asked)
@@ -176,7 +185,7 @@ class Fetcher:
     async def _exchange_all(self) -> None:
         while True:
             await self._stirred.wait()
-            await asyncio.sleep(0)  # a request's jobs come in one piece, and their tasks run now
+            await asyncio.sleep(0)  # a request's jobs arrive together; let their tasks run first
             batch, self._pending = self._in_time(), []
             self._stirred.clear()
             if not batch:
@@ -191,7 +200,7 @@ class Fetcher:
                     asked.end.set_result(end)
 
     def _in_time(self) -> list[_Asked]:
-        """Those with enough time left, as an exchange ends by the first of its deadlines."""
+        """Return the jobs with enough time left: an exchange ends by its earliest deadline."""
         least_s = time.monotonic() + _LEAST_PART * self._model.limits.timeout_s
         for asked in self._pending:
             if asked.deadline_s < least_s:
@@ -217,7 +226,7 @@ class Fetcher:
     # In a thread
 
     def _exchange(self, batch: Sequence[_Asked]) -> _Exchange:
-        """One round trip for what there is, one more for who makes the rest; and the bytes."""
+        """Do one exchange: one round trip to look up, one for claims; then the bytes."""
         vault, start_s = self._access.vault, time.monotonic()
         deadline_s = min(asked.deadline_s for asked in batch)
         exchange = _Exchange([_End.ABSENT] * len(batch))
@@ -242,7 +251,7 @@ class Fetcher:
         exchange: _Exchange,
         deadline_s: float,
     ) -> None:
-        """Who makes what nobody has: this node, unless another one has said that it does."""
+        """Claim the absent keys: this node makes them, unless another node has a claim."""
         now_s = time.monotonic()
         wanted = [
             index
@@ -273,7 +282,7 @@ class Fetcher:
             )
         except TierUnavailable:  # or too slow, which the next look-up need not be
             are_good = [False] * len(wishes)
-            if time.monotonic() >= deadline_s:  # else the link is as fast as it was
+            if time.monotonic() >= deadline_s:  # else the rate of the link has not changed
                 exchange.late_nbytes = sum(head.nbytes for _, head in there)
             for index, _ in there:
                 exchange.ends[index] = _End.UNAVAILABLE
@@ -295,7 +304,7 @@ def _fits(head: Head, what: Fetching) -> bool:
 
 
 def _can_be_read(head: Head, data: memoryview) -> bool:
-    """Whether readers would take it for a block; who reads something else looks at it first."""
+    """Whether readers accept it as a block; other kinds are checked by their readers."""
     if head.kind not in (ObjectKind.FEATURES, ObjectKind.EMBEDDINGS):
         return True
     try:

@@ -1,6 +1,6 @@
-"""A tier in a folder, or in an object store: ``file://``, and whatever else `fsspec` opens.
+"""Tier in a folder or an object store: ``file://``, and all other schemes of `fsspec`.
 
-For what lives long and is asked for seldom: a value is one file, and is copied once on its way.
+Suited to long-lived, rarely used values: a value is one file, and is copied once on its way.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from afferent.types import MiB
 T = TypeVar("T")
 
 _START: Final = struct.Struct("<QQI")
-"""When it ends (in seconds since 1970), how long the body is, how long the head."""
+"""Expiry (in seconds since 1970), length of the body, length of the header."""
 _FIRST_NBYTES: Final = 4096
-"""What is read to find a head: more where it is longer."""
+"""First read for a header; a longer header needs another read."""
 _NUM_THREADS = 8
 _AHEAD_NBYTES: Final = 32 * MiB
-"""So much of several bodies is read ahead; of one that is longer, all."""
+"""Limit of read-ahead over several bodies; a longer body is read ahead as a whole."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_VALUE: Final = Found(b"", 0)
 
 
 class Files(Protocol):
-    """See `LocalFiles`."""
+    """Interface of the file system; see `LocalFiles`."""
 
     def read(self, name: bytes, end: int) -> File | None: ...
 
@@ -61,18 +61,21 @@ class Files(Protocol):
 
 
 class FolderTier:
-    """Each file system has its own time-outs, or none. So its calls are made in threads that have
-    private memory alone, and are left to themselves when they are late.
+    """Tier whose values are files.
+
+    A file system has its own timeouts, or none. So its calls run in threads that have only private
+    memory, and late calls are abandoned.
     """
 
     def __init__(self, url: str) -> None:
-        """
+        """Open the folder.
+
         Raises:
             ConfigError: `fsspec` can't open it.
         """
         try:
             system, root = fsspec.core.url_to_fs(url)
-        except Exception as error:  # of a file system that is not ours
+        except Exception as error:  # from a third-party file system
             raise ConfigError(f"--tier: {in_a_line(error)}") from error
         self._files: Files
         if isinstance(system, LocalFileSystem):
@@ -87,7 +90,7 @@ class FolderTier:
         return self._for_each(names, self._find, deadline_s)
 
     def get_many_into(self, wanted: Sequence[Wanted], *, deadline_s: float) -> list[bool]:
-        """See `Tier`. Here it is copied, by the thread that waits, until the deadline."""
+        """See `Tier`. Here the waiting thread copies it, until the deadline."""
         to_ask, ahead = deque(wanted), deque[tuple[Wanted, Future[bytes | None]]]()
         nbytes, were_read = 0, []
         with self._leaving(future for _, future in ahead):
@@ -104,7 +107,7 @@ class FolderTier:
 
     def put_many(self, values: Sequence[Value], *, ttl_s: float, deadline_s: float) -> list[bool]:
         """See `Tier`."""
-        # Private copies: a thread that is late must not read what has another meaning by then.
+        # Private copies: a late thread must not read memory that has been reused.
         ends = int(time.time() + ttl_s) + 1
         files = [
             (value.name, b"".join((_start(ends, value), value.head, value.body)))
@@ -133,7 +136,7 @@ class FolderTier:
         """See `Tier`."""
         self._calls.close()
 
-    # In threads of our own
+    # In threads of `BoundedCalls`
 
     def _find(self, name: bytes) -> Found | None:
         file = self._files.read(name, _FIRST_NBYTES)
@@ -156,7 +159,7 @@ class FolderTier:
         return Found(file.data[_START.size : end], nbytes)
 
     def _read(self, one: Wanted) -> bytes | None:
-        """A whole file, or one byte more than it may have; empty where there is no file of ours."""
+        """Read a whole file, or one byte more than the limit; empty if it is not a regular file."""
         longest = _START.size + MAX_HEAD_NBYTES + len(one.target)
         file = self._files.read(one.name, longest + 1)
         return None if file is None else file.data
@@ -172,7 +175,7 @@ class FolderTier:
 
     @contextlib.contextmanager
     def _leaving(self, futures: Iterable[Future[T]]) -> Iterator[None]:
-        """Where one fails, the others are waited for no more."""
+        """Abandon all calls if one fails."""
         try:
             yield
         except BaseException:
@@ -185,12 +188,12 @@ class FolderTier:
             return self._calls.result(future, deadline_s)
         except TierUnavailable:
             raise
-        except Exception as error:  # of a file system that is not ours
+        except Exception as error:  # from a third-party file system
             raise TierUnavailable(in_a_line(error)) from error
 
 
 class _RemoteFiles:
-    """What `fsspec` opens. How long a file is it does not say without another round trip."""
+    """Files of `fsspec`. The length of a file would take another round trip."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._system, self._root = system, root
@@ -206,7 +209,7 @@ class _RemoteFiles:
 
     def write(self, name: bytes, data: bytes) -> bool:
         path = self._path(name)
-        # A file has its name once it is whole. An object store has no other files.
+        # A file gets its name once it is complete. An object store has only complete files.
         own = f"{path}.{secrets.token_hex(8)}"
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
@@ -234,7 +237,7 @@ class _RemoteFiles:
             return
         for path in found:
             digits = str(path).rpartition("/")[2]
-            with contextlib.suppress(ValueError):  # of another program, or still being written
+            with contextlib.suppress(ValueError):  # another program's file, or incomplete
                 if len(digits) == 2 * NAME_NBYTES:
                     yield [bytes.fromhex(digits)]
 
@@ -265,7 +268,7 @@ def _copy(whole: bytes | None, one: Wanted) -> bool:
 
 
 def _body(whole: bytes) -> memoryview:
-    """What a file has behind its head."""
+    """Return the bytes after a file's header."""
     if len(whole) < _START.size:
         return memoryview(b"")
     _, _, head_nbytes = _START.unpack_from(whole)

@@ -1,7 +1,7 @@
-"""What a node leaves in its tier: what was made here, written behind, and nobody waits for it.
+"""Write-behind of a node: it copies new objects to its tier; no request waits for it.
 
-The store hands objects over (`Take` of the role ``keep``), each pinned. There are never more of
-them at a time than `NUM_AT_ONCE`, and none while the tier is down: then they are dropped.
+The store gives it objects (`Take` of the role ``keep``), each pinned. At most `NUM_AT_ONCE` are
+copied at a time, and none while the tier is down: then they are dropped.
 """
 
 from __future__ import annotations
@@ -37,13 +37,19 @@ KEPT_BYTES = counter("afferent_tier_kept_bytes_total", "Bytes that went to the t
 
 NUM_AT_ONCE = 2
 _LEAST_NBYTES_PER_S = 4e6
-"""A link that is slower is taken for one that hangs."""
+"""A slower link counts as hanging."""
 _TAKE_AGAIN_S = 0.05
 
 _keeping_decoder = msgspec.msgpack.Decoder(Keeping)
 
 
 class Keeper:
+    """Copies objects to the tier until cancelled.
+
+    Invariants:
+        - Each object is pinned only while it is copied.
+    """
+
     def __init__(
         self,
         store: AsyncDaemonStore,
@@ -60,7 +66,7 @@ class Keeper:
         self._free_at_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(NUM_AT_ONCE):
                 tasks.create_task(self._keep_all())
@@ -97,7 +103,7 @@ class Keeper:
             self._budget.add(what.tenant, nbytes, now_s=time.monotonic())
 
     def _choose(self, what: Keeping, nbytes: int) -> str:
-        """What is to become of it."""
+        """Return the planned outcome for an object."""
         pays = self._model.keeps(what.kind, nbytes=nbytes, made_us=what.made_us)
         if not pays or nbytes > self._settings.max_nbytes:
             return "left_out"
@@ -107,7 +113,7 @@ class Keeper:
     # In a thread
 
     def _settle(self, order: Order, what: Keeping, wanted: str) -> str:
-        """What became of it; whoever waits for it elsewhere need not any more."""
+        """Carry out the plan and return the outcome; other nodes need not wait any more."""
         outcome = self._write(order, what) if wanted == "kept" else wanted
         self._claims.give_back(ContentKey(what.key), self._settings.timeout_s)
         return outcome
@@ -119,7 +125,7 @@ class Keeper:
             [Body(ContentKey(what.key), what.kind, data)],
             ttl_s=self._settings.ttl_s,
             deadline_s=start_s + self._settings.timeout_s + nbytes / _LEAST_NBYTES_PER_S,
-            # What a URL leads to changes; all else is what its key says.
+            # The result of a URL changes; other values are determined by their keys.
             replaces=what.kind is ObjectKind.RECORDS,
         )
         if put == "full":

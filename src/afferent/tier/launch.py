@@ -1,4 +1,4 @@
-"""What starts the tier's process needs to know of it, without importing a client of one."""
+"""Settings to start the tier process, without importing a tier client."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ NAME: Final = "tier"
 
 FETCHED: Final = "fetch_from_tier"
 ASKED: Final = "ask_tier"
-"""Stages of a request: what was there came from a tier, or it was asked in vain."""
+"""Stages of a request: fetched from a tier, or asked without success."""
 declare_stages(FETCHED, ASKED)
 
 UP = gauge("afferent_tier_up", "Whether the tier answers: 0 while it is left out")
-"""Of all processes the sum: a frontend sets 0, so that it is there while no tier process is."""
+"""Summed over all processes: a frontend sets 0, so that it exists without a tier process."""
 
 _SPARE_S = 0.25
 
 
 class TierSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``max_nbytes`` is the largest object that is kept; ``write_nbytes_per_s`` 0 for any rate.
+    """Settings of the tier process.
 
-    ``tenant_nbytes`` is the most that this node keeps for one tenant within ``ttl_s``, 0 for any,
-    and ``nbytes_by_tenant`` that of those who have a limit of their own.
+    ``max_nbytes`` is the limit for one copied object; ``write_nbytes_per_s`` is 0 for no limit.
+    ``tenant_nbytes`` is the limit for one tenant's copies of this node within ``ttl_s``, 0 for no
+    limit; ``nbytes_by_tenant`` has the tenants with their own limit.
     """
 
     store_address: str
@@ -43,9 +44,9 @@ class TierSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def longest_fetch_s(*, timeout_s: float) -> float:
-    """A tier process that holds a job for longer than this, and does not renew it, has stopped.
+    """Return the maximum time of a job that is not renewed; a tier process above it has stopped.
 
-    All that it does for a job takes one time-out; while it waits for what another node makes, it
-    renews the job.
+    All its work on a job takes at most one timeout; while it waits for another node, it renews the
+    job.
     """
     return timeout_s + _SPARE_S

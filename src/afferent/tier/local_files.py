@@ -1,11 +1,11 @@
-"""Values as files in a folder of this machine, or of a file server that is mounted on it.
+"""Values as files in a folder of this machine, or of a mounted file server.
 
-Whoever can write to the folder can put a pipe, a device, a link, or a file of any length where a
-value is expected. So an entry is opened without waiting and without following links, it is read
-only if it is a regular file, and not beyond the length that was requested.
+A process that can write to the folder can put a pipe, a device, a link, or a file of any length
+there. So an entry is opened without waiting and without following links. It is read only if it is
+a regular file, and not beyond the requested length.
 
-A folder that Afferent creates is its user's alone. One that is there keeps its mode: if its group
-may write to it, the group may read the values.
+A folder that Afferent creates is private to its user. An existing folder keeps its mode: if its
+group may write to it, the group may read the values.
 """
 
 from __future__ import annotations
@@ -36,25 +36,27 @@ _NUM_DIGITS: Final = 2 * NAME_NBYTES
 
 
 class File(NamedTuple):
-    """The start of a file, and how long it is; ``None`` for an entry that is no regular file."""
+    """Start of a file, and its length; ``None`` for an entry that is not a regular file."""
 
     data: bytes
     nbytes: int | None
 
 
 class LocalFiles:
-    """Files are in 256 folders, by the first two digits of their names."""
+    """Files in 256 folders, by the first two digits of their names."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
     def read(self, name: bytes, end: int) -> File | None:
-        """The first ``end`` bytes of a file, or all; ``None`` if it is absent."""
+        """Return the first ``end`` bytes of a file, or all; ``None`` if it is absent."""
         return _unless_absent(lambda: self._read(name, end))
 
     def write(self, name: bytes, data: bytes) -> bool:
-        """Write a file that has its name once it is whole; `False` if there is no space for it, or
-        if something that can't be replaced has its name.
+        """Write a file, which gets its name once it is complete.
+
+        Returns:
+            `False` if there is no space, or if an entry that can't be replaced has the name.
         """
         digits = name.hex()
         own = f"{digits}.{secrets.token_hex(8)}"
@@ -74,19 +76,20 @@ class LocalFiles:
         return True
 
     def delete(self, name: bytes) -> bool:
-        """Delete whatever has this name, but for a folder that is not empty."""
+        """Delete the entry with this name, except for a folder that is not empty."""
         return _unless_absent(lambda: self._delete(name)) or False
 
     def names(self) -> Iterator[list[bytes]]:
-        """The names of all files, folder by folder."""
+        """Yield the names of all files, folder by folder."""
         for folder in sorted(_unless_absent(lambda: list(self._root.iterdir())) or ()):
             if len(folder.name) == 2:
                 yield _unless_absent(lambda: _list(folder)) or []  # noqa: B023
 
     def check(self) -> None:
-        """
+        """Check that the file system answers.
+
         Raises:
-            OSError: The file system has no answer.
+            OSError: It does not.
         """
         with contextlib.suppress(FileNotFoundError):
             self._root.stat()
@@ -132,7 +135,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _made(self, digits: str) -> Iterator[tuple[int, bool]]:
-        """The folder of a file, made if it is missing, and whether the group may read there."""
+        """Open a file's folder, created if missing, and return whether the group may read there."""
         path = self._root / digits[:2]
         self._root.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
         of_root = self._root.stat().st_mode
@@ -140,7 +143,7 @@ class LocalFiles:
         try:
             path.mkdir(_PRIVATE_FOLDER)
         except FileExistsError:
-            if not stat.S_ISDIR(path.lstat().st_mode):  # a link or a pipe: the next writer makes it
+            if not stat.S_ISDIR(path.lstat().st_mode):  # link or pipe: the next write succeeds
                 path.unlink()
                 raise
         else:
@@ -153,7 +156,7 @@ class LocalFiles:
 def _list(folder: Path) -> list[bytes]:
     names = []
     for path in folder.iterdir():
-        with contextlib.suppress(ValueError):  # of another program, or still being written
+        with contextlib.suppress(ValueError):  # another program's file, or incomplete
             if len(path.name) == _NUM_DIGITS:
                 names.append(bytes.fromhex(path.name))
     return names
@@ -169,7 +172,7 @@ def _unless_absent(work: Callable[[], T]) -> T | None:
 
 
 def _read_all(fd: int, nbytes: int) -> bytes:
-    """So much of a file, or as much as it still has."""
+    """Read ``nbytes`` of a file, or as much as is left."""
     data = bytearray(nbytes)
     view, num = memoryview(data), 0
     while num < nbytes and (more := os.readv(fd, [view[num:]])):
@@ -189,7 +192,7 @@ def _create(own: str, data: bytes, folder: int, mode: int) -> None:
 
 
 def _replace(own: str, digits: str, folder: int) -> None:
-    """Give a file its name, which a folder that is empty may have."""
+    """Give a file its name, which an empty folder may have."""
     try:
         os.replace(own, digits, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError:

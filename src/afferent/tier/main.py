@@ -1,9 +1,9 @@
-"""The process that talks to the tier, for one node: no other waits for a network because of it.
+"""Tier process: the only process of a node that waits for the tier's network.
 
 python -m afferent.tier.main FD      (started by the supervisor)
 
-It maps the arena as everybody does: what it fetches goes into blocks that the store has allocated
-for requests, what it writes is pinned meanwhile. If it dies, what it was fetching is made here.
+It maps the arena like other clients. It fetches into blocks that the store has allocated for
+requests, and objects that it copies are pinned meanwhile. If it dies, its fetches are made here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ async def _show(model: CostModel) -> None:
 
 
 async def _keep_measuring(access: Access, model: CostModel) -> None:
-    """Look up what nobody has, now and then: what was slow once would else be left out for long, as
-    nobody would ask again; and who does not answer is noticed before a request waits for it.
+    """Look up a missing key now and then.
+
+    This notices when a slow link has recovered, which would otherwise be left out for long. It also
+    notices an outage before a request waits for it.
     """
     while True:
         await asyncio.sleep(_MEASURE_EVERY_S)
@@ -65,7 +67,7 @@ def _time_look_up(vault: Vault, model: CostModel) -> float:
 
 
 async def serve(store: AsyncDaemonStore, vault: Vault, settings: TierSettings) -> None:
-    """Fetch and keep for one node, until cancelled."""
+    """Fetch and copy for one node, until cancelled."""
     access = Access(vault, timeout_s=settings.timeout_s)
     model = CostModel(Limits(timeout_s=settings.timeout_s, wait_s=settings.wait_s))
     claims = HeldClaims(vault)

@@ -1,8 +1,8 @@
-"""What a tier has to do: keep named values outside of this machine, each of them whole or absent.
+"""Interface of a tier: it stores named values outside of this machine, each complete or absent.
 
 Calls block, and come from several threads. Each ends by its deadline (of `time.monotonic`), or
-raises `TierUnavailable`; "absent" is always a legal answer. A tier need not be honest: whoever
-reads checks every byte (`afferent.tier.vault`).
+raises `TierUnavailable`; "absent" is always a legal answer. A tier is not trusted: readers verify
+every byte (`afferent.tier.vault`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Protocol, runtime_checkable
 from afferent.types import GiB, KiB, MiB
 
 PART_NBYTES = MiB
-"""Values come and are checked in parts of this size; the last one is as long as what is left."""
+"""Values are transferred and verified in parts of this size; the last one may be shorter."""
 MAX_HEAD_NBYTES = 256 * KiB
 MAX_BODY_NBYTES = 4 * GiB
-"""The largest body. Whoever can write to a tier can write any number there, so a number that is
-read from it is compared with these limits before it is used.
+"""Limit of a body. Any writer to a tier can store any number there, so numbers from it are compared
+with these limits before they are used.
 """
 NAME_NBYTES = 32
 """A name is a digest."""
@@ -26,7 +26,7 @@ NAME_NBYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``head`` says what the value is, and is there only once the whole ``body`` is."""
+    """Value to write: ``head`` describes it, and exists only once the whole ``body`` does."""
 
     name: bytes
     head: bytes
@@ -35,8 +35,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a tier says of a value: its head, and how long its body is. An entry that can be no
-    value, such as one that is too short or too long, is found with an empty head.
+    """Header of a value, and the length of its body.
+
+    An entry that can't be a value, such as one that is too short or too long, has an empty header.
     """
 
     head: bytes
@@ -53,12 +54,13 @@ def _refuse_silently() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A value to be read: ``target`` is as long as its body.
+    """Value to read: ``target`` has the length of its body.
 
-    ``accept`` is told of each part, in order, as soon as it is in its place: `False` ends the
-    reading of this value. Until the call returns the target is written to, by nobody afterwards.
-    ``refuse`` is called when there is a value of this name whose length or type differs: it is
-    wrong, not absent.
+    ``accept`` is called with each part, in order, as soon as it is in the target; `False` ends the
+    reading of this value. The target is written only until the call returns.
+
+    ``refuse`` is called if a value of this name has another length or type: it is invalid, not
+    absent.
     """
 
     name: bytes
@@ -76,54 +78,52 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a tier says of itself; ``None`` where it does not."""
+    """State of a tier, as it reports it; ``None`` for unknown values."""
 
     about: str
     used_nbytes: int | None = None
     max_nbytes: int | None = None
     advice: tuple[str, ...] = ()
-    """What its operator should change."""
+    """Recommended changes for its operator."""
 
 
 @runtime_checkable
 class Tier(Protocol):
-    """Raises `TierUnavailable` where it is down, too slow, or talks nonsense."""
+    """Store of named values; raises `TierUnavailable` if it is down, slow or its answer invalid."""
 
     def exists_many(self, names: Sequence[bytes], *, deadline_s: float) -> list[Found | None]:
-        """What there is of each, in one round trip; ``None`` for what is absent."""
+        """Look up values, in one round trip; ``None`` if absent."""
 
     def get_many_into(self, wanted: Sequence[Wanted], *, deadline_s: float) -> list[bool]:
-        """Read bodies; whether all of each was there and accepted."""
+        """Read bodies; return for each whether it was complete and accepted."""
 
     def put_many(self, values: Sequence[Value], *, ttl_s: float, deadline_s: float) -> list[bool]:
-        """Write values for ``ttl_s``; `False` for one that there is no room for. Nobody ever finds
-        a part of one.
-        """
+        """Write values for ``ttl_s``; `False` if there is no space. No partial value is visible."""
 
     def delete_many(self, names: Sequence[bytes], *, deadline_s: float) -> int:
-        """Delete what is there of each; how many were."""
+        """Delete the existing values; return their number."""
 
     def names(self, *, deadline_s: float) -> Iterator[bytes]:
-        """The names of all values; one that comes or goes meanwhile may be among them."""
+        """Yield the names of all values; values added or removed meanwhile may be among them."""
 
     def health(self, *, deadline_s: float) -> Health:
-        """Whether it answers, and how full it is."""
+        """Check that it answers, and return how full it is."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 @runtime_checkable
 class Claims(Protocol):
-    """What a tier may do besides: say who makes a value, so that others wait for it."""
+    """Optional interface of a tier: claims to make a value, so that other nodes wait for it."""
 
     def claim_many(
         self, names: Sequence[bytes], *, holder: bytes, ttl_s: float, deadline_s: float
     ) -> list[bool]:
-        """Whether each is ``holder``'s to make; it stops being so after ``ttl_s`` by itself."""
+        """Return for each whether ``holder`` makes it; a claim expires after ``ttl_s``."""
 
     def release_many(self, names: Sequence[bytes], *, holder: bytes, deadline_s: float) -> None:
-        """Give back what is still this holder's."""
+        """Release the claims that this holder still has."""
 
 
 def num_parts(nbytes: int) -> int:

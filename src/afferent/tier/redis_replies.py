@@ -1,8 +1,8 @@
-"""Replies of a Redis or Valkey, read into memory that is given: `redis`'s own parsers copy a value
-three times, and know only a time-out for each read, not one for all.
+"""Parser of Redis and Valkey replies that reads values into given memory.
 
-This is the parser that a connection of `redis` is given (its ``parser_class``); connecting, TLS,
-logging in and packing of commands stay the package's.
+The parsers of `redis` copy a value three times, and have a timeout for each read, not one for all
+reads. A connection of `redis` gets this parser as its ``parser_class``. Connecting, TLS, login and
+packing of commands stay with the package.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Reply = bytes | int | None | list["Reply"] | ResponseError
 
 _BUFFER_NBYTES: Final = 64 << 10
 MAX_REPLY_NBYTES: Final = 4 << 20
-"""Of all strings in a reply together."""
+"""Limit of all strings in a reply together."""
 _MAX_ITEMS: Final = 1 << 16
-"""Of all lists in a reply together."""
+"""Limit of all lists in a reply together."""
 _MAX_DEPTH: Final = 4
 _END: Final = b"\r\n"
 _NOTHING: Final = b"$-1\r\n"
 
 
 class ReplyReader:
-    """RESP 2 over one socket. Nothing is read that is not there by ``deadline_s``."""
+    """RESP 2 over one socket; every read ends by ``deadline_s``."""
 
     def __init__(self) -> None:
         self.deadline_s = 0.0
@@ -38,7 +38,7 @@ class ReplyReader:
         self._start = self._end = 0
         self._left_nbytes = self._left_items = 0
 
-    # What `redis` calls
+    # Interface for `redis`
 
     def on_connect(self, connection: Any) -> None:
         self._sock, self._start, self._end = connection._sock, 0, 0
@@ -50,14 +50,14 @@ class ReplyReader:
         return self._end > self._start
 
     def read_response(self, disable_decoding: bool = False, timeout: object = None) -> Reply:
-        """The next reply; what the server refuses is an error that is returned."""
+        """Read the next reply; an error of the server is returned, not raised."""
         return self.read()
 
-    # What we call
+    # Interface for the tier
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing has come since the last reply, the connection's end neither."""
+        """Whether nothing has arrived since the last reply, not even the connection's end."""
         if self._sock is None or self._end > self._start:
             return False
         poll = select.poll()
@@ -65,10 +65,10 @@ class ReplyReader:
         return not poll.poll(0)
 
     def arm(self) -> socket.socket:
-        """The socket; what is done with it ends by the deadline.
+        """Return the socket, with its timeout set to the deadline.
 
         Raises:
-            ServerSlow: That is over.
+            ServerSlow: The deadline is over.
             ServerGone: There is no connection.
         """
         if self._sock is None:
@@ -80,17 +80,17 @@ class ReplyReader:
         return self._sock
 
     def read(self, *, max_nbytes: int = MAX_REPLY_NBYTES) -> Reply:
-        """The next reply, which takes this much memory at most.
+        """Read the next reply, with this memory limit.
 
         Raises:
-            InvalidResponse: It is no reply, or longer than any that was asked for.
+            InvalidResponse: It is no reply, or longer than any requested one.
         """
         self._left_nbytes, self._left_items = max_nbytes, _MAX_ITEMS
         return self._read(0)
 
     def _read(self, depth: int) -> Reply:
         if self._buffer.startswith(_NOTHING, self._start, self._end):
-            self._start += len(_NOTHING)  # what is most often said, when many are looked for
+            self._start += len(_NOTHING)  # the most common reply to look-ups
             return None
         kind, rest = self._line()
         match kind:
@@ -120,13 +120,13 @@ class ReplyReader:
         raise InvalidResponse("a reply is of no known kind")
 
     def read_into(self, target: memoryview) -> bool | None:
-        """The next reply, a string of which ``len(target) + 1`` bytes at most were requested.
+        """Read the next reply, a string of which ``len(target) + 1`` bytes at most were requested.
 
         Returns:
             Whether it has the length of ``target``, and is there now; ``None`` if it is absent.
 
         Raises:
-            ResponseError: The server refuses it for another reason than that it is no string.
+            ResponseError: The server refuses it, and not because it is no string.
         """
         kind, rest = self._line()
         if kind == b"-":
@@ -164,7 +164,7 @@ class ReplyReader:
         self._start += len(_END)
 
     def _more(self) -> None:
-        """More bytes behind those that there are."""
+        """Read more bytes into the buffer, after its current ones."""
         if self._start:
             rest = self._buffer[self._start : self._end]
             self._buffer[: len(rest)] = rest
@@ -174,7 +174,7 @@ class ReplyReader:
         self._end += self._receive(memoryview(self._buffer)[self._end :])
 
     def _fill(self, target: memoryview) -> None:
-        """What was read too much of comes first; the rest goes from the socket to its place."""
+        """Fill the target: first from the buffer, then directly from the socket."""
         num = min(len(target), self._end - self._start)
         target[:num] = self._buffer[self._start : self._start + num]
         self._start += num
@@ -192,12 +192,13 @@ class ReplyReader:
 
 
 def is_wrong_type(error: ResponseError) -> bool:
-    """Whether what was requested is there, and no string."""
+    """Whether the requested value exists and is no string."""
     return str(error).startswith("WRONGTYPE")
 
 
 def _number(text: bytes) -> int:
-    """
+    """Parse an integer.
+
     Raises:
         InvalidResponse: It is none.
     """

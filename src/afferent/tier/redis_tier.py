@@ -1,8 +1,8 @@
-"""A tier on Valkey or Redis: ``redis://``, ``rediss://`` (TLS), ``valkey://``, ``valkeys://``.
+"""Tier on Valkey or Redis: ``redis://``, ``rediss://`` (TLS), ``valkey://``, ``valkeys://``.
 
-A value is a head and parts of 1 MiB, each a string of its own: so no single command holds the
-server up for long, and a part goes from the socket to its place in the arena. The head is written
-last and found first. What the server evicts of a value makes all of it absent.
+A value is a header and parts of 1 MiB, each a separate string. So no single command blocks the
+server for long, and a part goes from the socket directly into the arena. The header is written last
+and found first. If the server evicts any part of a value, the whole value is absent.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ _TOO_MANY_IDLE = 8
 _PAGE, _PAGE_OF_PARTS = 512, 64
 _LONGEST_HEAD = _NBYTES.size + MAX_HEAD_NBYTES
 _MAX_SHOWN = 80
-"""Characters of what a server says of itself."""
+"""Limit of characters shown of a server's own description."""
 _MAX_DIGITS = 20
 
 
 class RedisTier:
-    """For several threads: each call has a connection of its own, which is kept for the next."""
+    """Tier on a Redis server, thread-safe: each call takes a connection, which is reused."""
 
     def __init__(self, url: str, *, prefix: str = "afferent") -> None:
-        """
+        """Create it without connecting.
+
         Raises:
-            ConfigError: It is no URL that leads to a server.
+            ConfigError: The URL does not lead to a server.
         """
         scheme, _, rest = url.partition("://")
         try:
@@ -83,13 +84,13 @@ class RedisTier:
         with self._linked(deadline_s) as link:
             for at in range(0, len(names), _PAGE):
                 page = names[at : at + _PAGE]
-                # Of an entry of any length no more is sent than a head can have, and one byte.
+                # GETRANGE limits an entry of any length to the longest header and one byte.
                 link.send([("GETRANGE", self._head(name), 0, _LONGEST_HEAD) for name in page])
                 found += [_found(link.replies.read(max_nbytes=_LONGEST_HEAD + 1)) for _ in page]
         return found
 
     def get_many_into(self, wanted: Sequence[Wanted], *, deadline_s: float) -> list[bool]:
-        """See `Tier`. Parts are asked for ahead, so that the link is never idle."""
+        """See `Tier`. Parts are requested ahead, so that the link is never idle."""
         are_good = [True] * len(wanted)
         to_ask = deque((i, p) for i, one in enumerate(wanted) for p in range(one.num_parts))
         asked: deque[tuple[int, int]] = deque()
@@ -134,7 +135,7 @@ class RedisTier:
         return len(there)
 
     def _unlink_parts(self, link: _Link, name: bytes, number: int) -> None:
-        """The number is what a head says, which may be anybody's: stop where there are no parts."""
+        """Delete parts until none is left; their number is from a header, which is not trusted."""
         for at in range(0, number, _PAGE_OF_PARTS):
             page = range(at, min(at + _PAGE_OF_PARTS, number))
             if link.ask("UNLINK", *(self._part(name, index) for index in page)) == 0:
@@ -165,7 +166,7 @@ class RedisTier:
                 raise TierUnavailable("the tier does not answer a PING")
             try:
                 about = link.ask("INFO")
-            except ResponseError:  # who may only read and write need not see this
+            except ResponseError:  # a user with read and write rights only may not see this
                 return Health(about="a server that says nothing of itself")
         return _health(about if isinstance(about, bytes) else b"")
 
@@ -185,7 +186,7 @@ class RedisTier:
         with self._linked(deadline_s) as link:
             link.send([("SET", self._lease(name), holder, "NX", "PX", ttl_ms) for name in names])
             replies = [link.replies.read() for _ in names]
-        # Only "nothing was set" says that it is another's. Who can't claim makes it himself.
+        # Only "nothing was set" means another node's claim. On an error, this node makes it.
         return [reply is not None for reply in replies]
 
     def release_many(self, names: Sequence[bytes], *, holder: bytes, deadline_s: float) -> None:
@@ -198,7 +199,7 @@ class RedisTier:
     # Inner steps
 
     def _put(self, link: _Link, value: Value, ttl_ms: int) -> bool:
-        """The parts, and then the head; if there is no room for one of them, none of them stays."""
+        """Write the parts, then the header; if one of them has no space, delete all of them."""
         number = num_parts(len(value.body))
         num_sent = num_read = 0
         are_good = True
@@ -219,8 +220,9 @@ class RedisTier:
 
     @contextlib.contextmanager
     def _linked(self, deadline_s: float) -> Iterator[_Link]:
-        """A connection for one exchange. Whatever goes wrong in it, it is not used again: what was
-        to come might be taken for the answer to something else.
+        """Yield a connection for one exchange.
+
+        After any error it is closed: a late reply could be taken for the answer to another command.
         """
         link = self._take_idle() or self._link(deadline_s - time.monotonic())
         link.replies.deadline_s = deadline_s
@@ -240,7 +242,7 @@ class RedisTier:
             link.close()
 
     def _connect(self, link: _Link, deadline_s: float) -> None:
-        """To find the addresses of a name takes as long as it takes, and so does each of them."""
+        """Connect by the deadline; name resolution and each address take an unbounded time."""
         connecting = self._calls.submit(link.connect)
         try:
             self._calls.result(connecting, deadline_s)
@@ -260,7 +262,7 @@ class RedisTier:
         return None
 
     def _link(self, timeout_s: float) -> _Link:
-        """A new connection, not connected yet; that has to be done in this time."""
+        """Create a connection, to be connected within this time."""
         return _Link(self._make, self._options, max(0.001, min(timeout_s, _CONNECT_TIMEOUT_S)))
 
     def _head(self, name: bytes) -> bytes:
@@ -274,7 +276,7 @@ class RedisTier:
 
 
 class _Link:
-    """One connection: `redis` makes it, and packs what is sent; the replies are ours to read."""
+    """One connection: `redis` creates it and packs commands; `ReplyReader` reads the replies."""
 
     def __init__(self, make: Any, options: dict[str, Any], timeout_s: float) -> None:
         self.replies = ReplyReader()
@@ -290,7 +292,7 @@ class _Link:
         self.is_connected = False
 
     def connect(self) -> None:
-        """Be connected, and logged in."""
+        """Connect and log in."""
         self._connection.connect()
         self.is_connected = True
 
@@ -304,7 +306,8 @@ class _Link:
             self.replies.arm().sendall(piece)
 
     def ask(self, *command: Any) -> Reply:
-        """
+        """Send a command and return its reply.
+
         Raises:
             ResponseError: The server refuses it.
         """
@@ -323,9 +326,10 @@ class _Link:
 
 
 def _is_done(reply: Reply) -> bool:
-    """
+    """Whether a write succeeded; `False` if the server is full.
+
     Raises:
-        ResponseError: The server refuses to write for another reason than that it is full.
+        ResponseError: The server refuses to write for another reason.
     """
     if isinstance(reply, ResponseError) and not str(reply).startswith("OOM"):
         raise reply
@@ -333,9 +337,10 @@ def _is_done(reply: Reply) -> bool:
 
 
 def _found(reply: Reply) -> Found | None:
-    """
+    """Parse the reply to a look-up.
+
     Raises:
-        ResponseError: The server refuses it for another reason than that it is no string.
+        ResponseError: The server refuses it, and not because it is no string.
     """
     if not reply:
         return None

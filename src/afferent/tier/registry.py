@@ -1,8 +1,8 @@
-"""From a URL to a tier.
+"""Registry of tiers by URL scheme.
 
-The URL's scheme is the name of an entry point in the group `GROUP`, by which a package that is
-installed offers a tier: something that is called with the URL and gives a `Tier`. What none of them
-knows goes to `fsspec`, if that knows it.
+The scheme is the name of an entry point in the group `GROUP`, by which an installed package offers
+a tier: a callable that takes the URL and returns a `Tier`. Other schemes go to `fsspec`, if it
+knows them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BUILT_IN: Final = {
     "valkeys": _REDIS,
     "file": _FOLDER,
 }
-"""Declared as entry points too, as engines are."""
+"""Also declared as entry points, like engines."""
 
 
 def open_tier(url: str) -> Tier:
-    """The tier of this URL. Nothing is asked of it yet: it may be down.
+    """Open the tier of a URL, without a call to it: it may be down.
 
     Raises:
-        ConfigError: There is none, or it can't be used; one line says why.
+        ConfigError: There is none, or it can't be used; one line gives the reason.
     """
     scheme, found, _ = url.partition("://")
     if not found:
@@ -49,7 +49,7 @@ def open_tier(url: str) -> Tier:
             f"--tier {scheme}://... needs {error.name}: install the extra with "
             "pip install '.[tier]' in the clone of Afferent"
         ) from error
-    except Exception as error:  # it is not ours, and may raise anything
+    except Exception as error:  # a third-party tier may raise anything
         raise ConfigError(f"--tier: {path} can't be used: {in_a_line(error)}") from error
     if not isinstance(made, Tier):
         raise ConfigError(f"--tier: {path} gives a {type(made).__name__}, which is no Tier")
@@ -57,7 +57,7 @@ def open_tier(url: str) -> Tier:
 
 
 def without_secrets(url: str) -> str:
-    """The URL as it may be shown: without user, password and options."""
+    """Return the URL without user, password and options, to be shown."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
 

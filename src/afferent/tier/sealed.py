@@ -1,19 +1,18 @@
-"""The head of a value, version 1: what it is, and the digest of each part of its body.
+"""Header of a value, version 1: its identity, and the digest of each part of its body.
 
-    offset  length   what
+    offset  length   field
     0       8        magic: the bytes "AFF-TIER"
     8       2        version, u16: 1
-    10      2        flags, u16: 1 where the seal is keyed
-    12      4        kind, u32: 1 features, 2 embeddings, 3 raw media, 4 what a URL leads to
+    10      2        flags, u16: 1 if the seal is keyed
+    12      4        kind, u32: 1 features, 2 embeddings, 3 raw media, 4 result of a URL
     16      8        nbytes, u64: of the body
-    24      32       key: what the body is
-    56      32 * n   BLAKE3-256 of each MiB of the body, the last of what is left
-    ...     32       seal: BLAKE3-256 of all before it, keyed where the tier is shared
+    24      32       key: identity of the body
+    56      32 * n   BLAKE3-256 of each MiB of the body, the last of the rest
+    ...     32       seal: BLAKE3-256 of all before it, keyed if the tier is shared
 
-Integers are little-endian. Nothing in a head is believed before its seal is checked, and no part
-before its digest: so whoever has the key, and only who has it, can say what a body is. A head
-that is not in this form, of another version, of another key, or sealed otherwise than this node
-seals, is refused.
+Integers are little-endian. No field of a header is used before its seal is checked, and no part
+before its digest. So exactly the processes with the key can define a body. A header is refused if
+it has another format, version, key, or kind of seal than this node uses.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from afferent.types import KEY_NBYTES, ContentKey, ObjectKind
 
 VERSION = 1
 TIERED = (ObjectKind.FEATURES, ObjectKind.EMBEDDINGS, ObjectKind.RAW, ObjectKind.RECORDS)
-"""Kinds of objects that have a number: what a value may be."""
+"""Kinds of objects with a number: the possible kinds of a value."""
 _MAGIC = b"AFF-TIER"
 _KEYED = 1
 _DIGEST_NBYTES = 32
@@ -43,7 +42,7 @@ _NAME_TAG = b"afferent/tier/v1"
 
 
 class Sealer:
-    """Makes and reads heads, with a secret that the nodes of a fleet share, or without."""
+    """Creates and reads headers, with a secret shared by the nodes of a fleet, or without."""
 
     def __init__(self, secret: bytes = b"") -> None:
         self._key = blake3(secret, derive_key_context=_SECRET_CONTEXT).digest() if secret else None
@@ -54,15 +53,17 @@ class Sealer:
         return self._key is not None
 
     def name_of(self, key: ContentKey) -> bytes:
-        """What a value is called in the tier: it tells nobody else what the value is, and nodes of
-        another secret, or of another version of this form, do not meet.
+        """Return the name of a value in the tier.
+
+        It does not reveal the value to other users of the tier. Nodes with another secret, or
+        another version of this format, use different names.
         """
-        named = self._names.copy()  # half of what it takes to begin with the tag each time
+        named = self._names.copy()  # half the cost of hashing the tag each time
         named.update(key)
         return named.digest()
 
     def seal(self, key: ContentKey, kind: ObjectKind, body: memoryview) -> bytes:
-        """The head of a body."""
+        """Return the header of a body."""
         flags = _KEYED if self.is_keyed else 0
         fixed = _FIXED.pack(_MAGIC, VERSION, flags, _KINDS[kind], len(body), key)
         digests = [digest(part(body, index)) for index in range(num_parts(len(body)))]
@@ -70,10 +71,10 @@ class Sealer:
         return data + self._seal_of(data)
 
     def open(self, head: bytes, key: ContentKey) -> Head:
-        """What a head says.
+        """Check and parse a header.
 
         Raises:
-            FormatError: It is not one of this key that was sealed as this node seals.
+            FormatError: It is not of this key, or not sealed as this node seals.
         """
         if len(head) < _FIXED.size + _DIGEST_NBYTES:
             raise FormatError("a head is too short")
@@ -102,7 +103,7 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a body is; its seal has been checked."""
+    """Description of a body; its seal has been checked."""
 
     key: ContentKey
     kind: ObjectKind
@@ -110,7 +111,7 @@ class Head:
     digests: Sequence[bytes]
 
     def has(self, index: int, data: memoryview) -> bool:
-        """Whether this is that part of the body."""
+        """Whether ``data`` is this part of the body."""
         return compare_digest(digest(data), self.digests[index])
 
 
@@ -119,7 +120,8 @@ def digest(data: memoryview) -> bytes:
 
 
 def check_key(key: bytes) -> ContentKey:
-    """
+    """Check the length of a key.
+
     Raises:
         FormatError: It has another length.
     """

@@ -1,7 +1,7 @@
-"""How much a node keeps in the tier for each tenant. Pure.
+"""Limit of the bytes that a node writes to the tier for each tenant. Pure.
 
-A value ends by its time, so what was written within that time is what may be there at most. Each
-node counts what it writes itself: a fleet keeps at most so many times this for a tenant.
+A value expires, so the bytes written within its lifetime are an upper bound of those stored. Each
+node counts its own writes: a fleet stores at most this limit times the number of nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _NUM_SPANS = 64
-"""Time is cut into so many spans; what was written in one ends together."""
+"""Number of time spans within the lifetime; the values written in one span expire together."""
 
 
 @dataclass(slots=True)
@@ -22,19 +22,25 @@ class _Written:
 
 
 class TenantBudget:
+    """Bytes written for each tenant within the lifetime of values.
+
+    Invariants:
+        - ``nbytes`` of a tenant is the sum of its spans, which are in order of time.
+    """
+
     def __init__(self, most_nbytes: int, *, ttl_s: float, own: Mapping[str, int]) -> None:
-        """``most_nbytes`` for each tenant, 0 for any number; ``own`` are limits of some."""
+        """Set ``most_nbytes`` for each tenant, 0 for no limit; ``own`` overrides it by tenant."""
         self._most_nbytes, self._own = most_nbytes, own
         self._span_s = ttl_s / _NUM_SPANS
         self._written: dict[str, _Written] = {}
 
     def has_room(self, tenant: str, nbytes: int, *, now_s: float) -> bool:
-        """Whether so many bytes more may be kept for it."""
+        """Whether ``nbytes`` more may be written for a tenant."""
         most = self._own.get(tenant) or self._most_nbytes
         return not most or self._nbytes_of(tenant, now_s) + nbytes <= most
 
     def add(self, tenant: str, nbytes: int, *, now_s: float) -> None:
-        """They have been written."""
+        """Count written bytes."""
         if not (self._own.get(tenant) or self._most_nbytes):
             return
         self._nbytes_of(tenant, now_s)
@@ -48,7 +54,7 @@ class TenantBudget:
         written.nbytes += nbytes
 
     def _nbytes_of(self, tenant: str, now_s: float) -> int:
-        """What may be there still."""
+        """Return the bytes that may still be stored."""
         written = self._written.get(tenant)
         if written is None:
             return 0

@@ -1,6 +1,6 @@
-"""Values in a tier, sealed when they are written, and checked while they are read.
+"""Values in a tier, sealed when they are written, and verified when they are read.
 
-What is not as it was sealed is deleted, counted, and absent: the caller makes it anew.
+An invalid value is deleted and counted, and treated as absent: the caller makes it again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ REJECTED = counter(
 _KEY_AT = slice(24, 56)
 
 Put = Literal["written", "there", "full"]
-"""What became of a value that was to be written: it is there now but for ``full``."""
+"""Result of a write; except for ``full``, the value is now in the tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A body to be read, and where to: ``target`` is at least as long as it."""
+    """Body to read into ``target``, which is at least as long."""
 
     head: Head
     target: memoryview
 
 
 class Body(NamedTuple):
-    """What is to be written."""
+    """Body to write."""
 
     key: ContentKey
     kind: ObjectKind
@@ -49,7 +49,7 @@ class Body(NamedTuple):
 
 
 class Vault:
-    """One tier, with the secret of the fleet. For several threads."""
+    """Sealed access to one tier, with the secret of the fleet. Thread-safe."""
 
     def __init__(self, tier: Tier, sealer: Sealer) -> None:
         self.tier, self._sealer = tier, sealer
@@ -67,10 +67,10 @@ class Vault:
         deadline_s: float,
         rejected: set[ContentKey] | None = None,
     ) -> list[Head | None]:
-        """What there is of each, in one round trip.
+        """Return the headers of the existing values, in one round trip.
 
         Args:
-            rejected: Gets the keys whose values were wrong: they say nothing of what the tier has.
+            rejected: Receives the keys of invalid values, which are no evidence for the hit rate.
 
         Raises:
             TierUnavailable: It has no answer by the deadline.
@@ -97,9 +97,9 @@ class Vault:
         deadline_s: float,
         rejected: set[ContentKey] | None = None,
     ) -> list[bool]:
-        """Read bodies; whether each is in its place, and every byte of it checked.
+        """Read bodies; return for each whether it is complete and every byte is verified.
 
-        What came before the tier failed is there all the same. For ``rejected`` see `look_up`.
+        Bodies that were complete before the tier failed count. For ``rejected`` see `look_up`.
         """
         readings = [_Reading(wish, self._hashers) for wish in wishes]
         wanted = [
@@ -117,15 +117,15 @@ class Vault:
             were_read = self.tier.get_many_into(wanted, deadline_s=deadline_s)
         except TierUnavailable as error:
             failure = error
-        # Whatever was read is looked at to its end: nobody reads the targets after this returns.
+        # All checks are awaited: after this returns, no thread reads the targets.
         are_good = [reading.is_good() for reading in readings]
         bad = []
         for wish, one, was_read, is_good in zip(wishes, wanted, were_read, are_good, strict=True):
             if is_good is False:
                 self._reject("body", wish.head.key, "a part has another digest or length")
                 _note(wish.head.key, rejected)
-            # Parts that are missing: evicted one by one, or never written. A head without them is
-            # of no use to anybody.
+            # Parts are missing: evicted one by one, or never written. A header without its parts is
+            # useless.
             if is_good is False or (failure is None and not was_read):
                 bad.append(one.name)
         self._delete(bad, deadline_s)
@@ -134,17 +134,17 @@ class Vault:
         return [is_good is True for is_good in are_good]
 
     def reject(self, key: ContentKey, why: str, *, deadline_s: float) -> None:
-        """Count and delete a value that is sealed rightly, and is not what its kind says."""
+        """Count and delete a value with a valid seal and invalid content for its kind."""
         self._reject("body", key, why)
         self._delete([self._sealer.name_of(key)], deadline_s)
 
     def put(
         self, bodies: Sequence[Body], *, ttl_s: float, deadline_s: float, replaces: bool = False
     ) -> list[Put]:
-        """Write what is not there; what became of each.
+        """Write absent values; return the result for each.
 
         Args:
-            replaces: What is there may say something else by now.
+            replaces: Write existing values too, as they may be outdated.
         """
         names = [self._sealer.name_of(body.key) for body in bodies]
         there: Sequence[Found | None] = [None] * len(names)
@@ -164,7 +164,7 @@ class Vault:
     def claim(
         self, keys: Sequence[ContentKey], *, holder: bytes, ttl_s: float, deadline_s: float
     ) -> list[bool]:
-        """Whether each is this holder's to make; all are where nobody can say."""
+        """Return for each whether this holder makes it; true for all if the tier has no claims."""
         if not isinstance(self.tier, Claims):
             return [True] * len(keys)
         names = [self._sealer.name_of(key) for key in keys]
@@ -181,7 +181,7 @@ class Vault:
         return self._sealer.name_of(key)
 
     def heads(self, *, deadline_s: float) -> Iterator[tuple[bytes, Head | None]]:
-        """All that is there, by name; ``None`` for what is not sealed as this fleet seals."""
+        """Yield all names with their headers; ``None`` if this fleet has not sealed the value."""
         for name in self.tier.names(deadline_s=deadline_s):
             (found,) = self.tier.exists_many([name], deadline_s=deadline_s)
             if found is None:
@@ -228,7 +228,7 @@ def _note(key: ContentKey, rejected: set[ContentKey] | None) -> None:
 
 
 class _Reading:
-    """The parts of one body as they come. Long ones are checked while the next come."""
+    """Parts of one body as they arrive. Long bodies are verified while further parts arrive."""
 
     def __init__(self, wish: Wish, hashers: ThreadPoolExecutor) -> None:
         self._head, self._target = wish.head, wish.target[: wish.head.nbytes]
@@ -238,7 +238,7 @@ class _Reading:
         self._is_bad = False
 
     def accept(self, index: int) -> bool:
-        """Whether this part, as far as is known yet, is what it should be."""
+        """Accept the next part; `False` if the body is already known to be invalid."""
         if index != self._num_accepted:
             self._is_bad = True
             return False
@@ -251,11 +251,11 @@ class _Reading:
         return not self._is_bad
 
     def refuse(self) -> None:
-        """What is there has another length."""
+        """Note that the value has another length."""
         self._is_bad = True
 
     def is_good(self) -> bool | None:
-        """Once nothing comes any more; ``None`` if not all has come, and what has is right."""
+        """Return the result after the last part; ``None`` if parts are missing and none is bad."""
         results = [check.result() for check in self._checks]
         if self._is_bad or not all(results):
             return False

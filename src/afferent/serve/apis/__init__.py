@@ -1,1 +1,1 @@
-"""The APIs: each translates a request into our words, and the answer back."""
+"""APIs: each translates its requests to internal ones, and the answers back."""

@@ -1,8 +1,7 @@
-"""What an API is to the server: a translation of a request into our words, and of its answer back.
+"""Interface of an API: the translation of its requests to internal ones, and of the answers back.
 
-Each API is a folder, which offers one `Api`, and a line in `afferent.serve.apis.registry`. None of
-them does I/O on a connection: bodies are read, requests run and answers sent in one place for all
-(`afferent.serve.http`).
+Each API is a folder with one `Api`, and a line in `afferent.serve.apis.registry`. None of them does
+I/O on a connection: `afferent.serve.http` reads bodies, runs requests and sends answers for all.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from afferent.serve.flow.request import Rendered
 
 @dataclass(frozen=True, slots=True)
 class KeyHeader:
-    """Where an API's clients put their key: after ``scheme`` in a header. Both in lower case."""
+    """Header of an API's keys: the key follows ``scheme``. Both are in lower case."""
 
     name: str
     scheme: str = ""
 
     def key_in(self, headers: Mapping[str, str]) -> str | None:
-        """``None``: there is none, or something else.
+        """Return the key in these headers; ``None`` if there is none.
 
         Args:
             headers: With lower-case names.
@@ -40,39 +39,39 @@ class KeyHeader:
 
 
 class Api(Protocol):
-    """One way of asking for an answer."""
+    """API for requests that generate an answer."""
 
     @property
     def name(self) -> str:
-        """For metrics: a word such as ``openai_chat``."""
+        """Name for metrics: a word such as ``openai_chat``."""
 
     @property
     def path(self) -> str:
-        """Where it is asked, such as ``/v1/chat/completions``."""
+        """Path of its requests, such as ``/v1/chat/completions``."""
 
     @property
     def id_prefix(self) -> str:
-        """What the ids of its requests begin with, such as ``chatcmpl-``."""
+        """Prefix of its request ids, such as ``chatcmpl-``."""
 
     @property
     def request_type(self) -> type[Struct]:
-        """The schema of its bodies, for the OpenAPI document."""
+        """Schema of its bodies, for the OpenAPI document."""
 
     @property
     def example(self) -> Mapping[str, Any]:
-        """A request, but for its model."""
+        """Example of a request, without its model."""
 
     @property
     def media_keys(self) -> MediaKeys:
-        """Where media may stand in its bodies."""
+        """JSON keys of media in its bodies."""
 
     @property
     def key_header(self) -> KeyHeader:
-        """Where its clients put their key; at other paths it is looked for there, too."""
+        """Header of its clients' keys; other paths accept it, too."""
 
     @property
     def besides(self) -> Sequence[TokenCount | Lookup]:
-        """What else it is asked."""
+        """Extra endpoints of the API."""
 
     def parse(
         self,
@@ -82,26 +81,27 @@ class Api(Protocol):
         model: ModelNames,
         refuses_unknown: bool = False,
     ) -> Call:
-        """Understand a request for the model that is served under the name or names ``model``.
+        """Parse a request for the model with the name or names ``model``.
 
         Args:
-            refuses_unknown: A parameter that nobody knows is not ignored.
+            refuses_unknown: Refuse unknown parameters instead of ignoring them.
 
         Raises:
-            InvalidRequest: The body is not JSON, or not of the API's schema; it says where.
-            ModelNotFound: Another model is asked for.
-            UnsupportedParameter: A parameter that is known, and not served.
+            InvalidRequest: The body is not JSON, or not of the API's schema; the message says
+                where.
+            ModelNotFound: The request names another model.
+            UnsupportedParameter: A parameter is known, and not supported.
         """
 
     def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
-        """The error as this API writes it. A defect of ours shows no detail."""
+        """Return the error in the format of this API. An internal error shows no detail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """An endpoint that says which tokens a request's prompt has, or how many; nothing is generated.
+    """Endpoint that returns a prompt's tokens, or their number; no answer is generated.
 
-    ``api`` reads the request, at a path of its own; ``answer`` says it.
+    ``api`` parses the request, at a path of its own; ``answer`` makes the response.
     """
 
     api: Api
@@ -110,7 +110,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """By whom, and for what: the tenant's name, and the id in the path."""
+    """Caller and subject of a lookup: the tenant's name, and the id in the path."""
 
     request_id: str
     tenant: str
@@ -119,9 +119,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """An endpoint for an answer that is kept; its ``path`` has the ``{id}``.
+    """Endpoint for a stored answer; its ``path`` contains ``{id}``.
 
-    ``answer`` gives what is sent as JSON; the first line of its docstring describes the endpoint.
+    ``answer`` returns the JSON response; the first line of its docstring describes the endpoint.
     """
 
     method: Literal["GET", "DELETE"]

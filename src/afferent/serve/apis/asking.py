@@ -1,6 +1,4 @@
-"""From the parameters that all APIs have to our words: how tokens are chosen, where an answer ends,
-and how its prompt is written.
-"""
+"""Translation of the parameters common to all APIs: sampling, stops and chat template options."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ _WHERE = "chat_template_kwargs"
 
 
 def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateRequest:
-    """How tokens are chosen, which form the answer has, and where it ends; as far as all APIs have
-    the same for it.
+    """Add the sampling, response format and stops, as far as all APIs share them.
 
     Raises:
-        InvalidRequest: Its form can't be.
-        UnsupportedParameter: Its form is not known here.
+        InvalidRequest: The response format is invalid.
+        UnsupportedParameter: The response format is not supported.
     """
     bias = request.logit_bias
     stop_ids = request.stop_token_ids
@@ -56,15 +53,15 @@ def with_template(
     continues: bool = False,
     effort: str | None = None,
 ) -> GenerateRequest:
-    """How the prompt is written.
+    """Add the options of the chat template.
 
     Args:
-        generate: With the request's messages.
-        continues: Whether the answer goes on with the last message, if the request does not say.
-        effort: How much the model should think: a variable for the chat template.
+        generate: Request with its messages.
+        continues: Whether the answer continues the last message, if the request does not say.
+        effort: Reasoning effort of the model: a variable for the chat template.
 
     Raises:
-        InvalidRequest: What is asked for can't be had together, or not of these messages.
+        InvalidRequest: Options are mutually exclusive, or do not fit the messages.
     """
     variables = request.chat_template_kwargs or {}
     if effort is not None:
@@ -100,10 +97,10 @@ def _check_end(generate: GenerateRequest) -> None:
 
 
 def _check_variables(variables: Mapping[str, Any]) -> int:
-    """How many characters they are.
+    """Return the number of characters in the variables.
 
     Raises:
-        InvalidRequest: They are too many, too long, or set what is not the client's to set.
+        InvalidRequest: There are too many, they are too long, or a client may not set one.
     """
     for name in variables:
         if name in RESERVED_NAMES:
@@ -117,7 +114,7 @@ def _check_variables(variables: Mapping[str, Any]) -> int:
 
 
 def _sizes(value: Any, depth: int) -> Iterator[int]:
-    """Characters of each text and number."""
+    """Yield the number of characters of each text and number."""
     if depth == 0:
         raise InvalidRequest(f"{_WHERE} is nested more than {_MAX_DEPTH} deep", param=_WHERE)
     match value:

@@ -1,4 +1,4 @@
-"""What a request's schema has at a place: which values, or which names. Pure."""
+"""Allowed values and names at a path of a request's schema. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _shape_of(schema: object) -> inspect.Type:
 
 
 def values_at(schema: object, path: str) -> list[str]:
-    """All that may stand there, where the schema lists it: roles, types of parts."""
+    """Return all values allowed at the path, if the schema lists them: roles, types of parts."""
     found = []
     for shape in _at(schema, path):
         match shape:
@@ -28,13 +28,13 @@ def values_at(schema: object, path: str) -> list[str]:
 
 
 def names_at(schema: object, path: str) -> list[str]:
-    """The names that the object there has, where it is of one kind."""
+    """Return the field names of the object at the path, if it has one type."""
     objects = [s for s in _at(schema, path) if isinstance(s, inspect.StructType)]
     return [field.encode_name for field in objects[0].fields] if len(objects) == 1 else []
 
 
 def _at(schema: object, path: str) -> list[inspect.Type]:
-    """The kinds of values that may stand at a place, such as ``messages[0].role``."""
+    """Return the types allowed at a path, such as ``messages[0].role``."""
     found = list(_each(_shape_of(schema)))
     for step in _STEPS.findall(path):
         found = [each for shape in found for inner in _inside(shape, step) for each in _each(inner)]

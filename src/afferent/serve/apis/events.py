@@ -9,6 +9,6 @@ import msgspec
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
-    """An event of the name that it gives as its ``type``."""
+    """Encode an event, named by its ``type``."""
     name: str = value["type"]
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,4 +1,4 @@
-"""What a file is, by what a client says of it: a hint, since its bytes decide in the end."""
+"""Kind of a file by its media type or name: a hint, since its bytes decide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAYS_NOTHING = ("", "application/octet-stream")
 
 
 def kind_of_file(media_type: str, name: str | None) -> Modality | None:
-    """By its media type, or if that says nothing, by its name; ``None``: nothing that we read."""
+    """Return the kind by the media type or, without one, by the name; ``None`` if unsupported."""
     if media_type.lower() in _SAYS_NOTHING:
         return kind_of_name(name or "")
     kind, _, _ = media_type.lower().partition("/")
@@ -24,9 +24,9 @@ def kind_of_file(media_type: str, name: str | None) -> Modality | None:
 
 
 def kind_of_name(name: str) -> Modality | None:
-    """By the suffix of a file's name, or of a URL's path."""
+    """Return the kind by the suffix of a file's name, or of a URL's path."""
     try:
         suffix = PurePosixPath(urlsplit(name).path).suffix.lower()
-    except ValueError:  # not a URL, whatever it is
+    except ValueError:  # not a URL
         return None
     return next((kind for kind, known in _SUFFIXES.items() if suffix in known), None)

@@ -1,6 +1,4 @@
-"""The form that an answer is to have, as the APIs' parameters ask for it: each of OpenAI's,
-Anthropic's and vLLM's ways, to the fields of `GenerateRequest`.
-"""
+"""Structured outputs: parameters of OpenAI, Anthropic and vLLM to fields of `GenerateRequest`."""
 
 from __future__ import annotations
 
@@ -18,18 +16,20 @@ _NULL: Final = (b"null", b"false")
 _Kind = Annotated[str, Meta(max_length=64)]
 
 GivenSchema = Raw | UnsetType
-"""A schema as JSON; vLLM takes one that was written into a string, too."""
+"""JSON schema; vLLM also accepts one in a string."""
 
 
 class NamedSchema(Struct):
-    """What it is called, and whether it is strict, changes nothing: it is kept to in any case."""
+    """Schema with a name. The name and ``strict`` are ignored: every schema is enforced."""
 
     schema: GivenSchema = UNSET
 
 
 class OutputFormat(Struct):
-    """The form of an answer, in each of the APIs: ``response_format``, ``text.format``, and
-    ``output_config.format``. OpenAI's older one has the schema a level deeper.
+    """Response format, in each of the APIs.
+
+    It is ``response_format``, ``text.format``, or ``output_config.format``. OpenAI's older variant
+    has the schema one level deeper.
     """
 
     type: _Kind
@@ -38,7 +38,7 @@ class OutputFormat(Struct):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's; one of these. Others of its fields are refused if they ask for something."""
+    """Structured outputs of vLLM; exactly one. Its other fields are refused if they are set."""
 
     json: GivenSchema = UNSET
     json_object: bool | None = None
@@ -52,7 +52,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class Completed(Protocol):
-    """A request of OpenAI's chat completions or completions; vLLM's by their older names."""
+    """Request of OpenAI's chat completions or completions; with vLLM's older names."""
 
     response_format: OutputFormat | None
     guided_json: GivenSchema
@@ -61,17 +61,18 @@ class Completed(Protocol):
 
 
 Form = Mapping[str, Any]
-"""Fields of `GenerateRequest`; none: the answer may be anything."""
+"""Fields of `GenerateRequest`; empty if the answer is unconstrained."""
 
 
 def of_format(given: OutputFormat | None, param: str) -> Form:
-    """
+    """Translate a response format.
+
     Args:
-        param: What the API calls it.
+        param: Name of the parameter in the API.
 
     Raises:
         InvalidRequest: It lacks its schema.
-        UnsupportedParameter: It is none that is known.
+        UnsupportedParameter: Its type is unknown.
     """
     if given is None or given.type == "text":
         return {}
@@ -86,10 +87,11 @@ def of_format(given: OutputFormat | None, param: str) -> Form:
 
 
 def of_structured_outputs(given: StructuredOutputs | None) -> Form:
-    """
+    """Translate vLLM's structured outputs.
+
     Raises:
-        InvalidRequest: It asks for several forms.
-        UnsupportedParameter: It asks for what is not done here.
+        InvalidRequest: It has several constraints.
+        UnsupportedParameter: A constraint is not supported.
     """
     param = "structured_outputs"
     if given is None:
@@ -112,13 +114,14 @@ def of_structured_outputs(given: StructuredOutputs | None) -> Form:
 
 
 def of_completions(given: Completed, others: Form) -> Form:
-    """
+    """Translate the constraints of a chat completion or completion.
+
     Args:
-        others: What is asked for besides.
+        others: Constraints from other parameters.
 
     Raises:
-        InvalidRequest: It asks for several forms, or for one that can't be.
-        UnsupportedParameter: It is none that is known.
+        InvalidRequest: There are several constraints, or one is invalid.
+        UnsupportedParameter: A constraint is unknown.
     """
     return one_of(
         of_format(given.response_format, "response_format"),
@@ -130,7 +133,8 @@ def of_completions(given: Completed, others: Form) -> Form:
 
 
 def one_of(*forms: Form) -> Form:
-    """
+    """Return the only constraint, or none.
+
     Raises:
         InvalidRequest: There are several.
     """
@@ -147,7 +151,7 @@ def one_of(*forms: Form) -> Form:
 
 
 def _said(given: GivenSchema) -> str | None:
-    """The JSON that is given, if it asks for anything."""
+    """Return the given JSON text; ``None`` if it is unset, null or false."""
     return None if given is UNSET or bytes(given) in _NULL else bytes(given).decode()
 
 

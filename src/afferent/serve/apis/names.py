@@ -1,4 +1,4 @@
-"""Which parameters a request has: what an API knows of their names and values. Pure."""
+"""Known parameter names of each API, and checks of names and values. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from afferent.serve.apis.parameters import Only, of_api
 
 _MAX_UNKNOWN = 64
 _LONGEST_VALUE_NBYTES = 256
-"""No value that changes nothing is longer."""
+"""Upper bound of values without effect."""
 _SHORTEST_TYPO = 6
-"""Of shorter names too many are one letter apart."""
+"""Too many shorter names differ by one letter only."""
 _ELSEWHERE: Final = {
     "max_completion_tokens": "max_output_tokens",
     "max_length": "max_tokens",
@@ -29,11 +29,11 @@ _ELSEWHERE: Final = {
     "stop_sequences": "stop",
     "stop_strings": "stop",
 }
-"""Names that others have for parameters, too unlike ours to be found by their spelling."""
+"""Names of parameters in other APIs, too different to be found by their spelling."""
 
 
 class ParameterNames:
-    """Those of one API."""
+    """Parameter names of one API."""
 
     def __init__(self, api: str) -> None:
         self._api, self._known = api, of_api(api)
@@ -43,17 +43,17 @@ class ParameterNames:
         self._nearly = {**nearly, **long}
 
     def check(self, given: Mapping[str, Raw], *, refuses_unknown: bool) -> tuple[str, ...]:
-        """The names that nobody knows, which are ignored.
+        """Return the unknown names, which are ignored.
 
-        One that is nearly a known one is refused in any case: a misspelt ``max_token`` must not
+        A name that is nearly a known one is always refused: a misspelt ``max_token`` must not
         become a long answer.
 
         Args:
-            refuses_unknown: None of them is ignored.
+            refuses_unknown: Refuse every unknown name.
 
         Raises:
             InvalidRequest: A name is unknown, and refused.
-            UnsupportedParameter: A value changes what is not served.
+            UnsupportedParameter: A value would have an effect that is not supported.
         """
         unknown = [name for name in given if name not in self._known]
         if len(unknown) > _MAX_UNKNOWN:
@@ -82,7 +82,7 @@ class ParameterNames:
             raise UnsupportedParameter(f"{name} is not supported: {about}", param=name)
 
     def _meant_by(self, name: str) -> str | None:
-        """The known name that is spelt like this one, or nearly."""
+        """Return the known name with the same or nearly the same spelling."""
         elsewhere = _ELSEWHERE.get(name)
         if elsewhere in self._known:
             return elsewhere
@@ -100,7 +100,7 @@ def _value(raw: Raw) -> object:
 
 
 def _plain(name: str) -> str:
-    """Without what tells ``maxTokens`` from ``max_tokens``."""
+    """Remove the difference between ``maxTokens`` and ``max_tokens``."""
     return name.replace("_", "").replace("-", "").lower()
 
 

@@ -1,4 +1,4 @@
-"""What OpenAI's APIs have in common: parameters, the form of errors, and of log-probabilities."""
+"""Common part of OpenAI's APIs: parameters, and the formats of errors and log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from afferent.serve.flow.request import ScoredToken, Usage
 MEDIA_KEYS = MediaKeys(
     urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
 )
-"""Of both APIs: where a client takes one for the other, the schema says what is wrong, not how long
-the body is.
+"""For all of them: if a client mixes them up, the schema's error is shown, not one on the body's
+size.
 """
 KEY_HEADER = KeyHeader("authorization", "bearer ")
 
@@ -32,7 +32,7 @@ class StreamOptions(Struct):
 
 
 class OpenAIRequest(ConversationRequest, kw_only=True):
-    """Of chat completions and Responses."""
+    """Fields common to chat completions and Responses."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -44,10 +44,10 @@ def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def error_body(error: AfferentError, params: Mapping[Param, str] | None = None) -> dict[str, Any]:
-    """The error as these APIs write it. A defect of ours shows no detail.
+    """Return the error in the format of these APIs. An internal error shows no detail.
 
     Args:
-        params: What the API calls its parameters.
+        params: The API's names of its parameters.
     """
     body: dict[str, Any] = {
         "message": message_of(error),
@@ -61,10 +61,11 @@ def error_body(error: AfferentError, params: Mapping[Param, str] | None = None) 
 
 
 def scored_token(text: str, logprob: float, top: Sequence[tuple[str, float]]) -> ScoredToken:
-    """
+    """Encode the log-probabilities of a token.
+
     Args:
-        text: Of the token alone.
-        top: The likeliest instead.
+        text: Text of the token alone.
+        top: The most likely alternatives.
     """
     likely = [_likely(other, value) for other, value in top]
     entry = {**_likely(text, logprob), "top_logprobs": likely}
@@ -72,18 +73,18 @@ def scored_token(text: str, logprob: float, top: Sequence[tuple[str, float]]) ->
 
 
 def _likely(text: str, logprob: float) -> dict[str, Any]:
-    """``bytes`` are unknown of a token that is a part of a character."""
+    """Describe a token; ``bytes`` are unknown if it is a part of a character."""
     octets = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": octets}
 
 
 def frame(value: object) -> bytes:
-    """An event without a name."""
+    """Encode an event without a name."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def usage(usages: Sequence[Usage]) -> dict[str, int]:
-    """The prompt counts once, however many answers there are."""
+    """Sum up the usage; the prompt counts once for any number of answers."""
     prompt = usages[0].prompt_tokens
     completion = sum(each.completion_tokens for each in usages)
     return {

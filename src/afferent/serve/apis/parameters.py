@@ -1,5 +1,6 @@
-"""Every parameter that a request may have, by API: what is done with each, and what it asks of an
-engine. Requests are checked by this table, and ``docs/parameters.md`` is written from it.
+"""Table of all parameters of requests, by API: the use of each, and the engine feature it needs.
+
+Requests are checked by this table, and ``docs/parameters.md`` is generated from it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _CONVERSATIONS = (CHAT, RESPONSES, MESSAGES)
 
 
 class Use(Enum):
-    """What is done with a parameter."""
+    """Use of a parameter."""
 
     HONOURED = "does what it says"
     ACCEPTED = "accepted with any value; changes nothing"
@@ -34,13 +35,14 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """
+    """Parameter of a request.
+
     Attributes:
-        name: As it stands in a request.
-        about: What it says, in a few words.
-        uses: What is done with it, by the API's name; an API that is not there does not know it.
-        needs: The field of `Sampling` that the engine has to do for it.
-        void_with: Another parameter, with whose value this one means nothing, whatever it is.
+        name: Name in a request.
+        about: Short description.
+        uses: Its use in each API by name; other APIs do not know it.
+        needs: Field of `Sampling` that the engine must support for it.
+        void_with: Another parameter and its values that make this one meaningless.
     """
 
     name: str
@@ -290,9 +292,9 @@ GROUPS: Final[Mapping[str, tuple[Parameter, ...]]] = {
 }
 
 PARAMETERS: Final = tuple(one for group in GROUPS.values() for one in group)
-"""Of all APIs; one may stand here twice, for different ones of them."""
+"""Parameters of all APIs; one may occur twice, for different APIs."""
 
 
 def of_api(api: str) -> dict[str, Parameter]:
-    """All that an API knows, by name."""
+    """Return all parameters of an API, by name."""
     return {one.name: one for one in PARAMETERS if api in one.uses}

@@ -1,4 +1,4 @@
-"""The APIs that are served: a line for each."""
+"""Registry of the APIs: a line for each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOKENS: Sequence[TokenCount] = (
     TokenCount(api=Tokenize(), answer=tokens_body),
     TokenCount(api=Detokenize(), answer=text_body),
 )
-"""Endpoints beside the APIs."""
+"""Endpoints outside the APIs."""
 
 
 def by_path(apis: Sequence[Api], beside: Sequence[TokenCount] = ()) -> Mapping[str, Api]:
-    """These APIs, and those that say which tokens they have, by where they are asked."""
+    """Return these APIs and their token counts, by path."""
     counts = [each.api for api in apis for each in api.besides if isinstance(each, TokenCount)]
     return {api.path: api for api in (*apis, *counts, *(each.api for each in beside))}

@@ -1,4 +1,4 @@
-"""Reading a request's JSON by a schema; what all APIs do alike."""
+"""Decoding of a request's JSON by a schema, common to all APIs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
 class AnyRequest(Struct, kw_only=True):
-    """What requests of all APIs have. What has no field here is checked by its name alone."""
+    """Fields common to requests of all APIs. Parameters without a field are checked by name."""
 
     model: Name
     stream: bool | None = False
@@ -48,17 +48,17 @@ class AnyRequest(Struct, kw_only=True):
     structured_outputs: forms.StructuredOutputs | None = None
 
     def form(self) -> forms.Form:
-        """Which form the answer is to have.
+        """Return the structured output constraint.
 
         Raises:
-            InvalidRequest: It asks for several, or for one that can't be.
-            UnsupportedParameter: It asks for what is not done here.
+            InvalidRequest: There are several, or one is invalid.
+            UnsupportedParameter: It is not supported.
         """
         return forms.of_structured_outputs(self.structured_outputs)
 
 
 class ConversationRequest(AnyRequest, kw_only=True):
-    """With messages, which the model's chat template writes."""
+    """Request with messages, which the model's chat template renders."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -66,12 +66,13 @@ class ConversationRequest(AnyRequest, kw_only=True):
 
 
 class Reader(Generic[Request]):
-    """Reads the requests of one API."""
+    """Reader of one API's requests."""
 
     def __init__(self, request_type: type[Request], names: str) -> None:
-        """
+        """Create it.
+
         Args:
-            names: The API whose parameters they have.
+            names: API with the known parameters.
         """
         self._decoder = msgspec.json.Decoder(request_type)
         self._bounds = bounds_of(request_type)
@@ -80,18 +81,18 @@ class Reader(Generic[Request]):
     def read(
         self, text: bytes, *, served: ModelNames, refuses_unknown: bool
     ) -> tuple[Request, tuple[str, ...]]:
-        """The request, and the names of the parameters that were ignored.
+        """Return the request, and the names of the ignored parameters.
 
-        Its ``model`` is the model's first name from now on, as answers have it.
+        Its ``model`` is replaced by the model's first name, as in answers.
 
         Args:
-            served: The model's name, or its names.
-            refuses_unknown: None is ignored because nobody knows it.
+            served: Name or names of the model.
+            refuses_unknown: Refuse unknown parameters instead of ignoring them.
 
         Raises:
-            InvalidRequest: It is not of the schema, or has a parameter that nobody knows.
-            ModelNotFound: Another model is asked for.
-            UnsupportedParameter: A parameter that is not served has a value that is no no-op.
+            InvalidRequest: It is not of the schema, or has an unknown parameter.
+            ModelNotFound: The request names another model.
+            UnsupportedParameter: An unsupported parameter has a value with an effect.
         """
         request = _decode(self._decoder, text, None, self._bounds)
         names = (served,) if isinstance(served, str) else served
@@ -114,7 +115,7 @@ _names_decoder = msgspec.json.Decoder(dict[str, Raw])
 def read_part(
     decoder: msgspec.json.Decoder[T], part: msgspec.Raw | UnsetType, param: str
 ) -> T | None:
-    """A part of a request that is looked into only where it means something.
+    """Decode a part of a request that is parsed only if it has a meaning.
 
     Raises:
         InvalidRequest: It is not of the schema.
@@ -128,7 +129,8 @@ def _decode(
     param: str | None,
     bounds: Bounds | None = None,
 ) -> T:
-    """
+    """Decode JSON by a schema.
+
     Raises:
         InvalidRequest: It is not JSON, or not of the schema; the message says where.
     """
@@ -142,9 +144,10 @@ def _decode(
 
 
 def check_all_taken(media: Mapping[str, RawMedia], param: str) -> None:
-    """
+    """Check that all media of the body were used.
+
     Raises:
-        InvalidRequest: Of the media that were cut out of the body, some stand nowhere.
+        InvalidRequest: Some media are at places that the API does not define.
     """
     if media:
         raise InvalidRequest("there are media where the API expects none", param=param)

@@ -1,4 +1,4 @@
-"""What APIs say of errors: a status for each class of the tree, a message, and the parameter."""
+"""HTTP descriptions of errors: a status for each class, a message, and the parameter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from afferent import errors as e
 
-# The nearest class decides; a test walks the tree and finds each class here or below one of these.
+# The nearest class decides; a test checks that each error class is listed or inherits.
 _STATUS: dict[type[e.AfferentError], int] = {
     e.ModelNotFound: 404,
     e.ResponseNotFound: 404,
@@ -27,12 +27,12 @@ def status_of(error: e.AfferentError) -> int:
 
 
 def message_of(error: e.AfferentError) -> str:
-    """A defect of ours shows no detail."""
+    """Return the message; an internal error shows no detail."""
     return error.message if status_of(error) != 500 else "the server failed on this request"
 
 
 def param_of(error: e.AfferentError, names: Mapping[e.Param, str]) -> str | None:
-    """Which parameter is wrong, by the API's own name for it."""
+    """Return the invalid parameter, by the API's own name for it."""
     if not isinstance(error, e.InvalidRequest):
         return None
     return names.get(error.param) if isinstance(error.param, e.Param) else error.param

@@ -1,7 +1,7 @@
-"""Calls of tools in a conversation's past, whichever API they came by.
+"""Tool calls in a conversation's history, for all APIs.
 
-Tools are not served, but what was asked of them elsewhere may be sent. It is written into the text
-of the assistant's turn, in the form that Qwen's and many other models know.
+Tools are not supported, but a history may contain calls from other servers. They are written into
+the text of the assistant's turn, in the format of Qwen and many other models.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _string = msgspec.json.Decoder(str)
 
 
 class ToolCalls:
-    """Those of one request, of which there may be so many."""
+    """Tool calls of one request, with a limit on their number."""
 
     def __init__(self) -> None:
         self._num = 0
 
     def write(self, turn: list[Part], name: str, arguments: Raw | UnsetType, where: str) -> None:
-        """At the end of an assistant's turn.
+        """Append a call to an assistant's turn.
 
         Args:
-            arguments: JSON, or a string with what a model wrote: that is JSON as a rule, else it
-                stays a string. Nothing, ``null`` and ``""`` are no arguments.
+            arguments: JSON, or a string with a model's output: if it is not JSON, it stays a
+                string. Unset, ``null`` and ``""`` are no arguments.
 
         Raises:
-            InvalidRequest: They are no text, or too deep; or this is one too many.
+            InvalidRequest: They are no text, or too deep; or there are too many calls.
         """
         self._num += 1
         if self._num > _MAX_CALLS:
@@ -50,7 +50,7 @@ class ToolCalls:
 
 
 def _as_json(arguments: bytes) -> str:
-    """On one line, with spaces after colons and commas; numbers and strings as they are."""
+    """Format on one line, with spaces after colons and commas; numbers and strings unchanged."""
     if arguments in _NOTHING:
         return "{}"
     if arguments[0] != _QUOTE:

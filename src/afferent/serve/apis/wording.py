@@ -1,4 +1,4 @@
-"""What is wrong with a request, in words for people: from what the schema's checks say."""
+"""Readable messages for invalid requests, from the errors of the schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from afferent.serve.apis.choices import names_at, values_at
 from afferent.wording import any_of, kind, said
 
 Bounds = Mapping[str, tuple[float, float]]
-"""The least and the greatest value of parameters that have both."""
+"""Minimum and maximum of parameters with both."""
 
 _MOST_NAMES = 6
 _PLACE = re.compile(
@@ -23,11 +23,11 @@ _PLACE = re.compile(
 def in_words(
     error: msgspec.ValidationError, schema: object, bounds: Bounds, *, within: str = ""
 ) -> InvalidRequest:
-    """What to answer; its parameter is the one of the request that it is about.
+    """Return the error to answer with; its parameter is the invalid one of the request.
 
     Args:
-        schema: The type that was expected.
-        within: The part of the request that should have been of it, if it is not the whole.
+        schema: The expected type.
+        within: Part of the request that was decoded, if it is not the whole.
     """
     place = _PLACE.match(str(error))
     if place is None or place["path"] is None:
@@ -47,7 +47,7 @@ def in_words(
 
 
 def _hint(what: str, schema: object, path: str) -> str:
-    """What the value could have been."""
+    """Return the allowed values or names."""
     if what.startswith("Invalid") and (values := values_at(schema, path)):
         return f": it is {any_of(values)}"
     if what.startswith("Expected `object") and (names := names_at(schema, path)):
@@ -56,7 +56,7 @@ def _hint(what: str, schema: object, path: str) -> str:
 
 
 def bounds_of(request_type: type[msgspec.Struct]) -> dict[str, tuple[float, float]]:
-    """Of the parameters that are numbers."""
+    """Return the bounds of the numeric parameters."""
     known = {}
     for field in msgspec.structs.fields(request_type):
         shape = msgspec.inspect.type_info(field.type)
@@ -68,7 +68,7 @@ def bounds_of(request_type: type[msgspec.Struct]) -> dict[str, tuple[float, floa
 
 
 def _of_all(what: str) -> InvalidRequest:
-    """Of the request as a whole."""
+    """Return the error for the request as a whole."""
     if found := re.fullmatch(r"Object missing required field `(\w+)`", what):
         return InvalidRequest(f"{found[1]} is missing", param=found[1])
     if found := re.fullmatch(r"Expected `object`, got `(\w+)`", what):

@@ -1,1 +1,1 @@
-"""The way of a request, whichever API it came by: media to handles, messages to tokens."""
+"""Pipeline of a request, for all APIs: media to handles, messages to tokens."""

@@ -1,4 +1,4 @@
-"""Objects that a request wants: made with a reservation, waited for, and their failures raised."""
+"""Acquisition of a request's objects: reserved, awaited, and failures raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARE_SETTINGS = {
 
 
 class Maker:
-    """Has objects made, with one store behind it."""
+    """Has objects made, over one store."""
 
     def __init__(
         self, store: AsyncDaemonStore, gate: Gate, *, shares: Shares, timeout_s: float
@@ -41,20 +41,20 @@ class Maker:
         room: Sequence[ReserveItem],
         in_turn: bool,
     ) -> list[Outcome]:
-        """Pin what there is, and have the rest made, once there is room for all of it.
+        """Pin existing objects, and queue jobs for the others, once there is space for all.
 
-        Room is given by fair shares, all of it or nothing; what it was not needed for goes
-        back. Follow with `settle`.
+        The space is reserved in a fair queue, all or nothing; unused space is returned. Follow with
+        `settle`.
 
         Args:
-            room: For what is made, and for pins on what there is.
-            in_turn: Wait at the count gate too. Nothing that waits for bytes may follow, or those
-                who have bytes and wait for their turn would wait for one another.
+            room: Space for missing objects, and for pins on existing ones.
+            in_turn: Wait at the concurrency limit too. No wait for bytes may follow: requests with
+                bytes that wait for a permit would deadlock with it.
 
         Raises:
-            ArenaTooSmall: It could never be had.
-            StoreFull: Too many wait for room.
-            NoPermitLeft: Too many wait for their turn.
+            ArenaTooSmall: The arena is too small for them.
+            StoreFull: Too many requests wait for space.
+            NoPermitLeft: Too many requests wait for a permit.
             DeadlineExceeded: It was not granted in time.
         """
         for kind in {item.kind for item in room}:
@@ -85,7 +85,7 @@ class Maker:
         *,
         stage: str = "wait_for_features",
     ) -> list[Outcome]:
-        """The outcomes once none of them is pending."""
+        """Wait until no outcome is pending, and return the outcomes."""
         pending = [
             i for i, outcome in enumerate(outcomes) if outcome.state in ("in_flight", "scheduled")
         ]
@@ -103,11 +103,15 @@ class Maker:
         return settled
 
     def share_nbytes(self, kind: ObjectKind) -> int:
-        """How much of the arena objects of a kind may take."""
+        """Return the bytes of the arena for objects of a kind."""
         return int(self._store.capacity_nbytes * self._shares[kind])
 
     def check_share(self, kind: ObjectKind, sizes: Sequence[int]) -> None:
-        """Raises: ArenaTooSmall: They are more than the kind's share."""
+        """Check that objects of these sizes fit into the kind's share.
+
+        Raises:
+            ArenaTooSmall: They do not.
+        """
         needed = sum(map(round_up, sizes))
         share = self.share_nbytes(kind)
         if needed > share:
@@ -120,13 +124,13 @@ class Maker:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many of each, such as ``"3 hit, 1 absent"``."""
+    """Return the number of each outcome, such as ``"3 hit, 1 absent"``."""
     counts = Counter(outcome.state for outcome in outcomes)
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def handle_of(outcome: Outcome) -> Handle:
-    """Of an object that was made; otherwise what went wrong is raised."""
+    """Return the handle of a made object, or raise its failure."""
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.handle is None:
@@ -135,16 +139,16 @@ def handle_of(outcome: Outcome) -> Handle:
 
 
 def handle_if_there(outcome: Outcome) -> Handle | None:
-    """Of an object that was looked for; ``None`` if there is none.
+    """Return the handle of an existing object; ``None`` if it is absent.
 
     Raises:
-        StoreFull: It is there, and can't be held while its room is promised to others.
+        StoreFull: It exists, but can't be pinned, as its space is reserved for others.
     """
     return None if outcome.state == "absent" else handle_of(outcome)
 
 
 def count(number: int, noun: str) -> str:
-    """In words, such as ``"2 images"``."""
+    """Return a number with its noun, such as ``"2 images"``."""
     if noun == Modality.AUDIO:
         noun = "audio clip"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

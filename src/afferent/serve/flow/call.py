@@ -1,4 +1,4 @@
-"""What goes from an API to the way of a request, and back: a body, a call, its reply."""
+"""Types between an API and the pipeline: the body, the call and its reply."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from afferent.ingest.raw import RawMedia
 from afferent.serve.flow.request import End, GenerateRequest, Message, Output, ScoredToken
 
 ModelNames = str | tuple[str, ...]
-"""The model's name in requests; of several, the first is the one in answers, as vLLM has it."""
+"""Name or names of the model in requests; the first is the one in answers, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBody:
-    """``media`` are what was cut out, by the marker that stands in the JSON in their place.
+    """Body without its media.
 
-    ``cut`` is what was seen of them, by the same markers.
+    ``media`` has the media that were cut out, by the marker in the JSON at their place. ``cut`` has
+    the cutter's details on them, by the same markers.
     """
 
     json: bytes
@@ -38,36 +39,36 @@ class Answer:
 
 
 class Reply(Protocol):
-    """The answer to one request, in the form of its API. Frames are whole server-sent events."""
+    """Answer to one request, in the format of its API. Frames are whole server-sent events."""
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The answer as JSON."""
+        """Return the answer as JSON."""
 
     def begin(self) -> list[bytes]:
-        """The frames before the first output."""
+        """Return the frames before the first output."""
 
     def output(self, output: Output) -> list[bytes]:
-        """The frames for a piece of an answer, or for its end."""
+        """Return the frames for a piece of an answer, or for its end."""
 
     def finish(self) -> list[bytes]:
-        """The frames after the ends of all answers."""
+        """Return the frames after the ends of all answers."""
 
     def fail(self, error: AfferentError) -> list[bytes]:
-        """The frames that end a stream which went wrong."""
+        """Return the frames that end a failed stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that an API has understood."""
+    """Request as parsed by an API."""
 
     generate: GenerateRequest
     is_stream: bool
     reply: Reply
     instructions: Message | None = None
-    """Stands before the whole conversation, and is not kept with it."""
+    """Precedes the whole conversation, and is not stored with it."""
     previous_id: str | None = None
-    """The conversation goes on from the answer of this id, whose messages come first."""
+    """Id of the answer that the conversation continues; its messages come first."""
     is_kept: bool = False
-    """The conversation can be gone on with from this answer."""
+    """Whether the conversation is stored, to be continued from this answer."""
     ignored: tuple[str, ...] = ()
-    """Parameters that nobody knows."""
+    """Names of unknown parameters."""

@@ -1,4 +1,4 @@
-"""What a request asks of the engine, against what the engine can do. Pure."""
+"""Comparison of a request with the engine's capabilities. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NO_OP = Sampling(max_tokens=1)
 
 
 def check(info: EngineInfo, request: GenerateRequest) -> None:
-    """Refuse what the engine would, before any work is done for it.
+    """Refuse a request that the engine would refuse, before any work is done.
 
     Raises:
         InvalidRequest: Its model has no such token, or parameters contradict each other.
-        UnsupportedMedia: Of a kind that it does not take.
-        UnsupportedParameter: Sampling that it can't do.
+        UnsupportedMedia: The engine does not support a modality.
+        UnsupportedParameter: The engine does not support the sampling.
     """
     for part in request.media:
         if part.modality not in info.modalities:
@@ -46,7 +46,7 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
 
 
 def _lacking(name: str, request: GenerateRequest) -> UnsupportedParameter:
-    """The engine can't do this field of `Sampling`, which the request asks for."""
+    """Return the error for a requested field of `Sampling` that the engine does not support."""
     param = "logprobs" if name == "num_logprobs" else name
     told = f"the engine does not do {param}"
     if name in get_args(FormField) and request.form_param is not None:
@@ -56,7 +56,7 @@ def _lacking(name: str, request: GenerateRequest) -> UnsupportedParameter:
 
 
 def within(info: EngineInfo, sampling: Sampling) -> Sampling:
-    """Without what the model's own defaults ask for and the engine can't do."""
+    """Drop sampling from the model's own defaults that the engine does not support."""
     return msgspec.structs.replace(
         sampling, **{name: getattr(_NO_OP, name) for name in info.lacking}
     )

@@ -1,4 +1,4 @@
-"""A model's own chat template: messages to the text that the model was trained with."""
+"""Chat template of a model: messages to the text format that the model was trained with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from afferent.preprocess.family import read_json
 from afferent.preprocess.tokens import SPECIAL_NAMES, special_names
 
 STAND_IN: Final = "\ue000"
-"""Around the numbers of texts that stand for themselves only once the template has run."""
+"""Delimiter of the numbers that replace quoted texts until the template has run."""
 _OPEN_END: Final = f"{STAND_IN}open{STAND_IN}"
 _OWN_NAMES: Final = ("messages", "add_generation_prompt", "continue_final_message")
 RESERVED_NAMES: Final = frozenset((*_OWN_NAMES, *SPECIAL_NAMES))
@@ -25,16 +25,20 @@ RESERVED_NAMES: Final = frozenset((*_OWN_NAMES, *SPECIAL_NAMES))
 _CHANGES: Final = re.compile(r"strftime_now|random|lipsum")
 _TEMPLATE_FAILURES: Final = (
     jinja2.TemplateError,
-    # What a template does with a variable of a type that it does not expect.
+    # Errors of a template for variables of an unexpected type.
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
 
 
 class ChatTemplate:
-    """Of one model's folder."""
+    """Chat template of one model's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises: ConfigError: There is none, or a broken one."""
+        """Read and compile the template.
+
+        Raises:
+            ConfigError: There is none, or it is invalid.
+        """
         template = _template_of(folder)
         try:
             self._template = _compile(template)
@@ -42,10 +46,10 @@ class ChatTemplate:
             raise ConfigError(
                 f"the chat template of {folder} is broken at line {error.lineno}: {error.message}"
             ) from error
-        # A role that the model was not trained with would be a word that it does not know.
+        # A role that the model was not trained with would be an unknown word to it.
         self.has_tool_role = re.search(r"""["']tool["']""", template) is not None
         self.is_constant = _CHANGES.search(template) is None
-        """Whether the same messages are always written alike."""
+        """Whether the same messages always give the same text."""
         self._names = special_names(folder)
 
     def render(
@@ -56,11 +60,13 @@ class ChatTemplate:
         begins_answer: bool,
         continues_last: bool,
     ) -> str:
-        """
+        """Render messages.
+
         Args:
-            variables: What the template gets besides.
-            begins_answer: The assistant's turn is begun at the end.
-            continues_last: The text ends with that of the last message, whose last part is text.
+            variables: Further variables of the template.
+            begins_answer: Whether the assistant's turn begins at the end.
+            continues_last: Whether the text ends with that of the last message, whose last part is
+                text.
 
         Raises:
             InvalidRequest: The template refuses the messages.
@@ -69,7 +75,7 @@ class ChatTemplate:
             return self._render(messages, variables, begins_answer=begins_answer)
         *before, last = messages
         *others, text = last["content"]
-        # A blank at its end, so that it shows whether the template cuts blanks off.
+        # The final space shows whether the template strips text.
         opened = {"type": "text", "text": f"{text['text']}{_OPEN_END} "}
         open_messages = [*before, {**last, "content": [*others, opened]}]
         rendered = self._render(open_messages, variables, begins_answer=False)
@@ -104,7 +110,7 @@ class ChatTemplate:
 
 
 class _TemplateRefusal(jinja2.TemplateError):
-    """A template has called ``raise_exception``."""
+    """Raised by a template that calls ``raise_exception``."""
 
 
 def _template_of(folder: Path) -> str:

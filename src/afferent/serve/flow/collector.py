@@ -1,4 +1,4 @@
-"""Answers put together from their pieces."""
+"""Collector of answers from their pieces."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from afferent.serve.flow.request import End, Output, PromptInfo, ScoredToken, Te
 
 
 class AnswerCollector:
-    """Takes all that a request says of its ``n`` answers. Pure."""
+    """Collects all outputs of a request's ``n`` answers. Pure.
+
+    Invariants:
+        - Each answer has at most one end, and its pieces are in order of arrival.
+    """
 
     def __init__(self, num_answers: int = 1) -> None:
         self._texts: list[list[str]] = [[] for _ in range(num_answers)]
         self._tokens: list[list[ScoredToken]] = [[] for _ in range(num_answers)]
         self._ends: dict[int, End] = {}
         self.digests: tuple[bytes, ...] = ()
-        """Of the prompt's media."""
+        """Digests of the prompt's media."""
 
     def add(self, output: Output) -> None:
         match output:
@@ -28,7 +32,8 @@ class AnswerCollector:
                 self._ends[output.index] = output
 
     def complete(self) -> list[Answer]:
-        """
+        """Return the complete answers.
+
         Raises:
             InternalError: One of them has no end.
         """

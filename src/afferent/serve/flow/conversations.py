@@ -1,8 +1,8 @@
-"""Conversations that can be gone on with: kept in the store, so that all frontends share them.
+"""Stored conversations that requests can continue; in the store, so all frontends share them.
 
-A conversation is an object like any other: it is evicted when it is the least recently used, so all
-of them together are bounded by the arena. Of its media only digests are kept; their features are
-objects of their own, and may be evicted before it.
+A conversation is a normal object: it is evicted when it is the least recently used, so the arena
+bounds all of them. It contains only digests of its media. Their features are separate objects,
+and may be evicted earlier.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from afferent.types import ContentKey, KeyBytes, KiB, Modality, ObjectKind, deco
 log = logging.getLogger(__name__)
 
 MAX_NBYTES = 256 * KiB
-"""Of one conversation; an answer that makes it longer is given, and not kept."""
+"""Limit of one conversation; a longer one is answered, and not stored."""
 MAX_PARTS = 4096
-"""Of one conversation, its messages counted too: each takes time to read, however short it is."""
+"""Limit of messages and parts in one conversation: each takes time to parse, even a short one."""
 _KEEP_TIMEOUT_S = 2.0
-"""The answer's end waits no longer for a store that does not answer."""
+"""Limit of the wait for the store at the end of an answer."""
 
 _WHY = (
     f"it was not to be stored, its conversation has more than {MAX_NBYTES} bytes or {MAX_PARTS} "
@@ -69,14 +69,14 @@ class _Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All that was said, the last answer included, and that answer as the API gave it, in JSON."""
+    """All messages with the last answer, and that answer as JSON of the API."""
 
     turns: list[_Turn]
     answer: bytes
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """In our own words; media are such as were seen before."""
+        """Internal messages; their media are digests of known items."""
         return tuple(
             Message(turn.role, tuple(_part(part) for part in turn.parts)) for turn in self.turns
         )
@@ -85,9 +85,10 @@ class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     def of(
         cls, messages: Sequence[Message], digests: Sequence[bytes], answer: bytes
     ) -> Conversation:
-        """
+        """Create it from messages.
+
         Args:
-            digests: Of the media of all messages, in order.
+            digests: Digests of the media of all messages, in order.
         """
         left = iter(digests)
         turns = [
@@ -114,10 +115,10 @@ class History:
         self._store = store
 
     async def resume(self, call: Call) -> Call:
-        """The call with all that comes before its own messages.
+        """Return the call with all messages that precede its own.
 
         Raises:
-            ResponseNotFound: The answer that it goes on from is not kept.
+            ResponseNotFound: The answer that it continues is not stored.
             Unavailable: Try again.
         """
         generate = call.generate
@@ -137,12 +138,12 @@ class History:
     async def follow(
         self, call: Call, outputs: AsyncGenerator[Output, None]
     ) -> AsyncGenerator[Output, None]:
-        """The outputs as they are; the conversation is kept before the end is passed on.
+        """Yield the outputs unchanged; the conversation is stored before the end is yielded.
 
-        Whatever prevents that is no failure of the request.
+        A failure to store it is not a failure of the request.
 
         Args:
-            call: As `resume` gave it.
+            call: As returned by `resume`.
         """
         collector = AnswerCollector()
         async with aclosing(outputs):
@@ -153,7 +154,7 @@ class History:
                 yield output
 
     async def find(self, request_id: str, tenant: str, response_id: str) -> Conversation | None:
-        """What was kept with the answer of this id.
+        """Return the conversation that ends with the answer of this id.
 
         Raises:
             Unavailable: Try again.
@@ -168,11 +169,11 @@ class History:
         return found
 
     def forget(self, request_id: str) -> None:
-        """What the request still holds, because it ended within a `find`."""
+        """Release the pins of a request that ended within a `find`."""
         self._store.forget(request_id)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget it; whether it was there.
+        """Delete a conversation; return whether it existed.
 
         Raises:
             StoreUnavailable: Try again.
@@ -206,7 +207,7 @@ class History:
         else:
             CONVERSATIONS.labels("kept").inc()
         finally:
-            # The engine has its own pins: this is all that the request holds.
+            # The engine has its own pins; the request has no others.
             self._store.forget(generate.request_id)
 
     async def _write(self, request_id: str, key: ContentKey, data: bytes) -> None:

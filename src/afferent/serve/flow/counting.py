@@ -1,4 +1,4 @@
-"""What is counted of a request, from its trace, and of the event loop that all of them share."""
+"""Metrics of a request, from its trace, and of the shared event loop."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ declare_stages("fetch", "room_for_features", "queue_jobs", "wait_for_a_permit", 
 declare_stages("wait_for_features", "wait_for_embeddings")
 
 APIS: set[str] = set()
-"""Each API's name is put here when it gets an endpoint."""
+"""Names of the APIs; each is added with its endpoint."""
 MEDIA = ("none", *Modality, "mixed", "unknown", "unread")
-"""The modality of a request's media; unknown where its body was not read to the end, unread where
-it was refused before that: without a known key, say.
+"""Modality of a request's media.
+
+``unknown``: the body was not read to its end. ``unread``: the request was refused before, for
+example without a known key.
 """
 PLACES = ("body", "admission", "fetch", "preprocess", "engine")
-"""Where a request may end that does not end well."""
+"""Stages at which a failed request may end."""
 
 
 class _Outcomes:
-    """``ok``, ``client_gone``, or the code of an error, whichever module it is in."""
+    """``ok``, ``client_gone``, or the code of any error, including those of plugins."""
 
     def __contains__(self, word: object) -> bool:
         return word in tuple(self)
@@ -93,14 +95,14 @@ PER_OUTPUT_TOKEN_SECONDS = histogram(
 )
 
 _NO_ROOM = (errors.StoreFull.code, errors.ArenaTooSmall.code, errors.DeadlineExceeded.code)
-"""What the gate says to a body; one that is late itself is `BodyTooSlow`."""
+"""Gate errors for a body; a late body is `BodyTooSlow`."""
 
 _TICK_S, _IDLE_TICK_S = 0.1, 1.0
-"""To wake up costs some hundred microseconds, of a machine that has nothing to do."""
+"""A wakeup costs some hundred microseconds, even on an idle machine."""
 
 
 def media_of(parts: Sequence[MediaPart]) -> str:
-    """One word for the modality of a request's media."""
+    """Return the modality of a request's media, as one word."""
     found = {part.modality for part in parts}
     if len(found) > 1:
         return "mixed"
@@ -108,7 +110,7 @@ def media_of(parts: Sequence[MediaPart]) -> str:
 
 
 def count_request(trace: Trace, api: str, outcome: str, *, seconds: float) -> None:
-    """A request has ended: ``ok``, ``client_gone``, or with an error of that code."""
+    """Count a finished request: ``ok``, ``client_gone``, or the code of its error."""
     REQUESTS.labels(api, outcome).inc()
     REQUEST_SECONDS.labels(api).observe(seconds)
     if outcome != "ok":
@@ -118,7 +120,7 @@ def count_request(trace: Trace, api: str, outcome: str, *, seconds: float) -> No
 
 
 def count_stages(trace: Trace) -> None:
-    """The stages that a request has come through."""
+    """Count the completed stages of a request."""
     for span in trace.spans:
         labels = (span.stage, trace.media)
         STAGE_SECONDS.labels(*labels).observe((span.end_ns - span.start_ns) / 1e9)
@@ -127,14 +129,14 @@ def count_stages(trace: Trace) -> None:
 
 
 class AnswerTimes:
-    """When the tokens of one answer come to this process; counted as they come."""
+    """Arrival times of one answer's tokens, counted as they arrive."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._first_ns = self._latest_ns = self._num_later = 0
 
     def tokens(self, num_tokens: int, *, now_ns: int) -> None:
-        """So many more, which one step of the engine has given."""
+        """Count tokens that one step of the engine produced."""
         if num_tokens == 0:
             return
         if self._first_ns == 0:
@@ -148,14 +150,14 @@ class AnswerTimes:
         self._latest_ns = now_ns
 
     def end(self) -> None:
-        """Of the answer, however it ends."""
+        """Count the end of the answer, also after an error."""
         if self._num_later:
             seconds = (self._latest_ns - self._first_ns) / 1e9 / self._num_later
             PER_OUTPUT_TOKEN_SECONDS.labels().observe(seconds)
 
 
 async def count_lateness() -> None:
-    """How late this event loop comes to what is due, again and again, until cancelled."""
+    """Measure how late this event loop handles timers, until cancelled."""
     while True:
         tick_s = _TICK_S if JOURNAL.num_running else _IDLE_TICK_S
         due_s = time.monotonic() + tick_s

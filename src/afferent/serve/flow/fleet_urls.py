@@ -1,9 +1,9 @@
-"""Media that another node of the fleet has fetched a moment ago, by their URLs.
+"""Media that another node of the fleet has recently fetched, by their URLs.
 
-Where there is a tier, what a URL led to is left there: a record, under the tenant and the URL, that
-says which bytes; and the bytes, under the tenant and their digest. It counts for as long as its
-media host allows, as within one process. Who finds both need not ask the host, and digests the
-bytes anew. Who does not find them fetches, as without a tier.
+With a tier, the result of a URL is stored there: a record under the tenant and the URL that names
+the bytes; and the bytes, under the tenant and their digest. It is valid for as long as its media
+host allows, as within one process. A node that finds both does not ask the host, and digests the
+bytes again. Otherwise it fetches, as without a tier.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 _RAW_TAG: Final = b"afferent/raw/v1"
 _RECORD_NBYTES = 128
 _FETCH_US = 20_000
-"""About what a media host takes, until the process that talks to the tier has seen some."""
+"""Approximate time of a media host, until the tier process has measured some."""
 _LONGEST_S = 10.0
 _LONG_NBYTES = MiB
 
 
 class _Seen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a URL led to, until when that counts (in seconds since 1970), and what it took."""
+    """Result of a URL, its expiry (in seconds since 1970), and the time of the fetch."""
 
     digest: KeyBytes
     nbytes: NonNegative
@@ -67,7 +67,7 @@ _decoder = msgspec.msgpack.Decoder(_Seen)
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a media host has sent, where it lies, and its digest."""
+    """Media from a media host: its location, bytes and digest."""
 
     raw: RawMedia
     data: memoryview
@@ -75,7 +75,7 @@ class Fetched:
 
 
 class FleetUrls:
-    """Finds and leaves them, with one store behind it; neither ever fails a request."""
+    """Finds and stores URL results, over one store; neither ever fails a request."""
 
     def __init__(self, store: AsyncDaemonStore, limits: Limits) -> None:
         self._store, self._limits = store, limits
@@ -84,10 +84,10 @@ class FleetUrls:
     async def find(
         self, request_id: str, wanted: Sequence[WantedMedia], *, tenant: str, trace: Trace
     ) -> dict[WantedMedia, RawMedia]:
-        """Those that are there; their bytes are in the arena, pinned by the request.
+        """Return the media that other nodes have fetched, pinned in the arena by the request.
 
         Raises:
-            ForbiddenUrl: One would not be fetched either.
+            ForbiddenUrl: A URL may not be fetched.
         """
         for each in wanted:
             check_url(each.url, allow=self._limits.fetch_allow)
@@ -99,27 +99,27 @@ class FleetUrls:
             return {}
 
     async def leave(self, fetched: Mapping[WantedMedia, Fetched], share: Share) -> None:
-        """Say what URLs have led to, for as long as that counts; ``share`` says whose they are."""
+        """Store the results of URLs for other nodes; ``share`` names their tenant."""
         lease = f"url-{next(self._numbers)}"
         try:
             self._store.introduce(lease, share)
             for url, each in fetched.items():
                 await self._leave(lease, url, each, share.tenant)
-        except AfferentError as error:  # there is no room, or no store
+        except AfferentError as error:  # there is no space, or no store
             log.info("media were not left for others", extra={"reason": error.code})
         finally:
             self._store.forget(lease)
 
-    # Finding
+    # Find
 
     async def _records(
         self, wanted: Sequence[WantedMedia], tenant: str, trace: Trace
     ) -> dict[WantedMedia, _Seen]:
-        """What is said of these URLs, and still counts."""
+        """Return the valid records of these URLs."""
         said = await self._said(wanted, tenant, trace)
         now_s = time.time()
         if old := [url for url, seen in said.items() if seen.until_s <= now_s]:
-            # It may be the one that is here; another node may know better.
+            # This may be an old local copy; another node may have a newer record.
             await self._store.delete([_record_key(url, tenant) for url in old])
             said |= await self._said(old, tenant, trace)
         return {
@@ -172,7 +172,7 @@ class FleetUrls:
     async def _settled(
         self, lease: str, asked: Sequence[Fetch], trace: Trace
     ) -> list[Handle | None]:
-        """Where each is, pinned; ``None`` for what is not to be had."""
+        """Return the pinned handle of each; ``None`` if it is unavailable."""
         outcomes: list[Outcome] = await self._store.acquire(lease, asked)
         coming = [
             index
@@ -189,10 +189,10 @@ class FleetUrls:
             outcome.handle if outcome.state in ("hit", "made") else None for outcome in outcomes
         ]
 
-    # Leaving
+    # Store
 
     async def _leave(self, lease: str, url: WantedMedia, came: Fetched, tenant: str) -> None:
-        """First the bytes, then what leads to them. An older record is in the way of a new one."""
+        """Store the bytes, then the record, after deleting an old one, which would block it."""
         raw, data = came.raw, came.data
         await self._write(lease, _raw_key(tenant, came.digest), ObjectKind.RAW, data, raw.took_us)
         until_s = time.time() + raw.fresh_s
@@ -204,7 +204,7 @@ class FleetUrls:
     async def _write(
         self, lease: str, key: ContentKey, kind: ObjectKind, data: memoryview, took_us: int
     ) -> None:
-        """Unless it is there, or somebody else writes it."""
+        """Write an object, unless it exists or another request writes it."""
         (outcome,) = await self._store.acquire(lease, [Claim(key, kind, len(data))])
         if outcome.state != "owner" or outcome.handle is None:
             return

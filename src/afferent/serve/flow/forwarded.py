@@ -1,4 +1,4 @@
-"""How much memory an engine takes for media that it processes itself. Pure."""
+"""Estimate of an engine's memory for media that it processes itself. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from afferent.serve.flow.item_state import ItemState
 from afferent.types import Modality
 
 _NBYTES_A_PIXEL: Final = 3 * 4
-"""Three channels of float32, before an image is brought to the model's size."""
+"""Three channels of float32, before an image is resized to the model's size."""
 _GROWTH: Final = {Modality.IMAGE: 32, Modality.VIDEO: 64, Modality.AUDIO: 16}
-"""How many times as many bytes as a file its tensors are, where no header says more: of JPEG, of 32
-frames of H.264, of MP3.
-"""
+"""Ratio of tensor bytes to file bytes if no header gives more: JPEG, 32 frames of H.264, MP3."""
 
 
 def tensor_nbytes(item: ItemState) -> int:
     """Estimate the bytes of the tensors that an engine makes of an item.
 
-    Of an image whose sides are known it is what the engine has at the most, and so of a video that
-    came as images; of other items it follows from the size of the file.
+    For an image with known sides, and for a video of such images, it is the maximum; for other
+    items it follows from the file size.
     """
     match item.header:
         case ImageHeader(width=width, height=height):

@@ -1,4 +1,4 @@
-"""From an engine's tokens to the pieces of an answer, and several answers as one stream."""
+"""Conversion of an engine's tokens to pieces of an answer, and merging of several answers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class AnswerWriter:
-    """Writes one of a request's answers; no I/O.
+    """Writer of one of a request's answers; no I/O.
 
-    Text may come later than its tokens, while it may be the start of a stop string or is a part of
-    a character. Log-probabilities don't wait for it: each token's entry, as
-    ``write_scored`` writes it, goes out when the token comes, once, those of a stop string's
-    tokens, too.
+    Text may come later than its tokens, while it may begin a stop string or is a part of a
+    character. Log-probabilities do not wait for it: each token's entry from ``write_scored`` is
+    sent once, when the token arrives, also for the tokens of a stop string.
     """
 
     index: int
@@ -40,12 +39,12 @@ class AnswerWriter:
     matcher: StopMatcher
     write_scored: WriteScored | None = None
     min_tokens: int = 0
-    """No stop string ends the answer before so many."""
+    """Minimum tokens before a stop string ends the answer."""
     stop_token_ids: tuple[int, ...] = ()
     num_tokens: int = field(default=0, init=False)
 
     def feed(self, tokens: Tokens) -> list[Output]:
-        """The next piece; and the end, if a stop string was met."""
+        """Return the next piece; and the end, if a stop string was met."""
         text = self._text(tokens.token_ids)
         scored: tuple[ScoredToken, ...] = ()
         if (write := self.write_scored) is not None:
@@ -61,10 +60,10 @@ class AnswerWriter:
     def finish(
         self, reason: Literal["stop", "length"], token_id: int | None = None
     ) -> list[Output]:
-        """The rest, when the engine has ended the answer.
+        """Return the rest, when the engine has ended the answer.
 
         Args:
-            token_id: The token that ended it, as far as it is told.
+            token_id: Token that ended it, if the engine reports one.
         """
         text = self.matcher.flush()
         if token_id is not None and self.matcher.is_included:
@@ -91,14 +90,14 @@ class AnswerWriter:
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """What all of them yield, as it comes; all are closed when this is, or when one fails."""
+    """Yield the values of all streams as they arrive; close all at the end, or when one fails."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for value in only:
                 yield value
         return
     arrived: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
-    # Nobody runs ahead of who reads; an end waits for no one, who may have ceased to read.
+    # One value at a time waits for the reader. Ends do not wait, as the reader may have stopped.
     room = asyncio.Semaphore(1)
 
     async def forward(stream: AsyncGenerator[T, None]) -> None:

@@ -1,17 +1,17 @@
-"""A request's items, and how far each has come.
+"""Items of a request, with the state of each.
 
-    received, keyed    `receive`: the bytes are here, or are known; the key says what they become
-    planned            `plan`: how large that is, and how it is written in a prompt
-    found              `items`: what there is already is pinned
-    admitted           `items`: there is room for what is missing, and its bytes are in the arena
-    acquired           `acquire`: all is pinned, or is being made, by this request or another
-    made               `items`: all is there
+    received, keyed    `receive`: the bytes are here or known; the key names the features
+    planned            `plan`: the size of the features, and their form in a prompt
+    found              `items`: existing features are pinned
+    admitted           `items`: there is space for missing ones, and their bytes are in the arena
+    acquired           `acquire`: all are pinned, or being made, by this request or another
+    made               `items`: all exist
 
-A stage takes all items of a request at once, so that each asks the store one time for all of them;
-it sets what its step says of each.
+A stage handles all items of a request at once, so that each sends one call to the store. It sets
+the fields of its step in each item.
 
-What makes several items of one part (the pages of a document) would come between the first two: it
-puts them in the place of the part's item, and their parts in the place of its part in the messages.
+A stage that makes several items of one part (the pages of a document) would come between the first
+two: it replaces the part's item by these items, and the part in the messages by their parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from afferent.types import ContentKey, Handle, Modality
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What makes a model's features; ``fingerprint`` is a part of their keys."""
+    """Processor of a model's features; ``fingerprint`` is a part of their keys."""
 
     family: Family
     fingerprint: bytes
@@ -41,22 +41,22 @@ class Processor:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ItemState:
-    """One item of a request, however often it is shown.
+    """One item of a request, however often it occurs.
 
     Attributes:
-        digest: Of the encoded bytes.
-        key: Of the features.
+        digest: Digest of the encoded bytes.
+        key: Key of the features.
         max_pixels: The request's own limit for this image; 0 for none.
-        name: What the client calls it; one of the names, if there are several.
-        is_recalled: It was sent as a URL, and is known from before.
-        copies: The encoded bytes, as often as they were sent; not at all if the item has been here.
-        header: Of an image, or of a file that is not decoded here; a video or audio clip has none
-            yet.
-        plan: Of an image, and exact.
-        written: Where the bytes were put that came on the heap.
-        bound: Of a video or audio clip: its header, and at most so much.
-        state: Whether the features were there, or were to be made: the store's word.
-        outcome: What the store said of them last.
+        name: Client's id of it; one of them, if there are several.
+        is_recalled: Whether it was sent as a URL and is a URL cache hit.
+        copies: The encoded bytes, as often as they were sent; empty if they were not sent.
+        header: Header of an image, or of a file that Afferent does not decode; a video or audio
+            clip has none yet.
+        plan: Exact plan of an image.
+        written: Location of the bytes that were on the heap.
+        bound: Header and maximum size of a video or audio clip.
+        state: State of the features when they were requested: existing, or to be made.
+        outcome: Latest outcome from the store.
     """
 
     # received, keyed
@@ -79,7 +79,7 @@ class ItemState:
 
     @property
     def raw(self) -> RawMedia | None:
-        """The encoded bytes; ``None`` of an item that was not sent."""
+        """Encoded bytes; ``None`` for an item that was not sent."""
         return self.copies[-1] if self.copies else None
 
     @property
@@ -89,12 +89,12 @@ class ItemState:
 
     @property
     def data(self) -> bytes | None:
-        """The bytes that are on the heap."""
+        """Bytes on the heap."""
         return self.raw.data if self.raw is not None else None
 
     @property
     def file(self) -> tuple[Handle, InputRange] | None:
-        """The object in the arena that the bytes are in, with others' perhaps, and where in it."""
+        """Arena object with the bytes, perhaps with other items, and their range in it."""
         raw = self.raw
         if raw is None:
             return None
@@ -104,7 +104,7 @@ class ItemState:
 
     @property
     def pinned(self) -> Handle | None:
-        """The features, as soon as they are there."""
+        """Features, once they exist."""
         return self.outcome.handle if self.outcome is not None else None
 
 
@@ -113,9 +113,9 @@ class RequestItems:
     """All items of a request.
 
     Attributes:
-        in_order: As the messages show them; what is shown twice is the same twice.
-        new_names: Still to be bound.
-        flights: What others wait for: to be ended when the items are made, or nothing comes of it.
+        in_order: In the order of the messages; a repeated item is the same object.
+        new_names: Client media ids that are still to be bound.
+        flights: Fetches that other requests wait for; ended when the items are made or have failed.
     """
 
     in_order: Sequence[ItemState] = ()
@@ -128,7 +128,7 @@ class RequestItems:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Within this, the items are made; at its end, those who wait for them look again."""
+        """Context for making the items; at its end, requests that wait for them retry."""
         try:
             yield
         finally:
@@ -137,13 +137,13 @@ class RequestItems:
 
     @property
     def prompts(self) -> list[Prompt] | None:
-        """How each is written, in order; ``None`` while that is not known of all."""
+        """Prompt of each item, in order; ``None`` while one of them is unknown."""
         prompts = [item.plan.prompt for item in self.in_order if item.plan is not None]
         return prompts if len(prompts) == len(self.in_order) else None
 
     @property
     def received(self) -> tuple[list[Handle], list[Handle]]:
-        """Objects that bytes came in: those that are sealed, and those that are not."""
+        """Objects with received bytes: the sealed ones, and the others."""
         is_sealed = {
             raw.handle: raw.is_sealed
             for item in self.distinct

@@ -1,7 +1,7 @@
-"""A request's media: from URLs to handles of features, pinned under the request's id.
+"""Media of a request: from URLs to handles of features, pinned under the request's id.
 
-What there is of an item is asked first, what has to be made comes after: encoded bytes go into the
-arena, a plan says how large the features are, and a job makes them. `item_state` has the steps.
+Existing features are looked up first. For missing ones, encoded bytes go into the arena, a plan
+gives the size of the features, and a job makes them. `item_state` lists the steps.
 """
 
 from __future__ import annotations
@@ -40,25 +40,27 @@ from afferent.types import ContentKey, Handle, Modality, ObjectKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSettings:
-    """``timeout_s`` is how long a request waits for what others make; ``num_workers`` are threads
-    that read and hash a request's media.
+    """Settings of an `ItemStage`.
+
+    ``timeout_s`` limits the wait for items that others make; ``num_workers`` is the number of
+    threads that read and hash a request's media.
     """
 
     limits: RequestLimits
     limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
-    """Of those that have limits of their own."""
+    """Limits of tenants with their own."""
     shares: Shares
     timeout_s: float
     num_workers: int = 1
     has_tier: bool = False
-    """Whether other nodes may have what is missing here."""
+    """Whether other nodes may have missing objects."""
     accepted: Accepted = Accepted.DECODED
-    """Image files that a server behind decodes."""
+    """Image files that a backend decodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyItem:
-    """Its features are there, and pinned; ``prompt`` says how it is written."""
+    """Item with pinned features; ``prompt`` is its form in the prompt."""
 
     key: ContentKey
     handle: Handle
@@ -80,7 +82,7 @@ ITEMS = counter(
 
 
 class ItemStage:
-    """Reads, plans and prepares items, with one store behind it."""
+    """Reads, plans and prepares items, over one store."""
 
     def __init__(
         self,
@@ -105,19 +107,19 @@ class ItemStage:
         self._planner = Planner(store, self._maker, processor)
 
     def takes(self, modality: Modality) -> bool:
-        """Whether features are made of such media."""
+        """Whether the model supports this modality."""
         return modality in self._family.tokens
 
     def follows(self, max_pixels: int) -> bool:
-        """Whether fewer pixels are made of an image that is to have no more than so many."""
+        """Whether a limit of ``max_pixels`` makes images smaller."""
         return self._family.bounded(max_pixels) is not self._family
 
     def check(self, request: GenerateRequest) -> None:
-        """Refuse what can be refused by counting.
+        """Refuse a request by the number and modality of its items.
 
         Raises:
-            TooManyItems: More of a kind than a request may have.
-            UnsupportedMedia: Of a kind that the model does not take.
+            TooManyItems: It has more items of a modality than allowed.
+            UnsupportedMedia: The model does not support a modality.
         """
         self.check_count(request)
         for modality in {part.modality for part in request.media}:
@@ -125,7 +127,7 @@ class ItemStage:
                 raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
 
     def check_count(self, request: GenerateRequest) -> None:
-        """`check`, whatever the model takes."""
+        """Check only the number of items."""
         limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
         for modality in Modality:
             most = limits.of(modality).max_items
@@ -138,11 +140,11 @@ class ItemStage:
                 )
 
     async def read(self, request: GenerateRequest, trace: Trace) -> RequestItems:
-        """The items' bytes, keys, and, of images, plans.
+        """Return the items with their bytes and keys, and the plans of images.
 
         Raises:
-            MediaNotCached: Some were not sent, and are not here.
-            InvalidMedia: An item can't be used, or its name is another's.
+            MediaNotCached: Some were not sent, and are not cached.
+            InvalidMedia: An item is invalid, or its name belongs to another item.
             Unavailable: Try again.
         """
         items = await self._read(request, trace, may_recall=True)
@@ -154,7 +156,7 @@ class ItemStage:
         return items
 
     async def read_bytes(self, request: GenerateRequest, trace: Trace) -> RequestItems:
-        """`read`, without plans: of items that somebody else decodes."""
+        """Call `read` without plans: for items that are not decoded here."""
         return await self._read(request, trace, may_recall=False)
 
     async def _read(
@@ -169,16 +171,16 @@ class ItemStage:
         return items
 
     async def plan(self, request_id: str, items: RequestItems, trace: Trace) -> None:
-        """What comes after `read_bytes`, if features are to be made.
+        """Plan images, after `read_bytes`, if features are to be made.
 
         Raises:
-            InvalidMedia: An item can't be used.
+            InvalidMedia: An item is invalid.
             Unavailable: Try again.
         """
         await self._planner.plan_images(request_id, items.distinct, trace)
 
     def sent(self, item: ItemState) -> bytes | memoryview | None:
-        """An item as it came, where it lies; ``None`` if it was not sent."""
+        """Return an item's encoded bytes, without a copy; ``None`` if it was not sent."""
         raw = item.raw
         if raw is None or raw.handle is None:
             return item.data
@@ -187,11 +189,11 @@ class ItemStage:
     async def keep_bytes(
         self, request_id: str, items: RequestItems, trace: Trace
     ) -> list[tuple[Handle, InputRange]]:
-        """Where the bytes of all items are, in order: sealed, and pinned by the request.
+        """Return the location of all items' bytes, in order: sealed, and pinned by the request.
 
         Raises:
             MediaNotCached: An item came by name alone, and its bytes are needed.
-            StoreFull: There is no room now.
+            StoreFull: There is no space now.
         """
         if unsent := [item for item in items.distinct if item.raw is None]:
             raise not_cached([item.name for item in unsent])
@@ -207,8 +209,8 @@ class ItemStage:
         """Wait at the gate with items that the engine processes itself.
 
         Raises:
-            NoPermitLeft: Too many wait already.
-            DeadlineExceeded: Their turn did not come in time.
+            NoPermitLeft: Too many requests wait already.
+            DeadlineExceeded: The gate did not admit them in time.
         """
         nbytes = sum(map(tensor_nbytes, items.in_order))
         start_ns = time.monotonic_ns()
@@ -218,11 +220,11 @@ class ItemStage:
         trace.stage(start_ns, "wait_for_a_permit")
 
     async def prepare(self, request_id: str, items: RequestItems, trace: Trace) -> list[ReadyItem]:
-        """The features of all items, in order, made where they are missing.
+        """Return the features of all items, in order; missing ones are made.
 
         Raises:
-            InvalidMedia: An item can't be used.
-            ArenaTooSmall: The items could never be in the arena at once.
+            InvalidMedia: An item is invalid.
+            ArenaTooSmall: The arena is too small for all items at once.
             Unavailable: Try again.
         """
         if not (distinct := items.distinct):
@@ -239,21 +241,21 @@ class ItemStage:
                 sealed += await self._store.seal(request_id, to_seal)
             await self._admit(request_id, distinct, trace)
             await self._acquire(request_id, distinct, trace)
-        if sealed:  # jobs hold what they need of what was received
+        if sealed:  # jobs pin the received bytes that they need
             await self._store.release(request_id, sealed)
         self._count_outcomes(distinct, trace)
         ready = {item: self._ready(item) for item in distinct}
-        if items.new_names:  # only now: what can't be used is bound to no name
+        if items.new_names:  # only now: no name is bound to an invalid item
             await self._names.bind(request_id, items.new_names)
         return [ready[item] for item in items.in_order]
 
     async def close(self) -> None:
         await self._reader.close()
 
-    # The steps
+    # Steps
 
     async def _find(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Pin what is there; nothing else is made or waited for."""
+        """Pin existing features; nothing is made or awaited."""
         start_ns = time.monotonic_ns()
         wanted = [Find(item.key) for item in items]
         outcomes = await self._store.acquire(request_id, wanted)
@@ -261,9 +263,9 @@ class ItemStage:
         _set_outcomes(items, outcomes)
 
     async def _admit(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """The bytes of what is missing come into the arena, for the workers to read and to plan.
+        """Write the bytes of missing items into the arena, for workers to read and to plan.
 
-        Nothing is pinned while this waits for room, or requests might wait for one another.
+        Nothing is pinned while this waits for space: otherwise requests could deadlock.
         """
         if pinned := [item.pinned for item in items if item.pinned is not None]:
             await self._store.release(request_id, pinned)
@@ -277,7 +279,7 @@ class ItemStage:
         await self._planner.plan_files(request_id, missing, trace)
 
     async def _acquire(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Have room for all features granted, and those made that nobody has made."""
+        """Reserve space for all features, and have missing ones made."""
         wanted: list[Join | Queue] = []
         room = []
         for item in items:
@@ -297,7 +299,7 @@ class ItemStage:
             item.outcome = outcome
 
     async def _write_raw(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """What is on the heap comes into the arena."""
+        """Move bytes from the heap into the arena."""
         on_heap = [(item, item.data) for item in items if item.data is not None]
         if not on_heap:
             return
@@ -306,7 +308,7 @@ class ItemStage:
         if all(item.file is None for item in items):
             with trace.at("admission"):
                 handles = await self._gate.create(request_id, blocks)
-        else:  # who holds raw bytes already must not wait for more: he might wait for himself
+        else:  # a request with raw bytes must not wait for more: it might wait for itself
             handles = await self._store.create(request_id, blocks)
         for (_, data), handle in zip(on_heap, handles, strict=True):
             target = np.frombuffer(self._store.block(handle), dtype=np.uint8)
@@ -327,10 +329,10 @@ class ItemStage:
         tree: Any = codec.view(self._store.block(handle))
         return ReadyItem(item.key, handle, tuple(tree["prompt"]))
 
-    # Room and figures
+    # Limits and metrics
 
     def _check_room(self, items: Sequence[ItemState]) -> None:
-        """Refuse what could never be in the arena at once, however long one waits."""
+        """Refuse items that can never be in the arena at once."""
         on_heap = [len(item.data) for item in items if item.data is not None]
         self._maker.check_share(ObjectKind.RAW, on_heap)
         planned = [item.plan.nbytes for item in items if item.plan is not None]
@@ -350,7 +352,11 @@ def _set_outcomes(items: Sequence[ItemState], outcomes: Sequence[Outcome]) -> No
 
 
 def _is_there(item: ItemState) -> bool:
-    """Raises: StoreFull: It is, and can't be held now."""
+    """Whether the item's features exist.
+
+    Raises:
+        StoreFull: They exist, but can't be pinned now.
+    """
     return item.outcome is not None and handle_if_there(item.outcome) is not None
 
 
@@ -363,7 +369,7 @@ _WORDS = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
 
 
 def _word(item: ItemState) -> str:
-    """What became of an item."""
+    """Return the metric label of an item's outcome."""
     spans = item.outcome.spans if item.outcome is not None else []
     if item.outcome is not None and item.outcome.state == "failed":
         return "failed"

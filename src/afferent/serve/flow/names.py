@@ -1,7 +1,7 @@
-"""Clients' own names of items (``uuid``), so that an item need not be sent again.
+"""Client media ids (``uuid``), with which an item need not be sent again.
 
-A name is bound to the digest of the first content that came with it, for one tenant. The binding is
-an object of the store: all frontends know it, and it may be evicted.
+A name is bound to the digest of its first content, for one tenant. The binding is an object of the
+store: all frontends share it, and it may be evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NBYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """``key`` is that of the binding."""
+    """Client media id; ``key`` is the key of its binding."""
 
     uuid: str
     key: ContentKey
@@ -37,9 +37,9 @@ class Name:
 
 
 class Binding(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a name stands for: the digest of an item's encoded bytes, and what they were taken as.
+    """Item of a name: the digest of its encoded bytes, and its modality.
 
-    ``modality`` is a part of it because the same file may be sent as an image and as a video.
+    ``modality`` is included because the same file may be sent as an image and as a video.
     """
 
     digest: KeyBytes
@@ -50,7 +50,7 @@ _decoder = msgspec.msgpack.Decoder(Binding)
 
 
 class Names:
-    """The bindings in one store."""
+    """Bindings in one store."""
 
     def __init__(self, store: AsyncDaemonStore, *, timeout_s: float) -> None:
         self._store, self._timeout_s = store, timeout_s
@@ -58,13 +58,13 @@ class Names:
     async def find(
         self, request_id: str, names: Iterable[Name], *, sent: Collection[Name | None]
     ) -> dict[Name, Binding]:
-        """Those that are bound.
+        """Return the existing bindings.
 
         Args:
-            sent: Names of items that are sent with the request, which can do without.
+            sent: Names of items whose content is in the request; their bindings are optional.
 
         Raises:
-            StoreFull: One that is needed can't be read now.
+            StoreFull: A needed one can't be read now.
         """
         distinct = list(dict.fromkeys(names))
         if not distinct:
@@ -82,12 +82,12 @@ class Names:
         return bindings
 
     async def bind(self, request_id: str, bindings: Mapping[Name, Binding]) -> None:
-        """Bind names, of which each is bound once.
+        """Bind names; each name is bound once.
 
-        Where there is no room they are not bound: that is like being evicted at once.
+        Without space they are not bound, as if they were evicted at once.
 
         Raises:
-            InvalidMedia: Another content came first.
+            InvalidMedia: A name was bound to other content before.
         """
         left = list(bindings)
         wanted = [Claim(name.key, ObjectKind.RECORDS, _NBYTES) for name in left]
@@ -109,7 +109,7 @@ class Names:
     async def _settle(
         self, request_id: str, bindings: Mapping[Name, Binding], held: Mapping[Name, Outcome]
     ) -> None:
-        """Write those that are to be written by this request; compare the others; let go of all."""
+        """Write this request's bindings, compare the others, and release all."""
         handles: list[Handle] = []
         to_seal: list[SealItem] = []
         for name, outcome in held.items():
@@ -133,7 +133,11 @@ class Names:
 
 
 def check(name: Name, known: Binding, given: Binding) -> None:
-    """Raises: InvalidMedia: The name stands for another item."""
+    """Check that a name stands for the given item.
+
+    Raises:
+        InvalidMedia: It stands for another item.
+    """
     if known != given:
         raise InvalidMedia(
             f"the uuid {name.uuid!r} already names another item; use a new one",

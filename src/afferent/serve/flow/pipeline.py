@@ -1,7 +1,7 @@
-"""The one path of every request: media to handles, messages to tokens, tokens to text.
+"""Path of every request: media to handles, messages to tokens, tokens to text.
 
-Everything that a request holds in the store is under its own id, so that one message drops it all,
-wherever the request ended.
+All pins of a request in the store are under its own id. One message releases them all, wherever
+the request ended.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.types import Item, Modality, Sampling
 
-_LONG_TEXT = 8_000  # characters; templates and tokenizers leave the event loop from here on
-_PART_CHARACTERS = 8  # a message or a part takes at least the time of so many
+_LONG_TEXT = 8_000  # characters; longer texts are templated and tokenized in a thread
+_PART_CHARACTERS = 8  # minimum cost of a message or part, in characters
 _PROMISE = "the engine breaks promise 1 of an engine: `Accepted` comes once, and first"
 
 
@@ -74,12 +74,12 @@ class Pipeline:
         self._sampling = sampling
 
     async def run(self, request: GenerateRequest, trace: Trace) -> AsyncGenerator[Output, None]:
-        """`PromptInfo`, then pieces of text and the `End` of each answer.
+        """Yield `PromptInfo`, then pieces of text and the `End` of each answer.
 
         Closing the iterator early aborts the request.
 
         Raises:
-            InvalidRequest: Something in the request can't be used.
+            InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
         if self.engine.info is None:
@@ -96,7 +96,7 @@ class Pipeline:
             async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
                     yield output
-        except InvalidForm as error:  # an engine knows nothing of the API's parameters
+        except InvalidForm as error:  # an engine does not know the API's parameters
             raise InvalidForm(error.message, param=request.form_param) from error
         finally:
             hold.drop()
@@ -105,13 +105,13 @@ class Pipeline:
     async def render(
         self, request: GenerateRequest, trace: Trace, *, with_features: bool
     ) -> Rendered:
-        """The prompt that the engine would get, and nothing of it is run.
+        """Return the prompt for the engine, without running it.
 
-        Images are placed by their headers alone. Features are made only if they are asked for, or
-        if the length of a video or audio clip has to be known.
+        Images are placed by their headers alone. Features are made only if they are requested, or
+        if the length of a video or audio clip is needed.
 
         Raises:
-            InvalidRequest: Something in the request can't be used.
+            InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
         trace.media, trace.where = counting.media_of(request.media), "preprocess"
@@ -146,12 +146,12 @@ class Pipeline:
     async def _prepare(
         self, request: GenerateRequest, trace: Trace
     ) -> tuple[EngineRequest, PromptInfo]:
-        """All that the engine has to know; the features are pinned under the request."""
+        """Return the engine's request; the features are pinned under the request."""
         request_id = request.request_id
         found = await self._items.read(request, trace)
         with found.awaited():
             if (prompts := found.prompts) is not None:
-                # What is too long is refused before any work is done.
+                # Too long prompts are refused before any work is done.
                 prompt, sampling = await self._prompt(request, prompts, trace)
                 ready = await self._items.prepare(request_id, found, trace)
             else:
@@ -175,7 +175,7 @@ class Pipeline:
         hold: _Hold,
         trace: Trace,
     ) -> list[AsyncGenerator[Output, None]]:
-        """A run of the engine for each answer; the items of all of them are the same."""
+        """Submit one engine request for each answer; all share the same items."""
         TOKENS.labels("prompt").inc(len(engine_request.token_ids))
         trace.num_prompt_tokens = len(engine_request.token_ids)
         return [
@@ -209,9 +209,10 @@ class Pipeline:
     async def _generate(
         self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
     ) -> AsyncGenerator[Output, None]:
-        """
+        """Yield the outputs of one answer.
+
         Raises:
-            InternalError: The engine goes on as if nobody waited for its `Accepted`.
+            InternalError: The engine does not send `Accepted` exactly once, and first.
         """
         start_ns, times = time.monotonic_ns(), counting.AnswerTimes(trace)
         is_accepted = False
@@ -246,10 +247,10 @@ class Pipeline:
     async def _prompt(
         self, request: GenerateRequest, written: Sequence[ItemPrompt], trace: Trace
     ) -> tuple[Prompt, Sampling]:
-        """The prompt's tokens, and how to go on from them; refused if there is no room.
+        """Return the prompt's tokens and the sampling.
 
         Raises:
-            PromptTooLong: The prompt and the answer asked for exceed what the model has room for.
+            PromptTooLong: The prompt and the requested answer exceed the model's context.
         """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
@@ -259,7 +260,7 @@ class Pipeline:
         texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
         num_characters = sum(len(part.text) for part in texts) + request.template.num_characters
         num_characters += len(request.prompt or "")
-        # Tokenizing costs time and memory; what can't fit is refused by its length alone.
+        # Tokenizing costs time and memory; too long texts are refused by their length.
         if num_characters > limit * self._prompts.max_token_characters:
             raise PromptTooLong(
                 f"the text has {num_characters} characters; the model has room for {limit} tokens",
@@ -294,7 +295,7 @@ class Pipeline:
         return Prompt(tokens, [])
 
     def modalities(self, info: EngineInfo) -> list[Modality]:
-        """What an item of a request may be, with an engine of which this is known."""
+        """Return the modalities of requests that this engine and the model support."""
         return [each for each in info.modalities if self._items.takes(each)]
 
     async def close(self) -> None:
@@ -302,27 +303,31 @@ class Pipeline:
 
 
 class _Hold:
-    """What a request has in the store, until the engine holds it for each of its answers."""
+    """Pins of a request in the store, until the engine has pins for all of its answers.
+
+    Invariants:
+        - The pins are released once: after the last acceptance, or at the end of the request.
+    """
 
     def __init__(self, store: AsyncDaemonStore, request_id: str, num_answers: int) -> None:
         self._store, self._request_id = store, request_id
         self._num_waiting = num_answers
 
     def accepted(self) -> None:
-        """The engine holds its own pins for one answer more."""
+        """Count an answer for which the engine has its own pins."""
         self._num_waiting -= 1
         if self._num_waiting == 0:
             self._store.forget(self._request_id)
 
     def drop(self) -> None:
-        """The request has ended, wherever it had come to."""
+        """Release the pins at the end of the request, also after an error."""
         if self._num_waiting:
             self._num_waiting = 0
             self._store.forget(self._request_id)
 
 
 def _sampling_of(sampling: Sampling, index: int) -> Sampling:
-    """A request's answers differ, and are the same each time if it has a seed."""
+    """Return sampling with a seed of its own for each answer: they differ and are reproducible."""
     if sampling.seed is None or index == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=sampling.seed + index)

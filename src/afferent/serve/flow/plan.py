@@ -1,4 +1,4 @@
-"""What a request's items become: planned from headers, or by a worker that is asked."""
+"""Plans of a request's items: from headers, or by a worker."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from afferent.types import ContentKey, Handle, ObjectKind, decode, encode
 _PLAN_TAG = b"afferent/plan/v1"
 _MAX_KNOWN_PLANS = 4096
 _MAX_PLANS_AT_ONCE = 64
-"""Of one request: more would keep others waiting for no gain, as there are fewer workers."""
+"""Limit for one request: more would delay others for no gain, as there are fewer workers."""
 
 _Shape = tuple[int, int, int]
-"""All that an image's plan follows from: width, height, and the most pixels that are wanted."""
+"""Everything that determines an image's plan: width, height, and the maximum of pixels."""
 
 
 class Planner:
@@ -44,7 +44,7 @@ class Planner:
         self._known_plans: dict[_Shape, FeaturePlan] = {}
 
     async def plan_images(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Set the images' exact plans; a worker is asked for those that only it knows."""
+        """Set the exact plans of images; a worker makes the plans that only it can."""
         waiting: defaultdict[_Shape, list[ItemState]] = defaultdict(list)
         for item in items:
             if (shape := _shape(item)) is not None:
@@ -77,7 +77,7 @@ class Planner:
         return _planning(key, PlanImage(ImageHeader(width, height), max_pixels), [])
 
     def _plan(self, shape: _Shape) -> FeaturePlan | None:
-        """``None`` if only a worker knows."""
+        """Return the plan; ``None`` if only a worker can make it."""
         if known := self._known_plans.get(shape):
             return known
         width, height, max_pixels = shape
@@ -93,7 +93,7 @@ class Planner:
         self._known_plans.update(plans)
 
     async def _ask(self, request_id: str, asked: Sequence[Queue], trace: Trace) -> list[Planned]:
-        """Plans that workers make."""
+        """Have workers make plans."""
         room = [ReserveItem(item.kind, item.nbytes) for item in asked]
         outcomes = await self._maker.acquire(request_id, asked, trace, room=room, in_turn=False)
         item_keys = [ContentKey(item.key) for item in asked]
@@ -107,7 +107,7 @@ class Planner:
 
 
 def features_job(item: ItemState) -> Queue:
-    """Pin an item's features, or have them made."""
+    """Return the item to acquire: it pins the features, or queues a job."""
     if item.file is None:
         raise InternalError("an item's bytes are not in the arena")
     if item.bound is not None:

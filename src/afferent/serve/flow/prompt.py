@@ -1,7 +1,7 @@
-"""Messages to prompt tokens, and answer tokens back to text.
+"""Conversion of messages to prompt tokens, and of answer tokens to text.
 
-This uses `tokenizers` and Jinja directly: `transformers` would bring torch, and with it 300 MB and
-three seconds, into every frontend.
+It uses `tokenizers` and Jinja directly: `transformers` would load torch, with 300 MB and three
+seconds, in every frontend.
 """
 
 from __future__ import annotations
@@ -37,22 +37,26 @@ _MAX_PIECES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``placeholders`` are one for each item, in the items' order."""
+    """Prompt tokens with one placeholder for each item, in the items' order."""
 
     token_ids: list[int]
     placeholders: list[Placeholder]
 
 
 class PromptBuilder:
-    """The chat template and the tokenizer of one model."""
+    """Chat template and tokenizer of one model."""
 
     def __init__(self, folder: Path, family: Family) -> None:
-        """Raises: ConfigError: The folder has no tokenizer or no chat template that can be used."""
+        """Read the model's folder.
+
+        Raises:
+            ConfigError: The folder has no usable tokenizer or chat template.
+        """
         self._tokenizer = read_tokenizer(folder)
-        # For text of clients in which special tokens are spelled out: there they are plain text.
+        # For clients' text that spells out special tokens: there they are plain text.
         self._plain_tokenizer = copy.deepcopy(self._tokenizer)
         self._plain_tokenizer.encode_special_tokens = True
-        # Those of media are not special in every model, and must not be written by clients in any.
+        # Tokens of media are not special in every model, but clients must not write them in any.
         media = {token for tokens in family.tokens.values() for token in _ids(tokens)}
         written = [name for name in map(self._tokenizer.id_to_token, media) if name is not None]
         self._plain_tokenizer.add_special_tokens(
@@ -64,7 +68,7 @@ class PromptBuilder:
         self._tokens = family.tokens
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
-        """No text has fewer tokens than its characters divided by this."""
+        """Upper bound of the characters in one token."""
         self._template = ChatTemplate(folder)
         self._memory = PromptMemory(self._marked)
         self._pieces: dict[str, list[int]] = {}
@@ -77,11 +81,11 @@ class PromptBuilder:
         *,
         tenant: str = "",
     ) -> Prompt:
-        """The prompt's tokens, each item's marker opened to what stands there for the item.
+        """Return the prompt's tokens, with each item's marker expanded to its tokens.
 
         Args:
-            written: How the items of the messages are written, in order.
-            tenant: Whose messages they are.
+            written: Form of each item in the prompt, in order.
+            tenant: Tenant of the messages.
 
         Raises:
             InvalidRequest: The model's chat template refuses the messages.
@@ -113,7 +117,7 @@ class PromptBuilder:
         return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
 
     def _marked(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
-        """The tokens of messages, with each item's marker."""
+        """Return the tokens of messages, with each item's marker."""
         quoted: list[str] = []
         rendered = self._template.render(
             [self._as_dict(message, quoted) for message in messages],
@@ -124,7 +128,7 @@ class PromptBuilder:
         return self._encode(rendered, quoted)
 
     def can_show(self, kind: Modality) -> bool:
-        """Whether a message with one item of this kind has a place for it in the prompt."""
+        """Whether the chat template places an item of this modality in the prompt."""
         asked = Message("user", (MediaPart(kind, ""), TextPart("?")))
         try:
             self.build([asked], [(1,)])
@@ -133,10 +137,10 @@ class PromptBuilder:
         return True
 
     def plain(self, given: str | Sequence[int], *, adds_special: bool = True) -> list[int]:
-        """The tokens of a text that is the whole prompt; special tokens in it are what they are.
+        """Return the tokens of a text that is the whole prompt; special tokens are parsed.
 
         Raises:
-            InvalidRequest: A token in it stands for media.
+            InvalidRequest: It contains a token of media.
         """
         token_ids = list(
             self._tokenizer.encode(given, add_special_tokens=adds_special).ids
@@ -152,11 +156,11 @@ class PromptBuilder:
         return token_ids
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """All of them, special ones too."""
+        """Return the text of all tokens, including special ones."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _open(self, kind: Modality, written: ItemPrompt, token_ids: list[int]) -> Placeholder:
-        """Append what stands for an item; from its first row of embeddings to its last."""
+        """Append the tokens of an item; return its range of embedding rows."""
         first = last = len(token_ids)
         for piece in written:
             if isinstance(piece, str):
@@ -168,7 +172,7 @@ class PromptBuilder:
         return Placeholder(first, last - first)
 
     def _piece_ids(self, piece: str) -> list[int]:
-        """Of a family's own text around items: there is little of it, and it comes with each."""
+        """Return the tokens of a family's own text around items, cached: such texts are few."""
         known = self._pieces.get(piece)
         if known is None:
             if len(self._pieces) >= _MAX_PIECES:  # such as the times of very many frames
@@ -192,14 +196,14 @@ class PromptBuilder:
         return {"role": message.role if is_known else "user", "content": content}
 
     def _quote(self, text: str, quoted: list[str]) -> str:
-        """``text``, or a stand-in for it if it spells out a special token."""
+        """Return ``text``, or a placeholder for it if it spells out a special token."""
         if not any(special in text for special in self._special) and STAND_IN not in text:
             return text
         quoted.append(text)
         return f"{STAND_IN}{len(quoted) - 1}{STAND_IN}"
 
     def _quote_in(self, value: Any, quoted: list[str]) -> Any:
-        """The same for all text within a value; it is not nested deeply."""
+        """Quote all text within a value, which is not deeply nested."""
         match value:
             case str():
                 return self._quote(value, quoted)
@@ -226,15 +230,15 @@ class PromptBuilder:
 
 
 def _ids(tokens: MediaTokens) -> tuple[int, ...]:
-    """Those that there are: an encoder-decoder model has none in its prompt."""
+    """Return the existing tokens: an encoder-decoder model has none in its prompt."""
     return tuple(token for token in (tokens.marker, tokens.embed) if token >= 0)
 
 
 class Detokenizer:
-    """Tokens to text, piece by piece: a character of several tokens comes with its last."""
+    """Conversion of tokens to text, piece by piece: a character comes with its last token."""
 
     def __init__(self, tokenizer: Tokenizer, *, skips_special: bool = True) -> None:
-        """``skips_special``: special tokens are no text."""
+        """Create it; with ``skips_special``, special tokens produce no text."""
         self._tokenizer, self._skips_special = tokenizer, skips_special
         self._stream = DecodeStream(skip_special_tokens=skips_special)
         self._waiting: list[int] = []
@@ -243,7 +247,7 @@ class Detokenizer:
         return "".join(map(self._feed, token_ids))
 
     def flush(self) -> str:
-        """What is left of a character whose last token does not come: U+FFFD, for what there is."""
+        """Return U+FFFD for a character whose last token does not come."""
         waiting, self._waiting = self._waiting, []
         return self._tokenizer.decode(waiting, skip_special_tokens=self._skips_special)
 
@@ -251,7 +255,7 @@ class Detokenizer:
         self._waiting.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # of no class of its own: bytes now read otherwise than what was given
+        except Exception:  # has no class of its own: the bytes now decode to other text than before
             self._stream = DecodeStream(ids=[token_id], skip_special_tokens=self._skips_special)
             return self.flush()
         if not text:
@@ -260,7 +264,7 @@ class Detokenizer:
         return text
 
     def text_of(self, token_id: int) -> str:
-        """Of the token alone, as it stands within a text; U+FFFD for a part of a character."""
+        """Return the text of one token, as inside a text; U+FFFD for a part of a character."""
         # Tokenizers drop the space before the first word of a text.
         once, twice = (
             self._tokenizer.decode([token_id] * times, skip_special_tokens=False)
@@ -270,7 +274,7 @@ class Detokenizer:
 
 
 class _Generation(msgspec.Struct):
-    """What is read of ``generation_config.json``; ``null`` says nothing."""
+    """Fields of ``generation_config.json``; ``null`` means the default."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -281,7 +285,7 @@ class _Generation(msgspec.Struct):
 
 
 def sampling_defaults(folder: Path) -> SamplingDefaults:
-    """What the model's ``generation_config.json`` says; greedy if it says nothing.
+    """Return the sampling of the model's ``generation_config.json``; greedy by default.
 
     Raises:
         ConfigError: It can't be read.
@@ -304,10 +308,10 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
 
 
 def check_folder(folder: Path, family: Family) -> None:
-    """Read all that a frontend reads of a model's folder, and write a prompt with it.
+    """Check a model's folder: read all files that a frontend reads, and build a prompt.
 
     Raises:
-        ConfigError: A file is missing or broken, or the files do not go together.
+        ConfigError: A file is missing or invalid, or the files do not fit together.
     """
     prompts = PromptBuilder(folder, family)
     sampling_defaults(folder)

@@ -1,4 +1,4 @@
-"""The tokens of prompts that were written before: the same words often come with other media."""
+"""Cache of prompt tokens: the same text often comes with other media."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from afferent.types import Modality
 _MOST_PROMPTS: Final = 256
 _MOST_CHARACTERS: Final = 2_000
 _PART_CHARACTERS: Final = 8
-"""A message and a part count for at least so many."""
+"""Minimum cost of a message or part, in characters."""
 
 _Words = tuple[str | tuple[Modality], ...]
 _Key = tuple[str, bool, bool, tuple[tuple[str, _Words], ...]]
 
 Write = Callable[[Sequence[Message], TemplateOptions], Sequence[int]]
-"""A conversation's tokens, each item as its marker."""
+"""Returns a conversation's tokens, with a marker for each item."""
 
 
 class PromptMemory:
-    """Short conversations of each tenant, the latest of them: nobody learns from how long a prompt
-    takes what another tenant has asked.
+    """Least-recently-used cache of short conversations, separate for each tenant.
+
+    So the time of a prompt does not reveal another tenant's requests.
+
+    Invariants:
+        - At most `_MOST_PROMPTS` prompts are cached, in order of their last use.
     """
 
     def __init__(self, write: Write) -> None:
@@ -33,7 +37,7 @@ class PromptMemory:
     def tokens(
         self, messages: Sequence[Message], options: TemplateOptions, *, tenant: str
     ) -> Sequence[int]:
-        """As ``write`` gives them. Raises: whatever that does."""
+        """Return the tokens from the cache or from ``write``, whose errors propagate."""
         if (key := _key(messages, options, tenant)) is None:
             return self._write(messages, options)
         known = self._known.pop(key, None)
@@ -41,12 +45,12 @@ class PromptMemory:
             known = array("q", self._write(messages, options))
             if len(self._known) >= _MOST_PROMPTS:
                 del self._known[next(iter(self._known))]
-        self._known[key] = known  # behind all others
+        self._known[key] = known  # the most recently used
         return known
 
 
 def _key(messages: Sequence[Message], options: TemplateOptions, tenant: str) -> _Key | None:
-    """``None`` if it is long, or the template is given more than messages."""
+    """Return the cache key; ``None`` if the text is long, or the template has variables."""
     if options.variables:
         return None
     num_characters, said = 0, []

@@ -1,4 +1,4 @@
-"""Items that were sent as URLs which were fetched a moment ago, or are being fetched."""
+"""URL cache: items whose URLs were fetched recently, or are being fetched."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from afferent.store.protocol.items import Join
 from afferent.types import ContentKey
 
 KeyOf = Callable[[MediaPart, bytes], ContentKey]
-"""Of an item's features, by the digest of its bytes."""
+"""Returns the key of an item's features, from the digest of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What is known of a request's URLs.
+    """URL cache hits of a request.
 
     Attributes:
-        known: Parts whose features are there, by the part as it came: they need not be fetched.
-        flights: The others, which this request fetches for all who want them meanwhile.
+        known: Parts with existing features, by the received part: they need not be fetched.
+        flights: The other URLs, which this request fetches for all concurrent requests.
     """
 
     known: Mapping[MediaPart, MediaPart]
@@ -32,12 +32,13 @@ class Recalled:
 
 
 class Recall:
-    """Looks URLs up, with one store behind it."""
+    """Looks up URLs, over one store."""
 
     def __init__(self, store: AsyncDaemonStore, *, timeout_s: float) -> None:
-        """
+        """Create it.
+
         Args:
-            timeout_s: How long another request's fetch is waited for.
+            timeout_s: Limit of the wait for another request's fetch.
         """
         self._store, self._timeout_s = store, timeout_s
         self._memory = UrlMemory()
@@ -45,7 +46,7 @@ class Recall:
     async def find(
         self, request: GenerateRequest, parts: Sequence[MediaPart], key_of: KeyOf
     ) -> Recalled:
-        """Which of the URLs among these need not be fetched; follow with `Flights.end`."""
+        """Return the parts whose URLs need not be fetched; follow with `Flights.end`."""
         urls = {part: self._url_key(request, part) for part in parts if is_fetched(part)}
         flights, others = self._memory.take_off(
             key for key in urls.values() if self._memory.digest(key) is None
@@ -82,7 +83,7 @@ class Recall:
                 each.cancel()
 
     async def _those_here(self, request_id: str, keys: list[ContentKey]) -> set[ContentKey]:
-        """Those that there are, or that somebody is making; nothing stays pinned."""
+        """Return the keys that exist or are being made; nothing stays pinned."""
         if not keys:
             return set()
         outcomes = await self._store.acquire(request_id, [Join(key) for key in keys])
@@ -113,6 +114,6 @@ class Recall:
 
 
 def is_fetched(part: MediaPart) -> bool:
-    """Whether it comes from a media host; what has a name of its client's is known by that."""
+    """Whether it comes from a media host; an item with a ``uuid`` is known by that instead."""
     source = part.source
     return isinstance(source, str) and source[:4].lower() == "http" and not part.uuid

@@ -1,4 +1,4 @@
-"""The bytes of a request's items, and their keys; only the keys, of items that were here before."""
+"""Receiver of a request's items: their bytes and keys, or only the keys of known items."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from afferent.telemetry.trace import Trace
 from afferent.types import ContentKey, Modality
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""Most pixels that are made of an image in low detail."""
+"""Maximum of pixels for an image in low detail."""
 _MAX_LISTED = 8
 
 
@@ -52,7 +52,7 @@ class _Part:
         return isinstance(self.media.source, str | RawMedia)
 
     def digest(self, bindings: Mapping[Name, Binding]) -> bytes | None:
-        """Of a part that was not sent; ``None`` if nobody knows what its name stands for."""
+        """Return the digest of a part that was not sent; ``None`` if its name is unknown."""
         if isinstance(self.media.source, SeenMedia):
             return self.media.source.digest
         binding = bindings.get(self.name) if self.name is not None else None
@@ -64,7 +64,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """What came of a part that was sent."""
+    """Received bytes of a part that was sent."""
 
     raw: RawMedia
     header: MediaHeader | ForwardedHeader | None
@@ -86,8 +86,12 @@ class ItemReader:
         has_tier: bool,
         accepted: Accepted = Accepted.DECODED,
     ) -> None:
-        """``num_workers``: threads that read and hash media. ``has_tier``: other nodes may have
-        fetched what a URL leads to. ``accepted``: files that are not decoded here.
+        """Create it.
+
+        Args:
+            num_workers: Threads that read and hash media.
+            has_tier: Whether other nodes may have fetched the result of a URL.
+            accepted: Files that are not decoded here.
         """
         self._accepted = accepted
         self._store, self._names = store, names
@@ -102,14 +106,14 @@ class ItemReader:
     async def read(
         self, request: GenerateRequest, trace: Trace, *, may_recall: bool = True
     ) -> RequestItems:
-        """The items, without plans.
+        """Return the items, without plans.
 
         Args:
-            may_recall: Features are enough: of a URL that was fetched before, nothing is wanted.
+            may_recall: Whether features suffice: the bytes of a URL cache hit are not fetched.
 
         Raises:
-            MediaNotCached: Some were not sent, and are not here.
-            InvalidMedia: An item can't be used, or its name is another's.
+            MediaNotCached: Some were not sent, and are not cached.
+            InvalidMedia: An item is invalid, or its name belongs to another item.
             Unavailable: Try again.
         """
         if not may_recall:
@@ -191,7 +195,7 @@ class ItemReader:
     async def _check_here(
         self, request: GenerateRequest, unsent: Sequence[_Part], bindings: Mapping[Name, Binding]
     ) -> None:
-        """Refuse what is missing before any work is done, all of it at once."""
+        """Refuse missing items, all at once, before any work is done."""
         if not unsent:
             return
         wanted = [
@@ -204,7 +208,7 @@ class ItemReader:
             raise not_cached([part.name for part in missing])
 
     async def _find(self, request_id: str, wanted: Sequence[ContentKey]) -> set[ContentKey]:
-        """Those that there are; nothing stays pinned, since there may be waiting to come."""
+        """Return the existing keys; nothing stays pinned, as a wait may follow."""
         if not wanted:
             return set()
         asked = [Find(key) for key in wanted]
@@ -221,7 +225,7 @@ class ItemReader:
     async def _receive_all(
         self, request: GenerateRequest, parts: Sequence[_Part], trace: Trace
     ) -> list[_Received]:
-        """Their bytes, headers and digests."""
+        """Return the bytes, headers and digests of sent parts."""
         if not parts:
             return []
         received = [self._received(part.media) for part in parts]
@@ -252,7 +256,7 @@ class ItemReader:
         return [_Received(*each) for each in zip(media, headers, digests, strict=True)]
 
     def _received(self, part: MediaPart) -> RawMedia | None:
-        """What came with the body."""
+        """Return the media that came with the body."""
         if not isinstance(part.source, RawMedia):
             return None
         most = self._limits.of(part.modality).max_nbytes
@@ -271,7 +275,7 @@ class ItemReader:
     def _header(
         self, modality: Modality, data: memoryview, limits: RequestLimits, raw: RawMedia
     ) -> MediaHeader | ForwardedHeader | None:
-        """Containers of video and audio are read by workers, which are confined."""
+        """Read an image's header; sandboxed workers read the containers of video and audio."""
         if raw.is_frames and (modality is not Modality.VIDEO or not self._accepts_frames):
             raise UnsupportedMedia(
                 "images with commas between them (data:video/jpeg) are no video here; send a file, "
@@ -287,7 +291,7 @@ class ItemReader:
     def _accepts_frames(self) -> bool:
         return self._accepted is not Accepted.DECODED
 
-    # Both
+    # Common
 
     def _item(self, request: GenerateRequest, part: _Part, digest: bytes) -> ItemState:
         return ItemState(
@@ -316,7 +320,7 @@ class ItemReader:
 
 
 def not_cached(names: Sequence[Name | None]) -> MediaNotCached:
-    """The error that items are missing which came by these names, or by none."""
+    """Return the error for missing items with these names, or without one."""
     uuids = tuple(dict.fromkeys(name.uuid for name in names if name is not None))
     listed = [repr(uuid) for uuid in uuids[:_MAX_LISTED]]
     if len(uuids) > _MAX_LISTED:

@@ -1,4 +1,4 @@
-"""A prompt as JSON: the answer to a request to render, which is not an API of anyone else's."""
+"""Prompt as JSON: the answer to a render request, an API of Afferent's own."""
 
 from __future__ import annotations
 

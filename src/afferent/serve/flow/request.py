@@ -1,4 +1,4 @@
-"""A request in our own words, whichever API it came by."""
+"""Internal request, common to all APIs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class SeenMedia:
-    """An item whose features were made before, known by the digest of its encoded bytes."""
+    """Item whose features were made before, known by the digest of its encoded bytes."""
 
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image, audio clip or video: as it came in the body, or by URL."""
+    """Image, audio clip or video, from the body or by URL."""
 
     modality: Modality
     source: str | RawMedia | SeenMedia | None
-    """``None``: an item seen before, known by its ``uuid``."""
+    """``None`` for an earlier item, known by its ``uuid``."""
     detail: Detail = "auto"
     uuid: str | None = None
     max_pixels: int = 0
-    """Most pixels that are made of an image, if that is less than the model's own; 0: not said."""
+    """Maximum of pixels for an image, if it is less than the model's own; 0 for the default."""
 
 
 Part = TextPart | MediaPart
@@ -52,18 +52,18 @@ class Message:
 
 
 ScoredToken = msgspec.Raw
-"""A token of the answer, its log-probability, and the likeliest instead, as an API writes them.
+"""Token of the answer with its log-probability and alternatives, in the format of an API.
 
-It is JSON from the start: to write all those of a long answer at its end takes a second.
+It is encoded as JSON at once: to encode all those of a long answer at its end takes a second.
 """
 
 WriteScored = Callable[[str, float, Sequence[tuple[str, float]]], ScoredToken]
-"""Write a token's text, its log-probability, and the likeliest instead."""
+"""Encodes a token's text, its log-probability and the most likely alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities are asked for: those of ``num_top`` other tokens, too, to be written so."""
+    """Request for log-probabilities, with ``num_top`` alternatives, encoded by ``write``."""
 
     num_top: int
     write: WriteScored
@@ -71,13 +71,13 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateOptions:
-    """How the model's chat template is asked to write a conversation.
+    """Options for rendering a conversation by the model's chat template.
 
     Attributes:
-        variables: What the template gets besides; their text never becomes a special token.
-        num_characters: How much text they are.
-        begins_answer: The assistant's turn is begun at the end.
-        continues_last: The last message is left open, and the answer goes on with it.
+        variables: Further variables of the template; their text never becomes a special token.
+        num_characters: Number of characters in them.
+        begins_answer: Whether the assistant's turn begins at the end.
+        continues_last: Whether the last message is left open, and the answer continues it.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -87,16 +87,18 @@ class TemplateOptions:
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True):
-    """``None`` is what was not said: the model's own default then holds, of ``max_tokens`` as many
-    as it has room for. Of how tokens are chosen, names and values are those of `Sampling`.
+    """Request for answers; ``None`` means the model's default.
+
+    The default of ``max_tokens`` is the rest of the context. Sampling fields have the names and
+    values of `Sampling`.
     """
 
     request_id: str
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int, ...] | None = None
-    """Instead of messages: a text or its tokens, as the model gets them."""
+    """Text or tokens for the model, instead of messages."""
     adds_special: bool = True
-    """The tokenizer writes its own special tokens around a text, such as one for its begin."""
+    """Whether the tokenizer adds its special tokens around a text, such as one for its start."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -114,22 +116,22 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     form_param: str | None = None
-    """Which of the API's parameters asked for one of these three forms."""
+    """The API's parameter that requested one of these three structured outputs."""
     stop: tuple[str, ...] = ()
     includes_stop: bool = False
-    """What ended the answer, a stop string or a token, is a part of its text."""
+    """Whether the stop string or token that ended the answer is a part of its text."""
     skips_special: bool = True
-    """Special tokens of the answer are no text."""
+    """Whether special tokens are removed from the answer's text."""
     template: TemplateOptions = TemplateOptions()
     n: int = 1
-    """How many answers."""
+    """Number of answers."""
     logprobs: Logprobs | None = None
     share: Share = NAMELESS
-    """Whose request it is."""
+    """Tenant and weight of the request."""
 
     @property
     def tenant(self) -> str:
-        """What one tenant has cached, no other can hit."""
+        """Name of the tenant; one tenant's cached items never hit for another."""
         return self.share.tenant
 
     @property
@@ -145,7 +147,7 @@ _ASKED = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What the model's own generation config says where the request says nothing."""
+    """Sampling of the model's own generation config, for fields that the request does not set."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -168,10 +170,10 @@ class Usage:
 
 
 class RenderedItem(Struct, frozen=True):
-    """Where an item stands in a prompt, and what it is.
+    """Item in a rendered prompt.
 
-    ``key`` is the features' content key in hexadecimal: who may look into the store finds them by
-    it. ``features_nbytes`` is how large they are, if they were to be made.
+    ``key`` is the features' content key in hexadecimal, for a look-up in the store.
+    ``features_nbytes`` is the size of the features, if they were requested.
     """
 
     modality: Modality
@@ -181,28 +183,28 @@ class RenderedItem(Struct, frozen=True):
 
 
 class Rendered(Struct, frozen=True):
-    """A prompt as the engine gets it."""
+    """Prompt as the engine gets it."""
 
     token_ids: list[int]
     items: list[RenderedItem]
     max_model_len: int = 0
     text: str = ""
-    """What was given as tokens."""
+    """Text of a prompt that was given as tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of an answer, and its tokens if log-probabilities were asked for."""
+    """Next piece of an answer, and its tokens if log-probabilities were requested."""
 
     text: str
     index: int = 0
-    """Of which of the ``n`` answers."""
+    """Index among the ``n`` answers."""
     logprobs: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """``stop`` is the stop string that was met, or the token that the request named, if one was."""
+    """End of an answer; ``stop`` is the stop string or the requested stop token that was met."""
 
     reason: Literal["stop", "length"]
     usage: Usage
@@ -212,7 +214,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """Which media the prompt holds, in order, and its length; said before the first text."""
+    """Media of the prompt, in order, and its length; sent before the first text."""
 
     digests: tuple[bytes, ...]
     num_prompt_tokens: int

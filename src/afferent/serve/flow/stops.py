@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in pieces."""
+"""Stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class StopMatcher:
-    """Ends the text at the first stop string; holds back what may be the start of one. Pure."""
+    """Ends the text at the first stop string; withholds text that may begin one. Pure.
+
+    Invariants:
+        - ``_held`` is a prefix of a stop string, or empty.
+    """
 
     stops: tuple[str, ...]
     is_included: bool = False
-    """The stop string itself is a part of the text."""
+    """Whether the stop string is a part of the text."""
     met: str | None = None
-    """The stop string that ended the text."""
+    """Stop string that ended the text."""
     _held: str = field(default="")
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
-        """What can be sent for certain, now that ``text`` has come.
+        """Return the text that can be sent now, after ``text`` has arrived.
 
         Args:
-            may_end: A stop string that is complete by the end of this text counts.
+            may_end: Whether a stop string that is complete by the end of this text counts.
         """
         if self.met is not None:
             return ""
@@ -38,14 +42,14 @@ class StopMatcher:
         return pending
 
     def flush(self) -> str:
-        """The text that was held back, once no more comes."""
+        """Return the withheld text, at the end."""
         held, self._held = self._held, ""
         return held
 
     def _first_in(self, pending: str) -> tuple[int, int] | None:
-        """The stop string that is complete first, so that it does not matter how text is cut.
+        """Return the stop string that is complete first: the result is independent of the pieces.
 
-        What was complete within the text that was held back came when it did not count.
+        One that was complete within the withheld text came when it did not count.
         """
         found = []
         for stop in self.stops:

@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder."""
+"""Tokenizer in a model's folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from afferent.errors import ConfigError
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """
+    """Read the tokenizer.
+
     Raises:
-        ConfigError: The folder has no ``tokenizer.json``, or a broken one.
+        ConfigError: The folder has no ``tokenizer.json``, or an invalid one.
     """
     path = folder / "tokenizer.json"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""What URLs lead to: another node has fetched it, or a media host or a file has it."""
+"""Reader of URLs: from another node's fetch, a media host, or a file."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
 
 Came = tuple[MediaPart, RawMedia, memoryview, bytes]
-"""A part, how it came, its bytes and their digest."""
+"""Part, its media, its bytes and their digest."""
 
 
 class UrlReader:
-    """One for each process that accepts requests."""
+    """Reads URLs; one for each process that accepts requests."""
 
     def __init__(
         self, store: AsyncDaemonStore, limits: RequestLimits, *, num_workers: int, has_tier: bool
     ) -> None:
-        """``num_workers``: threads that read files. ``has_tier``: other nodes may have fetched what
-        a URL leads to.
+        """Create it.
+
+        Args:
+            num_workers: Threads that read files.
+            has_tier: Whether other nodes may have fetched the result of a URL.
         """
         self._store, self._limits, self._num_workers = store, limits, num_workers
         self._fetcher = Fetcher(limits)
@@ -36,11 +39,11 @@ class UrlReader:
     async def read(
         self, request: GenerateRequest, parts: Sequence[MediaPart], trace: Trace
     ) -> list[RawMedia]:
-        """What their URLs lead to, all at a time.
+        """Read all URLs concurrently.
 
         Raises:
-            InvalidMedia: Or one of its subclasses, which say what is wrong.
-            StoreFull: There is no room in the arena now.
+            InvalidMedia: Or one of its subclasses, with the reason.
+            StoreFull: There is no space in the arena now.
         """
         most = [self._limits.of(part.modality).max_nbytes for part in parts]
         left_nbytes = max(self._limits.max_body_nbytes, *most)
@@ -65,7 +68,7 @@ class UrlReader:
         return media
 
     async def leave(self, request: GenerateRequest, came: Sequence[Came]) -> None:
-        """For other nodes, what media hosts have sent."""
+        """Store the media from media hosts for other nodes."""
         if self._fleet is None:
             return
         fetched = {
@@ -86,7 +89,7 @@ class UrlReader:
         most_nbytes: int,
         trace: Trace,
     ) -> dict[WantedMedia, RawMedia]:
-        """What other nodes have fetched, as far as the request may have that much."""
+        """Return the media that other nodes have fetched, within the request's size limit."""
         hosted = [each for each in wanted if each.is_http]
         if self._fleet is None or not hosted:
             return {}

@@ -1,4 +1,4 @@
-"""The HTTP application of a frontend."""
+"""HTTP application of a frontend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORDS = {
 
 
 class Frontend:
-    """The endpoints, over one `Pipeline`."""
+    """Endpoints over one `Pipeline`."""
 
     def __init__(
         self,
@@ -45,10 +45,11 @@ class Frontend:
         access: Access | None = None,
         board: Board | None = None,
     ) -> None:
-        """
+        """Create the endpoints.
+
         Args:
-            access: Says whose request it is; without it, nobody needs a key.
-            board: Where the server's processes beat, if they do.
+            access: Finds the tenant of a request; without it, no key is needed.
+            board: Heartbeat table of the server's processes, if there is one.
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
@@ -94,12 +95,12 @@ class Frontend:
             middleware=self._middleware(),
             exception_handlers={HTTPException: self._refuse},
         )
-        # To where a client's own `Host` says, before it has shown a key: never.
+        # A redirect would follow the client's own `Host`, before it has shown a key.
         app.router.redirect_slashes = False
         return app
 
     def _middleware(self) -> list[Middleware]:
-        """What answers a browser that asks whether a page may ask."""
+        """Return the middleware that answers CORS requests of browsers."""
         if not self._cors_origins:
             return []
         return [
@@ -118,7 +119,7 @@ class Frontend:
         return json_answer(self._document)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        """What the router refuses, in the same form as every other refusal."""
+        """Return the router's refusal in the same format as every other refusal."""
         status, headers = 500, None
         if isinstance(error, HTTPException):
             status, headers = error.status_code, error.headers

@@ -1,4 +1,4 @@
-"""Who is asking: the API key that came, whose it is, and how many requests that one may have."""
+"""Authentication of requests: the API key, its tenant, and the tenant's limit of requests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from afferent.serve.http.doors import Doors
 
 _KEY_HEADERS = tuple(dict.fromkeys(api.key_header for api in APIS))
 KEY_HEADERS = frozenset(header.name.encode() for header in _KEY_HEADERS)
-"""Where a key may stand, in lower case."""
+"""Headers that may contain a key, in lower case."""
 
 
 class Store(Protocol):
-    """What of a store is needed: `AsyncDaemonStore` has it."""
+    """Required part of a store; `AsyncDaemonStore` implements it."""
 
     def introduce(self, request: str, share: Share) -> None: ...
 
@@ -32,7 +32,7 @@ class Store(Protocol):
 
 
 class Access:
-    """The keys of all tenants. Without any, everybody is the same, nameless tenant."""
+    """Keys of all tenants. Without keys, all clients are the default tenant."""
 
     def __init__(
         self,
@@ -42,11 +42,12 @@ class Access:
         tenants: Sequence[Tenant] = (),
         doors: Doors | None = None,
     ) -> None:
-        """
+        """Create it.
+
         Args:
-            store: Counts requests over all processes, and is told whose they are.
-            api_key: The nameless tenant's.
-            doors: Where the server closes them at times.
+            store: Counts requests over all processes, and stores their tenants.
+            api_key: Key of the default tenant.
+            doors: Admission switch of the server, if there is one.
         """
         self._store, self._doors = store, doors
         owners: list[tuple[str, Tenant | None]] = []
@@ -59,20 +60,20 @@ class Access:
 
     @property
     def has_keys(self) -> bool:
-        """Whether clients have to send one, which is then nobody else's business."""
+        """Whether clients have to send a key, which is then not passed on."""
         return bool(self._keys)
 
     async def enter(self, request_id: str, headers: Mapping[str, str], *, host: str = "") -> Share:
-        """Of the tenant whose request it is, which has a place until `leave`.
+        """Admit a request and return its share; the tenant's slot is taken until `leave`.
 
         Args:
             headers: As for `tenant_of`.
-            host: The client's address: it pays for requests without a tenant.
+            host: Address of the client; fair shares are by address for requests without a tenant.
 
         Raises:
-            NotAuthenticated: There is no key, or nobody's.
-            QuotaExceeded: The tenant has as many requests running as it may have.
-            EngineUnavailable: Nobody is let in now.
+            NotAuthenticated: There is no key, or an unknown one.
+            QuotaExceeded: The tenant has reached its limit of running requests.
+            EngineUnavailable: No requests are admitted now.
         """
         tenant = self.tenant_of(headers)
         if self._doors is not None:
@@ -98,21 +99,21 @@ class Access:
         return share
 
     def leave(self, request_id: str) -> None:
-        """The request has ended, wherever; its place is free."""
+        """End a request and free its slot."""
         if self._doors is not None:
             self._doors.leave(request_id)
         if self._has_quotas:
             self._store.forget(_place(request_id))
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
-        """Whose key it is; ``None`` for the nameless tenant.
+        """Return the tenant of the key; ``None`` for the default tenant.
 
         Args:
-            headers: With lower-case names. The key stands where clients of any API put it,
-                whichever is asked: the first of those headers that is there decides.
+            headers: With lower-case names. The key may be in the header of any API, for every
+                endpoint: the first of these headers decides.
 
         Raises:
-            NotAuthenticated: There is no key, or nobody's.
+            NotAuthenticated: There is no key, or an unknown one.
         """
         if not self._keys:
             return None
@@ -120,7 +121,7 @@ class Access:
         if not sent:
             raise NotAuthenticated("an API key is needed")
         digest = _digest(sent)
-        # All of them, whichever it is: the time tells nothing about the keys there are.
+        # Compare all keys: the time reveals nothing about them.
         matches = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest)]
         if not matches:
             raise NotAuthenticated("the API key is not known")
@@ -130,15 +131,16 @@ class Access:
 def headers_to_pass_on(
     headers: Iterable[tuple[bytes, bytes]], access: Access
 ) -> list[tuple[bytes, bytes]]:
-    """Without the client's key, where it is one of ours."""
+    """Return the headers without the client's key, if the server has keys."""
     return [
         (name, value) for name, value in headers if not (access.has_keys and name in KEY_HEADERS)
     ]
 
 
 def _network(host: str) -> str:
-    """Return what pays for a client: its address, and of IPv6 the /64 network, within which a
-    client may choose its address.
+    """Return the fair-share address of a client: for IPv6 its /64 network.
+
+    A client may choose its address within that network.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -152,7 +154,7 @@ def _network(host: str) -> str:
 
 
 def _place(request_id: str) -> str:
-    """A lease of its own: the request's is given up as soon as the engine has accepted it."""
+    """Return a separate lease: the request's own ends when the engine has accepted it."""
     return f"{request_id} place"
 
 
@@ -162,5 +164,5 @@ def _sent_key(headers: Mapping[str, str]) -> str:
 
 
 def _digest(key: str) -> bytes:
-    """Of one length, so that a comparison does not tell that of a key."""
+    """Hash a key to a fixed length, so that a comparison does not reveal its length."""
     return hashlib.sha256(key.encode()).digest()

@@ -1,4 +1,4 @@
-"""A request's body, cut while it arrives: media into the arena, the rest into JSON."""
+"""Reader of a request's body: it cuts media into the arena while the body arrives."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from afferent.types import Modality
 _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
 _JSON_WINDOW_NBYTES = 16 << 10
-"""Where there are no media, which are searched and no more, there may be much to look at."""
+"""Smaller window outside of media: JSON costs more per byte than media, which are only searched."""
 
 
 class BodyReader:
-    """Reads one body. What it puts into the arena belongs to the request."""
+    """Reads one body. Its data in the arena belong to the request."""
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class BodyReader:
         tenant: str = "",
         paths: Collection[tuple[str | None, ...]] | None = None,
     ) -> None:
-        """
+        """Create it.
+
         Args:
-            paths: Where media may stand, in JSON that is not parsed here but passed on: its text
-                may be as long as the body, and its shape has no limit. ``None``: anywhere that
-                ``media_keys`` say, in JSON that is parsed here.
+            paths: Locations of media in JSON that is passed on without parsing: its text may be
+                as long as the body, and its shape has no limit. ``None``: everywhere that
+                ``media_keys`` allow, in JSON that is parsed here.
         """
         self._gate, self._limits, self._request_id = gate, limits, request_id
         self._tenant = tenant
@@ -63,20 +64,20 @@ class BodyReader:
         self._num_read = self._num_cut = 0
 
     async def read(self, request: Request) -> ReceivedBody:
-        """All of the body.
+        """Read the whole body.
 
-        Media of a body whose length was announced wait for their turn, once, when there are more of
-        them than the heap takes; media of any other are refused when there is no room for them.
-        From then on the body has to be on its way to arrive in time: it keeps others out.
+        If the length was announced and the media exceed the heap limit, they wait once in a fair
+        queue. Media of other bodies are refused if there is no space. After the wait, the body must
+        arrive fast enough, as it blocks other requests.
 
         Raises:
             BodyTooLarge: More than the limits allow, with its media or without.
-            BodyTooSlow: The client stopped sending, or took too long, or is about to.
+            BodyTooSlow: The client stopped sending, or is too slow for the timeout.
             InvalidMedia: An item's base64 is malformed.
             InvalidRequest: The JSON breaks off in an item, an object has a key twice, or it is
                 not UTF-8.
-            StoreFull: There is no room for the media now.
-            DeadlineExceeded: It was not there in time.
+            StoreFull: There is no space for the media now.
+            DeadlineExceeded: The space was not available in time.
         """
         announced = _announced_nbytes(request)
         self._check_size(announced or 0)
@@ -105,24 +106,26 @@ class BodyReader:
         return ReceivedBody(cut.json, by_marker, self._num_read, cut_by_marker)
 
     def let_others_come(self) -> None:
-        """What has come is of use already, or is let go of: large bodies that wait may come now.
+        """Let waiting large bodies proceed: this body is in use, or released.
 
-        A request that is forgotten has done so, too.
+        The release of the request has the same effect.
         """
         if self._is_uploading:
             self._gate.end_upload(self._request_id, tenant=self._tenant)
 
     async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
-        """For what the next window may decode to; of an announced body, for all that is left, once
-        the heap is full: what never comes has then cost whoever announced it something, too.
+        """Reserve space for the next window's decoded bytes.
+
+        For an announced body, once the heap is full, reserve all of the rest: a client that
+        announces bytes and never sends them uses its own share.
         """
-        if not self._sink.has_begun:  # what one window holds is little enough
+        if not self._sink.has_begun:  # one window is small enough
             return
         if announced is None:
             await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
         elif self._buffer.is_on_heap and self._buffer.nbytes + window_nbytes > SMALL_NBYTES:
             left_nbytes = max(announced - self._num_cut, 0)
-            # The cutter may still have the end of a window in hand.
+            # The cutter may still have the end of a window.
             quarters = 4 if self._cutter.is_text else 3
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * quarters // 4
             self._is_uploading = await self._gate.begin_upload(
@@ -138,7 +141,7 @@ class BodyReader:
             raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")
 
     async def _chunks(self, request: Request, announced: int | None) -> AsyncIterator[bytes]:
-        """The body as it comes, within its times; waiting for room is not the client's time."""
+        """Yield the body's chunks within its timeouts; waits for space do not count."""
         idle_s, in_all_s = self._limits.body_idle_timeout_s, self._limits.body_timeout_s
         left_s, has_more = in_all_s, True
         while has_more:
@@ -161,7 +164,7 @@ class BodyReader:
 
 
 class _Sink:
-    """Items, one after another, in one buffer: ``parts`` are start and length of each."""
+    """Consecutive items in one buffer; ``parts`` has the start and length of each."""
 
     def __init__(self, buffer: RawBuffer, limits: Limits) -> None:
         self._buffer = buffer

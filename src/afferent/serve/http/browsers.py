@@ -1,4 +1,4 @@
-"""Refusing requests that a page of another origin sends through a browser."""
+"""Guard against requests that pages of other origins send through a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from afferent.serve.http.responses import new_id, refusal
 
 
 class BrowserGuard:
-    """ASGI application in front of another one that asks for no key."""
+    """ASGI application in front of another one that needs no key."""
 
     def __init__(
         self,
@@ -23,12 +23,13 @@ class BrowserGuard:
         origins: Collection[str],
         is_loopback: bool,
     ) -> None:
-        """
+        """Create it.
+
         Args:
-            names: Names by which the server is reached, in lower case, besides addresses.
-            origins: Origins whose pages may ask; ``*``: all.
-            is_loopback: Whether the server is reached from its own machine alone. Elsewhere,
-                programs may reach it by any name, and pages by these.
+            names: Host names of the server, in lower case, in addition to addresses.
+            origins: Origins whose pages may send requests; ``*`` allows all.
+            is_loopback: Whether only its own machine reaches the server. Elsewhere, programs may
+                reach it by any name, and pages by these.
         """
         self._app, self._names, self._origins = app, names, origins
         self._is_loopback = is_loopback
@@ -40,7 +41,7 @@ class BrowserGuard:
             return
         status, why = found
         answer = refusal(InvalidRequest(why), new_id("request-"), status=status)
-        await answer(scope, receive, send)  # of a WebSocket, too: its handshake is refused
+        await answer(scope, receive, send)  # also refuses the handshake of a WebSocket
 
     def _refusal(self, headers: Headers) -> tuple[int, str] | None:
         origin = headers.get("origin")

@@ -1,4 +1,4 @@
-"""Whether requests are let in, as the supervisor says to all frontends, and how many are inside."""
+"""Admission switch of all frontends, set by the supervisor, and the requests in flight."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ _RETRY_AFTER_S = 5.0
 
 
 class Doors:
-    """One process's."""
+    """Admission switch of one process.
+
+    Invariants:
+        - The heartbeat table has the number of requests in ``_inside``.
+    """
 
     def __init__(self, board: Board, name: str) -> None:
-        """``name`` is the process's own, on the board."""
+        """Create it; ``name`` is the process's name in the heartbeat table."""
         self._board, self._name = board, name
         self._inside: set[str] = set()
 
     def enter(self, request_id: str) -> None:
-        """
+        """Admit and count a request.
+
         Raises:
             EngineUnavailable: The engine is about to be restarted.
         """
@@ -29,7 +34,7 @@ class Doors:
         self._board.count_inside(self._name, len(self._inside))
 
     def leave(self, request_id: str) -> None:
-        """It has been answered, or was never let in."""
+        """Stop counting a request, if it was admitted."""
         if request_id in self._inside:
             self._inside.remove(request_id)
             self._board.count_inside(self._name, len(self._inside))

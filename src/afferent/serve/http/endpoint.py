@@ -1,4 +1,4 @@
-"""The one way from a request's bytes to its answer's, whichever API it is of."""
+"""Path from a request's bytes to its answer's bytes, common to all APIs."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ IN_FLIGHT = gauge("afferent_requests_in_flight", "Requests being answered")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSettings:
+    """Settings of a frontend's application."""
+
     model_name: str
     aliases: tuple[str, ...] = ()
     """Further names of the model in requests; answers have ``model_name``."""
@@ -61,12 +63,12 @@ class AppSettings:
     request_timeout_s: float
     explain: bool
     limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
-    """Of those that have limits of their own."""
+    """Limits of tenants with their own."""
     refuses_unknown: bool = False
-    """A parameter that nobody knows is not ignored."""
+    """Whether unknown parameters are refused instead of ignored."""
     tracing: Tracing | None = None
     cors_origins: tuple[str, ...] = ()
-    """Whose pages may ask from a browser; ``*``: anybody's."""
+    """Origins whose pages may send requests from a browser; ``*`` allows all."""
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -106,20 +108,20 @@ class Endpoint:
         self._explainer = Explainer(make_console()) if settings.explain else None
 
     async def answer(self, request: Request) -> Response:
-        """The model's answer."""
+        """Generate the model's answer."""
         return await self._handle(request, self._answer)
 
     async def render(self, request: Request) -> Response:
-        """The prompt that the model would get."""
+        """Render the prompt for the model."""
         return await self._handle(request, self._render)
 
     def counting(
         self, answer: Callable[[Rendered], Mapping[str, Any]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint that says which tokens that prompt has, or how many.
+        """Return the endpoint for a prompt's tokens, or their number.
 
         Args:
-            answer: Says it.
+            answer: Makes the response.
         """
 
         async def answer_with_tokens(exchange: _Exchange) -> Response:
@@ -127,13 +129,13 @@ class Endpoint:
             return json_answer(answer(rendered), exchange.trace.request_id)
 
         async def count(request: Request) -> Response:
-            """Which tokens the prompt has, or how many."""
+            """Return the prompt's tokens, or their number."""
             return await self._handle(request, answer_with_tokens)
 
         return count
 
     async def _handle(self, request: Request, answering: _Answering) -> Response:
-        """Answer within the time that there is; whatever goes wrong is an answer, too."""
+        """Answer within the timeout; every error becomes an answer."""
         request_id = new_id(self._api.id_prefix)
         logs.request_id.set(request_id)
         trace = Trace(request_id, f"POST {path_of(request)}")
@@ -158,7 +160,7 @@ class Endpoint:
         try:
             return await answering(exchange)
         except BaseException:
-            self._pipeline.store.forget(exchange.trace.request_id)  # whatever it had come to
+            self._pipeline.store.forget(exchange.trace.request_id)  # at any stage
             raise
 
     async def _read(self, exchange: _Exchange) -> Call:
@@ -222,7 +224,7 @@ class Endpoint:
     async def _stream(
         self, trace: Trace, call: Call, outputs: AsyncGenerator[Output, None]
     ) -> Response:
-        """Server-sent events; an error before the first token is still an ordinary answer."""
+        """Return server-sent events; an error before the first token is still a normal answer."""
         try:
             head = await _head(outputs)
         except BaseException:
@@ -248,16 +250,16 @@ class Endpoint:
                     yield output
 
     def _finish(self, trace: Trace, outcome: str) -> None:
-        """The tenant of a request that has ended may have another."""
+        """Free the tenant's slot, and report the end."""
         self._access.leave(trace.request_id)
         tell(trace, self._api.name, outcome, self._explainer)
 
 
 def tell(trace: Trace, api: str, outcome: str, explainer: Explainer | None) -> None:
-    """Count, log, keep and explain a request that has ended.
+    """Count, log, record and explain a finished request.
 
     Args:
-        explainer: Explains it to a person, if anybody does.
+        explainer: Prints an explanation on the console, if set.
     """
     seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
     JOURNAL.end(trace, outcome)
@@ -271,7 +273,7 @@ def tell(trace: Trace, api: str, outcome: str, explainer: Explainer | None) -> N
 
 
 async def _head(outputs: AsyncGenerator[Output, None]) -> list[Output]:
-    """All up to the first piece of an answer."""
+    """Return all outputs up to the first piece of an answer."""
     head = []
     async for output in outputs:
         head.append(output)

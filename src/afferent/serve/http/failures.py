@@ -1,4 +1,4 @@
-"""What goes wrong, as HTTP answers it."""
+"""Conversion of errors to HTTP answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def failure_of(error: Exception) -> e.AfferentError:
-    """What the client hears of whatever went wrong; a defect of ours is logged."""
+    """Return the client's error for an exception; an internal error is logged."""
     if isinstance(error, TimeoutError):
         return e.DeadlineExceeded("the request took too long; try again")
     failure = error if isinstance(error, e.AfferentError) else e.InternalError("unexpected")
@@ -23,8 +23,8 @@ def failure_of(error: Exception) -> e.AfferentError:
 
 def headers_of(error: e.AfferentError) -> dict[str, str]:
     if isinstance(error, e.MediaNotCached):
-        return {"x-should-retry": "false"}  # clients of these APIs repeat a 409 as it was
-    if isinstance(error, e.BodyTooSlow):  # what it still sends is not worth waiting for
+        return {"x-should-retry": "false"}  # clients of these APIs repeat a 409 unchanged
+    if isinstance(error, e.BodyTooSlow):  # the rest of the body is not worth waiting for
         return {"connection": "close"}
     if isinstance(error, e.Unavailable):
         return {"retry-after": str(math.ceil(error.retry_after_s))}

@@ -1,7 +1,6 @@
-"""What a frontend says of itself: its model, its health, its metrics.
+"""Endpoints on a frontend's own state: its model, health and metrics.
 
-None of it waits for another process for longer than a moment: who asks wants to know of those that
-do not answer.
+None of them waits long for another process: they also report processes that do not answer.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Answer = TypeVar("Answer")
 
 
 class Status:
-    """The endpoints that run nothing."""
+    """Endpoints that run no request."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Status:
         model_names: tuple[str, ...],
         board: Board | None,
     ) -> None:
-        """``board``: where the server's processes beat, if they do."""
+        """Create it; ``board`` is the heartbeat table, if there is one."""
         self._pipeline, self._access = pipeline, access
         self._model_names, self._board = model_names, board
         self._readiness, self._page = Shared(self._is_ready), Shared(self._metrics)
@@ -65,7 +64,7 @@ class Status:
         ]
 
     async def _models(self, request: Request) -> Response:
-        """The model that is served, once for each of its names."""
+        """List the served model, once for each of its names."""
         try:
             self._access.tenant_of(request.headers)
         except NotAuthenticated as error:
@@ -75,7 +74,7 @@ class Status:
         )
 
     async def _model(self, request: Request) -> Response:
-        """Whether a model is served."""
+        """Describe a served model."""
         name = request.path_params["name"]
         try:
             self._access.tenant_of(request.headers)
@@ -86,8 +85,10 @@ class Status:
         return json_answer(self._describe_model(name))
 
     def _describe_model(self, name: str) -> dict[str, Any]:
-        """In the words of vLLM (`max_model_len`) and of OpenRouter (`context_length`,
-        `architecture`): as far as the engine is there to say it.
+        """Describe the model, as far as the engine is known.
+
+        The fields are those of vLLM (`max_model_len`) and of OpenRouter (`context_length`,
+        `architecture`).
         """
         known: dict[str, Any] = {
             "id": name,
@@ -107,15 +108,15 @@ class Status:
         return known
 
     async def _version(self, _: Request) -> Response:
-        """The version of this server."""
+        """Return the version of this server."""
         return json_answer({"version": __version__})
 
     async def _health(self, _: Request) -> Response:
-        """This process answers; never waits for another."""
+        """Report that this process answers; never waits for another."""
         return json_answer({"status": "ok"})
 
     async def _ready(self, _: Request) -> Response:
-        """Whether a request would be served now."""
+        """Report whether a request would be served now."""
         return await self._readiness.get()
 
     async def _is_ready(self) -> Response:
@@ -123,13 +124,13 @@ class Status:
         return await readiness(self._pipeline.store, self._board, has_engine=has_engine)
 
     async def _render_metrics(self, _: Request) -> Response:
-        """Of all processes, the same whichever frontend is asked."""
+        """Return the metrics of all processes, the same from every frontend."""
         return await self._page.get()
 
     async def _metrics(self) -> Response:
         try:
             readings = await self._readings()
-        except AfferentError as error:  # counts of this process alone would look like a reset
+        except AfferentError as error:  # this process's counts alone would look like a reset
             return refusal(error, new_id("metrics-"))
         return Response(
             exposition.render(exposition.with_zeros(readings, REGISTRY.zeros())),
@@ -137,7 +138,8 @@ class Status:
         )
 
     async def _readings(self) -> list[Reading]:
-        """
+        """Return the readings of all processes and of the engine.
+
         Raises:
             Unavailable: The store, which has the sums, does not answer.
         """
@@ -158,10 +160,10 @@ async def readiness(
     has_engine: bool,
     makes_features: bool = True,
 ) -> Response:
-    """Whether a request would be served now, without one that may hang.
+    """Report whether a request would be served now, without sending one that may hang.
 
     Args:
-        makes_features: Else nobody is needed to preprocess.
+        makes_features: Whether preprocessing workers are needed.
     """
     parts = {"store": store.is_open, "preprocess": not makes_features}
     if parts["store"] and makes_features:
@@ -176,8 +178,9 @@ async def readiness(
 
 
 async def gathered(store: AsyncDaemonStore) -> list[Reading]:
-    """The sums over all processes, with this one's counts as they are now; others' may be as old as
-    `afferent.telemetry.pushing.PERIOD_S`.
+    """Return the sums over all processes, with this process's current counts.
+
+    Other processes' counts may be as old as `afferent.telemetry.pushing.PERIOD_S`.
 
     Raises:
         Unavailable: The store, which has the sums, does not answer.
@@ -191,9 +194,10 @@ async def gathered(store: AsyncDaemonStore) -> list[Reading]:
 
 
 async def _soon(answer: Awaitable[Answer]) -> Answer:
-    """
+    """Await an answer, with a short timeout.
+
     Raises:
-        Unavailable: The store does not answer, or not soon.
+        Unavailable: The store does not answer in time.
     """
     try:
         async with asyncio.timeout(_STORE_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Endpoints for answers that are kept, whichever API they are of."""
+"""Endpoints for stored answers, common to all APIs."""
 
 from __future__ import annotations
 

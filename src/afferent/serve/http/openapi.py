@@ -1,4 +1,4 @@
-"""The OpenAPI document of what is served: from the routes, and the schemas that check requests."""
+"""OpenAPI document of the endpoints: from the routes, and the schemas that check requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECURITY_SCHEMES = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 _SECURITY: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY_SCHEMES]
-"""Any of them will do."""
+"""Any of them suffices."""
 
 
 def document(
@@ -35,15 +35,15 @@ def document(
     model_name: str,
     has_keys: bool,
 ) -> dict[str, Any]:
-    """OpenAPI 3.1.
+    """Return the OpenAPI 3.1 document.
 
     Args:
-        routes: All that there are.
-        apis: By the path that each is asked at; the same request may be sent to paths below. What
-            belongs to none of them is refused in the form of the first.
-        streamed: Paths whose answers may come as events.
-        model_name: For examples.
-        has_keys: Clients have to send a key.
+        routes: All routes.
+        apis: By path; paths below take the same request. Other routes refuse in the format of
+            the first API.
+        streamed: Paths whose answers may be events.
+        model_name: Name for the examples.
+        has_keys: Whether clients have to send a key.
     """
     types = [api.request_type for api in apis.values()]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -61,7 +61,7 @@ def document(
             content = {"application/json": {"schema": bodies[path], "example": example}}
             operation["requestBody"] = {"required": True, "content": content}
         if route.path in streamed:
-            # What a schema says of events, the text or each of them, readers take differently.
+            # Tools disagree on a schema of events: the whole text, or each event.
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
         operation["tags"] = [_OPERATION_TAG if path is None else apis[path].name]
         if route.path not in _OPEN_TO_ALL:
@@ -91,7 +91,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _refusals(api: Api) -> dict[str, Any]:
-    """An entry for each status of our errors; the form is the API's own."""
+    """Return an entry for each error status; the format is the API's own."""
     form = _json({"$ref": _REF.format(name=_error_name(api))})
     codes: defaultdict[int, list[str]] = defaultdict(list)
     for cls in walk():
@@ -119,7 +119,7 @@ def _error_schema(api: Api) -> dict[str, Any]:
 
 
 def _schema_of(value: object) -> dict[str, Any]:
-    """What a value looks like."""
+    """Return the schema of an example value."""
     if isinstance(value, Mapping):
         return {"type": "object", "properties": {k: _schema_of(v) for k, v in value.items()}}
     return {"type": ["string", "null"]}

@@ -1,7 +1,7 @@
-"""What a frontend tells of its requests, to who asks at a socket that only its user can reach.
+"""Reports of a frontend's requests, over a socket that only its user can reach.
 
-A question is a line of JSON, and so is the answer; any number of them on a connection. Nothing is
-made ready before it is asked for, so while nobody looks it costs nothing.
+A question is a line of JSON, and so is the answer; a connection may send many. Reports are made on
+demand, so they cost nothing while no client asks.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ AskEngine = Callable[[], Awaitable[EngineStats | UpstreamStats | None]]
 
 
 class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``of_engine``: it is one engine for all frontends, and one of them is enough to ask."""
+    """Question; ``of_engine`` includes the engine, for one frontend only: all share one engine."""
 
     of_engine: bool = False
 
 
 class FrontendReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frontend, as it is at ``taken_ns`` by `time.monotonic_ns`.
+    """State of a frontend at ``taken_ns`` by `time.monotonic_ns`.
 
     Attributes:
-        num_running: Requests that it answers, and how many of each tenant.
-        running: Those of them that have come first.
-        ended: The latest come last.
-        engine: ``None`` where it was not asked for, or says nothing.
-        upstream: The same of a server that this stands in front of.
+        num_running: Number of running requests; ``num_by_tenant`` by tenant.
+        running: The oldest of them.
+        ended: The latest requests, in order.
+        engine: Engine statistics; ``None`` if not requested or unavailable.
+        upstream: Statistics of an upstream, likewise.
     """
 
     process: str
@@ -65,7 +65,7 @@ class FrontendReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Reports:
-    """Tells what is in this process's journal."""
+    """Answers questions from this process's recent-requests buffer."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Reports:
         self._num_askers = 0
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         limit = _MAX_QUESTION_NBYTES
         server = await asyncio.start_unix_server(self._answer, sock=listener, limit=limit)
         async with server:
@@ -95,7 +95,7 @@ class Reports:
                 writer.write(msgspec.json.encode(report) + b"\n")
                 await writer.drain()
         except (OSError, ValueError, msgspec.MsgspecError, ConnectionClosed):
-            # It has left, or says what is no question.
+            # It has left, or sent an invalid question.
             pass
         finally:
             self._num_askers -= 1
@@ -124,7 +124,7 @@ class Reports:
 
 @contextlib.contextmanager
 def reports_place(folder: Path) -> Iterator[socket.socket]:
-    """A socket there that listens, until it is not wanted any more."""
+    """Listen on a socket in the folder, until the end of the context."""
     address = address_in(folder, SOCKET_NAME)
     with wire.listen(address) as listener:
         try:

@@ -1,4 +1,4 @@
-"""Answers in HTTP's words."""
+"""HTTP responses."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def json_answer(value: object, request_id: str | None = None, *, status: int = 2
 
 
 def id_headers(request_id: str) -> dict[str, str]:
-    """As OpenAI's clients look for it, and Anthropic's."""
+    """Return the request id in the headers of OpenAI's and of Anthropic's clients."""
     return {"x-request-id": request_id, "request-id": request_id}
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Which of a request's parameters nobody knows; such as could not stand there are left out."""
+    """Return a header with the unknown parameters; names unfit for a header are left out."""
     shown = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
     return {IGNORED: ", ".join(shown[:_MAX_SHOWN])} if shown else {}
 
@@ -41,10 +41,10 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 def refusal(
     error: AfferentError, request_id: str, api: Api | None = None, *, status: int | None = None
 ) -> Response:
-    """The error as the API writes it; as OpenAI does where there is no API.
+    """Return the error in the format of the API, or of OpenAI if there is no API.
 
     Args:
-        status: Where it is another than the error's own.
+        status: Overrides the error's own status.
     """
     body: Any = openai.error_body(error) if api is None else api.error_body(error, request_id)
     answer = json_answer(body, request_id, status=status or status_of(error))
@@ -53,12 +53,12 @@ def refusal(
 
 
 def refusal_body(status: int, why: str) -> bytes:
-    """Write what the HTTP server itself refuses, in the same form as every other refusal."""
+    """Encode a refusal of the HTTP server itself, in the same format as every other refusal."""
     return bytes(refusal(InvalidRequest(why), new_id("request-"), status=status).body)
 
 
 def path_of(request: Request) -> str:
-    """What the router went by. `Request.url` fails on a query that is not UTF-8."""
+    """Return the path as routed. `Request.url` fails on a query that is not UTF-8."""
     path: str = request.scope["path"]
     return path
 

@@ -1,4 +1,4 @@
-"""What many ask for at a time is made once for all of them."""
+"""Sharing of one computation by concurrent callers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """Who asks while it is being made waits for the next, which is made for all who do: nobody
-    gets what is older than his question, unless he has waited for long. Then the second time might
-    take as long again.
+    """Shares a computation between concurrent callers.
+
+    A caller during a run waits for the next run, which all such callers share. So no result is
+    older than its call, except after a long wait: then the caller gets the current run's result, as
+    the next run might take as long again.
     """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        """``make`` raises nothing that is expected: who has asked may be gone."""
+        """Create it; ``make`` must handle its errors, as its callers may be gone."""
         self._make = make
         self._now: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None

@@ -1,4 +1,4 @@
-"""An answer as server-sent events."""
+"""Answer as server-sent events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from afferent.serve.http.failures import failure_of
 
 
 class EventStream(StreamingResponse):
-    """Ends its outputs and says how it ended, also if its client was gone before it began."""
+    """Closes its outputs and reports the outcome, also if the client left before the start."""
 
     def __init__(
         self,
@@ -30,11 +30,12 @@ class EventStream(StreamingResponse):
         headers: dict[str, str],
         on_end: Callable[[str], None],
     ) -> None:
-        """
+        """Create it.
+
         Args:
-            head: The first outputs, which have been waited for.
+            head: The first outputs, already awaited.
             outputs: The others.
-            deadline: On the loop's clock. What the client has not taken by then it does not get.
+            deadline: On the loop's clock. Later the client gets nothing more.
             on_end: Called once, with ``ok``, the code of an error, or ``client_gone``.
         """
         self._reply, self._head, self._outputs = reply, head, outputs
@@ -46,7 +47,10 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            """What need not wait for the client is sent even then: it hears of the deadline."""
+            """Send a message before the deadline.
+
+            A message that need not wait for the client is sent even later, to report the deadline.
+            """
             try:
                 async with asyncio.timeout_at(self._deadline):
                     await send(message)

@@ -1,1 +1,1 @@
-"""In front of a server with an API of its own: requests are passed on, with references to media."""
+"""Proxy in front of a server with its own API: media are replaced by media handles."""

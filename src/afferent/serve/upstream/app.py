@@ -1,4 +1,4 @@
-"""The HTTP application of a frontend that stands in front of an upstream."""
+"""HTTP application of a frontend in front of an upstream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from afferent.telemetry.registry import REGISTRY
 
 
 class UpstreamFrontend:
-    """All of the upstream's endpoints, and three of our own: `/health`, `/ready`, `/metrics`."""
+    """All endpoints of the upstream, and three of its own: `/health`, `/ready`, `/metrics`."""
 
     def __init__(
         self,
@@ -33,11 +33,12 @@ class UpstreamFrontend:
         *,
         makes_features: bool,
     ) -> None:
-        """
+        """Create the application.
+
         Args:
-            passage: What passes requests on: a `Passage`.
-            sockets: What passes WebSockets on: a `SocketPassage`.
-            board: Where the server's processes beat, if they do.
+            passage: Proxy of requests: a `Passage`.
+            sockets: Proxy of WebSockets: a `SocketPassage`.
+            board: Heartbeat table of the server's processes, if there is one.
             makes_features: Whether features are made for the model.
         """
         self._passage, self._sockets = passage, sockets
@@ -60,7 +61,7 @@ class UpstreamFrontend:
         return await answer(scope, receive, send)
 
     async def _health(self) -> Response:
-        """The upstream's, as it was seen last: it does not wait for one that hangs."""
+        """Report the upstream's last known health, without waiting for it."""
         if not self._upstream.is_ready:
             return refusal(
                 EngineUnavailable("the engine is not ready; try again"), new_id("health-")
@@ -68,7 +69,7 @@ class UpstreamFrontend:
         return json_answer({"status": "ok"})
 
     async def _ready(self) -> Response:
-        """Whether a request would be served now, without one that may hang."""
+        """Report whether a request would be served now, without sending one that may hang."""
         return await readiness(
             self._store,
             self._board,
@@ -77,13 +78,13 @@ class UpstreamFrontend:
         )
 
     async def _metrics(self) -> Response:
-        """Ours, of all processes, and those of the upstream behind them."""
+        """Return the metrics of all processes, followed by those of the upstream."""
         asked = asyncio.create_task(self._upstream.metrics())
         try:
             readings = await gathered(self._store)
             counted = exposition.with_zeros(readings, REGISTRY.zeros())
             page = exposition.render(counted) + joined(await asked)
-        except AfferentError as error:  # counts of this process alone would look like a reset
+        except AfferentError as error:  # this process's counts alone would look like a reset
             return refusal(error, new_id("metrics-"))
         finally:
             asked.cancel()

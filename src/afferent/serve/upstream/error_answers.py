@@ -1,4 +1,4 @@
-"""An upstream's errors as clients may see them: without references, which are of no use to them."""
+"""Errors of an upstream, without the media handles in them, which are useless to a client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIECE: Final = re.compile(
     rb"%(scheme)s%(char)s*(?:\.\.\.%(char)s+)?|\.\.\.(%(char)s{4,})"
     % {b"scheme": _SCHEME, b"char": _CHARACTERS}
 )
-"""A reference, whole or with its middle left out; or what stands behind a part that was."""
+"""Media handle, whole or with its middle left out; or the rest behind an omitted part."""
 _BEGUN: Final = re.compile(
     rb"(?:%(scheme)s%(char)s*(?:\.{1,3}|\.\.\.%(char)s+)?|\.{1,3}|\.\.\.%(char)s+|%(prefixes)s)\Z"
     % {
@@ -26,14 +26,14 @@ _BEGUN: Final = re.compile(
         b"prefixes": b"|".join(_SCHEME[:length] for length in range(len(_SCHEME) - 1, 0, -1)),
     }
 )
-"""The end of a chunk that may go on as a piece of a reference."""
+"""End of a chunk that may begin a piece of a media handle."""
 
 
 def without_references(answer: UpstreamAnswer, urls: Sequence[str]) -> UpstreamAnswer:
-    """Return an error without what it repeats of references, which are of no use to a client.
+    """Return an error with its media handles removed.
 
     Args:
-        urls: The references of the request.
+        urls: Media handles of the request.
     """
     headers = [(name, value) for name, value in answer.headers if name.lower() != b"content-length"]
     found = [url.encode() for url in urls]

@@ -1,4 +1,4 @@
-"""One request on its way to an upstream, and its answer on its way back."""
+"""Proxy of one request to an upstream, and of its answer."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
 
 _ERRORS = 400
-"""The least status of an answer that is an error."""
+"""Statuses from here on are errors."""
 OTHER = "upstream"
-"""What requests to endpoints are counted as that this server has no name for."""
+"""Metric label of endpoints that have no name here."""
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
-"""Events that come before the first token is computed."""
+"""Events that precede the computation of the first token."""
 _EVENT = re.compile(rb"(?m)^event: ")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
@@ -63,9 +63,9 @@ class _Exchange:
     is_stream: bool = False
     referenced: Referenced = field(default_factory=Referenced)
     urls: Sequence[str] = ()
-    """What stands in the places of its media."""
+    """Media handles in place of its media."""
     failure: Exception | None = None
-    """What went wrong with a body that was passed on while it came."""
+    """Error of a body that was passed on while it arrived."""
 
     @property
     def id(self) -> str:
@@ -73,7 +73,7 @@ class _Exchange:
 
 
 class Passage:
-    """Passes requests on, whichever endpoint they are for; an ASGI application."""
+    """Proxy of requests to all endpoints; an ASGI application."""
 
     def __init__(
         self,
@@ -85,9 +85,10 @@ class Passage:
         access: Access,
         apis: Mapping[str, Api],
     ) -> None:
-        """
+        """Create the proxy.
+
         Args:
-            apis: By path: how errors are written there, and what requests are counted as.
+            apis: By path: for the format of errors, and the metric label.
         """
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._apis = settings, access, apis
@@ -122,7 +123,7 @@ class Passage:
             self._store.forget(request_id)
             self._finish(exchange, outcome)
 
-    # There
+    # To the upstream
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
@@ -161,7 +162,7 @@ class Passage:
             raise
 
     async def _refer(self, exchange: _Exchange) -> bytes:
-        """The body with references in the places of its media; as it came, if it has none."""
+        """Return the body with media handles in place of its media; unchanged without media."""
         trace, path, tenant = exchange.trace, path_of(exchange.request), exchange.share.tenant
         trace.media = "unknown"
         start_ns = time.monotonic_ns()
@@ -177,7 +178,7 @@ class Passage:
         trace.media, trace.where = "none", "preprocess"
         start_ns = time.monotonic_ns()
         document = media_locations.find(body.json, path)
-        # Now: what the items are made of may be another's memory soon.
+        # Now: the items' memory may be reused soon.
         others = self._others(document, body)
         if not document.places:
             reader.let_others_come()
@@ -196,7 +197,7 @@ class Passage:
         return media_locations.restore(written, others)
 
     def _others(self, document: media_locations.Document, body: ReceivedBody) -> dict[str, bytes]:
-        """Return what was cut out and is data, by what stands for it."""
+        """Return the cut strings that are data and not media, by marker."""
         shown = {place.source for place in document.places}
         others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
         return {
@@ -209,7 +210,7 @@ class Passage:
         return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
     async def _streamed(self, exchange: _Exchange) -> AsyncIterator[bytes]:
-        """A body that is none of ours: a file to transcribe, for example."""
+        """Yield a body that is not JSON: a file to transcribe, for example."""
         most, nbytes = self._settings.limits_of(exchange.share).max_body_nbytes, 0
         try:
             async for chunk in exchange.request.stream():
@@ -222,10 +223,10 @@ class Passage:
             exchange.failure = error
             raise
 
-    # And back
+    # From the upstream
 
     async def _bring_back(self, exchange: _Exchange, answer: UpstreamAnswer, start_ns: int) -> None:
-        """Bytes as they come; the first ones once it is certain that they are of these media."""
+        """Send the bytes as they arrive, once it is certain that they are based on these media."""
         referenced, trace = exchange.referenced, exchange.trace
         exchange.is_stream = _content_type(answer.headers).startswith(b"text/event-stream")
         held = b""
@@ -235,7 +236,7 @@ class Passage:
                 if exchange.is_stream and _is_prelude(held):
                     continue
                 trace.stage(start_ns, "first_byte")
-                self._gate.leave(exchange.id)  # if the engine's plugin has not said so
+                self._gate.leave(exchange.id)  # if the engine's plugin has not reported it
                 await self._stage.check(exchange.id, referenced)
                 await self._begin(exchange, answer)
                 chunk = held
@@ -260,7 +261,7 @@ class Passage:
     # Ends
 
     async def _fail(self, exchange: _Exchange, failure: AfferentError) -> None:
-        """In the API's own form; where the answer has begun, as the end of its stream."""
+        """Send an error in the API's format, or as the end of a stream that has begun."""
         if not exchange.has_begun:
             answer = refusal(failure, exchange.id, exchange.api)
             await answer(exchange.scope, exchange.request.receive, exchange.send)
@@ -268,7 +269,7 @@ class Passage:
             frame = _last_frame(exchange, failure)
             await exchange.send({"type": "http.response.body", "body": frame, "more_body": False})
         else:
-            hang_up(exchange.scope)  # a client must not take it for complete
+            hang_up(exchange.scope)  # so that a client does not take it for complete
 
     def _finish(self, exchange: _Exchange, outcome: str) -> None:
         self._access.leave(exchange.id)
@@ -278,7 +279,7 @@ class Passage:
 
 
 def target_of(scope: Scope) -> str:
-    """Path and query, as the client wrote them."""
+    """Return path and query, as the client sent them."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")
@@ -296,7 +297,7 @@ def _check_target(scope: Scope) -> None:
 
 
 def _is_json(request: Request) -> bool:
-    """Whether there may be media in its body that we can see."""
+    """Whether its body may contain media as JSON."""
     if request.method not in ("POST", "PUT", "PATCH"):
         return False
     kind = request.headers.get("content-type", "")
@@ -324,12 +325,12 @@ def _content_type(headers: Headers) -> bytes:
 
 
 def _is_prelude(text: bytes) -> bool:
-    """Whether a stream has said nothing yet that depends on its media."""
+    """Whether the stream so far does not depend on its media."""
     return len(_PRELUDE.findall(text)) == len(_EVENT.findall(text)) > 0
 
 
 def _last_frame(exchange: _Exchange, failure: AfferentError) -> bytes:
-    """Of a stream that can't go on, as its API writes errors."""
+    """Return the last frame of a failed stream, with the error in the API's format."""
     answer = refusal(failure, exchange.id, exchange.api)
     head = b"" if exchange.api is None or exchange.api.name == "openai_chat" else b"event: error\n"
     return b"\n\n" + head + b"data: " + bytes(answer.body) + b"\n\n"

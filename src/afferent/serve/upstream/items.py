@@ -1,4 +1,4 @@
-"""From a request's places of media to references: features where we make them, bytes elsewhere."""
+"""Conversion of media locations to media handles: of features made here, or of bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAYS = counter(
 
 
 class _Options(Struct, forbid_unknown_fields=True):
-    """Options of the model's processor that are taken here."""
+    """Supported options of the model's processor."""
 
     max_pixels: Annotated[int, Meta(ge=1, le=2**31)]
 
@@ -55,13 +55,13 @@ _options = msgspec.json.Decoder(_Options)
 
 @dataclass(frozen=True, slots=True)
 class Referenced:
-    """What stands in the places of a request's media, and what it leads to.
+    """Media handles of a request, and their objects.
 
     Attributes:
-        references: One for each place.
-        keys: Of the features, in order.
-        names: What caches of the engine may call the items; only where it processes them itself.
-        pinned: What has to be there until the answer has ended, by key.
+        references: One for each location.
+        keys: Keys of the features, in order.
+        names: Item names for the engine's caches; only if the engine processes the items itself.
+        pinned: Objects that must exist until the answer has ended, by key.
     """
 
     references: Sequence[Reference] = ()
@@ -71,7 +71,7 @@ class Referenced:
 
 
 class ReferenceStage:
-    """Brings the media of requests into the arena, and says where they are."""
+    """Brings the media of requests into the arena, and creates their media handles."""
 
     def __init__(
         self,
@@ -83,13 +83,14 @@ class ReferenceStage:
         valid_s: float,
         ahead: Ahead | None = None,
     ) -> None:
-        """
+        """Create the stage.
+
         Args:
-            upstream: Says which files it would make the same features of.
-            tokens: Of the model; ``None`` if no features are made for it.
-            valid_s: How long a reference leads somewhere.
-            ahead: Fetches what other machines have of the items' embeddings, before the upstream
-                looks for them; ``None`` where nothing is beyond this machine.
+            upstream: Knows for which files it would make the same features.
+            tokens: Prompt tokens of the model; ``None`` if no features are made for it.
+            valid_s: Lifetime of a media handle.
+            ahead: Embedding prefetcher: it fetches the items' embeddings from other machines before
+                the upstream needs them; ``None`` without a tier.
         """
         self._store, self._items, self._tokens = store, items, tokens
         self._upstream = upstream
@@ -105,14 +106,14 @@ class ReferenceStage:
         share: Share,
         trace: Trace,
     ) -> Referenced:
-        """References for all places; all that they lead to is pinned under the request.
+        """Return media handles for all locations; their objects are pinned under the request.
 
         Args:
-            media: What was cut out of the body; loses what stands in a place.
+            media: Media that were cut out of the body; those at a location are removed.
 
         Raises:
-            InvalidMedia: An item can't be used.
-            MediaNotCached: An item came by name alone, and is not here.
+            InvalidMedia: An item is invalid.
+            MediaNotCached: An item came by name alone, and is not cached.
             Unavailable: Try again.
         """
         max_pixels = self._max_pixels(document)
@@ -136,11 +137,11 @@ class ReferenceStage:
                     ready = await self._items.prepare(request_id, found, trace)
                     return await self._features(request_id, parts, ready, trace)
             if any(item.raw is None for item in found.distinct):
-                # Features of these are here. The engine takes features of all images, or of none.
+                # Their features exist, but the engine takes features of all images, or of none.
                 found = await self._items.read_bytes(_without(request, found), trace)
         else:
             found = await self._items.read_bytes(request, trace)
-        # A limit of pixels is done of images; what it means for others is for the engine to say.
+        # A pixel limit is supported for images only; the engine interprets it for others.
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
             await self._items.plan(request_id, found, trace)
             ready = await self._items.prepare(request_id, found, trace)
@@ -151,10 +152,10 @@ class ReferenceStage:
         return self._raw(request_id, parts, found, files)
 
     async def check(self, request_id: str, referenced: Referenced) -> None:
-        """See to it that what was referred to has been there all the time.
+        """Check that the objects of the media handles have existed all the time.
 
         Raises:
-            StoreRestarted: Something was lost; whatever the engine says is of no use.
+            StoreRestarted: An object was lost; the engine's answer is invalid.
         """
         if not referenced.references:
             return
@@ -166,22 +167,22 @@ class ReferenceStage:
                 if handles != list(referenced.pinned.values()):
                     raise StoreRestarted(_AGAIN)
             else:
-                await self._store.stat()  # an answer is proof that it never went away
+                await self._store.stat()  # an answer proves that the store was never gone
             self.check_here(referenced)
         except StoreUnavailable as error:
             raise StoreRestarted(_AGAIN) from error
 
     def check_here(self, referenced: Referenced) -> None:
-        """`check`, as far as this process knows by itself: it costs nothing.
+        """Do the part of `check` that needs no call to the store.
 
         Raises:
-            StoreRestarted: Something was lost.
+            StoreRestarted: An object was lost.
         """
         for reference in referenced.references[:1]:
             self._store.block(reference.handle)
 
     def _makes_any(self, modality: Modality) -> bool:
-        """Whether features are made of an item, whatever the file."""
+        """Whether features are made of any file of this modality."""
         makes = self._tokens is not None and self._items.takes(modality)
         return makes and modality is Modality.IMAGE
 
@@ -194,7 +195,7 @@ class ReferenceStage:
         await self._items.close()
 
     def _max_pixels(self, document: Document) -> int | None:
-        """What the request's options come to; ``None``: more than that, for the upstream."""
+        """Return the pixel limit in the options; ``None`` if there are others, for the upstream."""
         if not document.options:
             return 0
         if set(document.options) != {"mm_processor_kwargs"}:
@@ -268,7 +269,7 @@ class ReferenceStage:
         return Referenced(references, keys, [key.hex() for key in keys])
 
     def _tell(self, items: Sequence[ItemState]) -> None:
-        """Once for each modality: the operator may wonder why nothing is gained."""
+        """Log once for each modality that the engine processes it, so there is no speedup."""
         for item in items:
             if item.modality not in self._told and not self._makes(item):
                 self._told.add(item.modality)
@@ -276,7 +277,7 @@ class ReferenceStage:
 
 
 def _without(request: GenerateRequest, found: RequestItems) -> GenerateRequest:
-    """Return the request with what has come of it in the place of its URLs."""
+    """Return the request with received media in place of its URLs."""
     (message,) = request.messages
     parts = [
         replace(part, source=item.raw) if item.raw is not None else part
@@ -286,7 +287,7 @@ def _without(request: GenerateRequest, found: RequestItems) -> GenerateRequest:
 
 
 def _small(tree: Any) -> dict[str, list[int | float] | int | float]:
-    """Features that positions are made from, of one item."""
+    """Return the position features of one item."""
     return {
         name: np.asarray(tree[name])[0].tolist()
         for name in POSITION_FEATURES

@@ -1,9 +1,9 @@
-"""Finding the media of a request in its JSON, and writing references in their place. Pure.
+"""Media locations in a request's JSON, and their replacement by media handles. Pure.
 
-`TABLE` lists, for each endpoint, where media stand: content parts of messages, results of tools,
-the inputs of pooling and scoring. Everything else is data, whatever its keys are called, and
-reaches the upstream as it was written. A location that the table lacks fails closed: vLLM's
-connector refuses media that are no references.
+`TABLE` lists the media locations of each endpoint: content parts of messages, results of tools, the
+inputs of pooling and scoring. Everything else is data, with any keys, and reaches the upstream
+unchanged. A location that the table lacks fails closed: vLLM's connector refuses media without a
+handle.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from afferent.ingest.json_path import ELEMENT
 from afferent.types import Modality
 
 MEDIA_KEYS: Final = MediaKeys(urls=("url", "image_url", "video_url", "audio_url"), base64=("data",))
-"""Of strings that may be long; whether one stands where media do is seen afterwards."""
+"""Keys of strings that may be long; their locations are checked later."""
 OPTION_KEYS: Final = ("mm_processor_kwargs", "media_io_kwargs")
-"""Options of the processing of items, for the whole request."""
+"""Options for the processing of all items of a request."""
 
 
 # The table
@@ -31,52 +31,52 @@ OPTION_KEYS: Final = ("mm_processor_kwargs", "media_io_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object, by its keys that lead to media."""
+    """Object, with its keys that lead to media."""
 
     members: Mapping[str, Location]
 
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """A list, of which each element is such a location; anything else is data."""
+    """List of such locations; any other value is data."""
 
     location: Location
 
 
 @dataclass(frozen=True, slots=True)
 class OneOrEach:
-    """A list of such locations, or one of them."""
+    """List of such locations, or one of them."""
 
     location: Location
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A content part of OpenAI's APIs, as vLLM reads it."""
+    """Content part of OpenAI's APIs, as vLLM parses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A content block of Anthropic's API: an image, or a tool's result with images in it."""
+    """Content block of Anthropic's API: an image, or a tool's result with images."""
 
     is_in_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """The output of a computer call: an object with an ``image_url``, or content parts."""
+    """Output of a computer call: an object with an ``image_url``, or content parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A string that is a URL."""
+    """String that is a URL."""
 
     modality: Modality
 
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """One location where the object has a key, and another where it has not."""
+    """One location if the object has a key, and another if not."""
 
     key: str
     present: Location
@@ -124,17 +124,17 @@ TABLE: Final[Mapping[str, Location]] = {
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), _SCORING),
     "/v2/embed": _EMBED,
     "/v1/systemone": _DECISION,
-    # Whichever of the others it is: `documents` of a chat are data.
+    # Chat or scoring: `documents` of a chat are data.
     "/invocations": ByKey("messages", _CHAT, _SCORING),
 }
-"""Where media stand in the body of a request, by its path."""
+"""Media locations in the body of a request, by its path."""
 
 
 def paths_at(path: str) -> frozenset[tuple[str, ...]]:
-    """Return where strings that are media may stand in a body, in the words of `JsonPath`.
+    """Return the paths of media strings in a body, as `JsonPath` writes them.
 
     Args:
-        path: Of the endpoint.
+        path: Path of the endpoint.
     """
     return _PATHS.get(path, frozenset())
 
@@ -177,9 +177,9 @@ _KEY_OF_TYPE: Mapping[str, str] = {
     "input_image": "image_url",
     "input_audio": "input_audio",
 }
-"""By the type of a part: the key that its item stands under."""
+"""Key of the item, by the type of a part."""
 _KEYS_WITHOUT_TYPE: Final = ("image_url", "audio_url", "input_audio", "video_url")
-"""Of a part without a type, or with a name: the first of these that is there, as in vLLM."""
+"""Keys of a part without a type, or with a name: the first existing one counts, as in vLLM."""
 
 _TELLING = re.compile(
     "|".join(
@@ -187,7 +187,7 @@ _TELLING = re.compile(
         for word in (*_URL_KEYS, "input_audio", "source", "images", "audio", "videos")
     ).encode()
 )
-"""Keys without which there are no media in a piece of JSON."""
+"""Without one of these keys, a piece of JSON has no media."""
 
 _PATHS: Final = {path: frozenset(_strings(location)) for path, location in TABLE.items()}
 
@@ -202,9 +202,9 @@ class Place:
     """One item of media in a body.
 
     Attributes:
-        modality: Of the item.
-        source: A URL, or what stands for one that was cut out; ``None``: known by its ``uuid``.
-        uuid: The client's name of the item.
+        modality: Modality of the item.
+        source: A URL, or the marker of one that was cut out; ``None`` if known by its ``uuid``.
+        uuid: Client's name of the item.
     """
 
     modality: Modality
@@ -214,20 +214,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Uuid:
-    """The client's name of an item; another's may come in its place."""
+    """Client's name of an item; another name may replace it."""
 
     place: Place
 
 
 @dataclass(slots=True)
 class Document:
-    """A body, and the places of its media, in order."""
+    """Body with its media locations, in order."""
 
     text: bytes
     root: object
     places: list[Place]
     options: Mapping[str, bytes] = field(default_factory=dict)
-    """Of the keys in `OPTION_KEYS`, those that say something."""
+    """Options in the body with a value, for the keys in `OPTION_KEYS`."""
 
     def write(
         self,
@@ -235,12 +235,12 @@ class Document:
         *,
         names: Sequence[str] | None = None,
     ) -> bytes:
-        """The JSON with these URLs in the places of its media.
+        """Return the JSON with these URLs in place of its media.
 
         Args:
-            urls: One for each place.
-            names: What takes the place of the client's names; without them, these and the options
-                are left out, since what they say was done.
+            urls: One for each location.
+            names: Replacements of the client's names. Without them, the client's names and the
+                options are dropped, as they have been applied.
         """
         if not self.places:
             return self.text
@@ -279,10 +279,10 @@ def find(body: bytes, path: str) -> Document:
     """Find the media of a request.
 
     Args:
-        path: Of the endpoint; without a line in `TABLE`, all of the body is data.
+        path: Path of the endpoint; if it is not in `TABLE`, all of the body is data.
 
     Raises:
-        InvalidRequest: It is not JSON, in the part that had to be looked at.
+        InvalidRequest: It is not JSON, in the part that was parsed.
     """
     location = TABLE.get(path)
     if location is None:
@@ -303,11 +303,13 @@ def find(body: bytes, path: str) -> Document:
 
 
 class _Finder:
+    """Parser that collects media locations, in order."""
+
     def __init__(self) -> None:
         self.places: list[Place] = []
 
     def open(self, raw: bytes, location: Location) -> object:
-        """Open a piece of JSON where media may stand in it; the rest stays as it was written."""
+        """Parse a piece of JSON where media are possible; the rest stays unchanged."""
         raw = raw.strip()
         if not _TELLING.search(raw) and not isinstance(location, Url | Each):
             return raw
@@ -342,7 +344,7 @@ class _Finder:
         return [self.open(bytes(each), location) for each in _array.decode(raw)]
 
     def _part(self, found: dict[str, bytes]) -> dict[str, object]:
-        """Replace the item of a part by its place, if it has one."""
+        """Replace the item of a part by its location, if it has one."""
         has_name = found.get("uuid", b"null") != b"null"
         opened: dict[str, object] = dict(found)
         before = len(self.places)
@@ -388,7 +390,7 @@ class _Finder:
         return {**found, "image_url": self._place(Modality.IMAGE, _string.decode(url))}
 
     def _url(self, modality: Modality, value: bytes, *, has_name: bool) -> object:
-        """A string, or an object with one."""
+        """Parse a URL string, or an object with one."""
         match value[:1]:
             case b'"':
                 return self._place(modality, _string.decode(value))
@@ -403,14 +405,14 @@ class _Finder:
         return value
 
     def _audio(self, opened: dict[str, object], value: bytes, *, has_name: bool) -> None:
-        """Base64 in a part of its own kind, which takes no URL: the part becomes another."""
+        """Parse an audio part with base64, which has no URL: it becomes an ``audio_url`` part."""
         source: str | None = None
         inner = self._members(value) if value[:1] == b"{" else {}
         data = inner.get("data", b"null")
         if data[:1] == b'"':
             kind = _text(inner.get("format")) or ""
             text = _string.decode(data)
-            # What was cut out goes by its marker, what is too short for that as a URL.
+            # Cut data are named by their marker; shorter data become a URL.
             source = text if ":" in text else f"data:audio/{kind};base64,{text}"
         elif not has_name or data != b"null" or value[:1] not in (b"{", b"n"):
             opened["input_audio"] = value
@@ -419,7 +421,7 @@ class _Finder:
         opened["audio_url"] = {"url": self._place(Modality.AUDIO, source)}
 
     def _source(self, value: bytes) -> object:
-        """Anthropic's: base64 with its media type, or a URL."""
+        """Parse Anthropic's source: base64 with its media type, or a URL."""
         if value[:1] != b"{":
             return value
         inner = self._members(value)
@@ -444,15 +446,15 @@ class _Finder:
 
 
 def _text(value: bytes | None) -> str | None:
-    """A string's characters, however it is written; ``None`` for anything else."""
+    """Return the decoded string; ``None`` for any other value."""
     return _string.decode(value) if value is not None and value[:1] == b'"' else None
 
 
 def restore(body: bytes, others: Mapping[str, bytes]) -> bytes:
-    """The JSON with what was cut out of it in the place of what stands for it.
+    """Return the JSON with cut strings put back in place of their markers.
 
     Args:
-        others: What was there, by what stands for it.
+        others: Original strings, by marker.
     """
     for marker, original in others.items():
         body = body.replace(marker.encode(), original, 1)

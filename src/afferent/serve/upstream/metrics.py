@@ -1,4 +1,4 @@
-"""The pages of metrics of several servers as one."""
+"""Merging of the metrics pages of several servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABEL = "upstream"
 
 
 def joined(pages: Sequence[tuple[str, bytes]]) -> bytes:
-    """One page as it is; of several, each sample says whose it is."""
+    """Return a single page unchanged; of several, label each sample with its server."""
     if len(pages) < 2:
         return b"".join(page for _, page in pages)
     families: dict[str, Metric] = {}

@@ -1,4 +1,4 @@
-"""What stands in a prompt for an item, in tokens, as the engine is told."""
+"""Prompt tokens of an item, as they are reported to the engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _MAX_KNOWN = 4096
 
 
 class PromptTokens:
-    """The tokenizer of one model, for what a family writes around an item's rows."""
+    """Tokenizer of one model, for a family's text around an item's rows."""
 
     def __init__(self, folder: Path, family: Family) -> None:
-        """
+        """Read the tokenizer.
+
         Raises:
-            ConfigError: The folder has no ``tokenizer.json``, or a broken one.
+            ConfigError: The folder has no ``tokenizer.json``, or an invalid one.
         """
         self._tokenizer = read_tokenizer(folder)
         self._tokens = family.tokens

@@ -1,4 +1,4 @@
-"""WebSockets to an upstream, passed on message by message, in both directions."""
+"""Proxy of WebSockets to an upstream, message by message, in both directions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from afferent.telemetry.trace import Trace
 
 _NOT_ON_THE_WIRE = frozenset({1005, 1006, 1015})
 _GOING_AWAY, _TRY_AGAIN = 1001, 1013
-"""Codes of a close: for the upstream, whose client has gone, and for a client who has lost it."""
+"""Close codes: for the upstream after its client has left, and for a client that has lost it."""
 
 
 SOCKET_PATHS = frozenset({"/v1/realtime"})
-"""Where vLLM serves WebSockets; elsewhere a client's `Upgrade` is ignored."""
+"""Paths of vLLM's WebSockets; on other paths a client's `Upgrade` is ignored."""
 
 
 class SocketPassage:
-    """An ASGI application for WebSockets. What is said over them is the upstream's alone."""
+    """ASGI application for WebSockets; messages are not interpreted."""
 
     def __init__(self, store: AsyncDaemonStore, upstream: Upstream, access: Access) -> None:
         self._store, self._upstream, self._access = store, upstream, access
@@ -76,7 +76,7 @@ class SocketPassage:
 
 
 async def _talk(client: WebSocket, upstream: UpstreamSocket) -> None:
-    """Until one of them leaves, which the other is told, and why."""
+    """Pass messages on until one side leaves; close the other with its code."""
     sending = asyncio.create_task(_send_all(client, upstream))
     receiving = asyncio.create_task(_receive_all(client, upstream))
     try:
@@ -93,7 +93,7 @@ async def _talk(client: WebSocket, upstream: UpstreamSocket) -> None:
 
 
 async def _send_all(client: WebSocket, upstream: UpstreamSocket) -> int:
-    """What the client says, until it leaves; why it does."""
+    """Pass the client's messages on until it leaves; return its close code."""
     while True:
         message = await client.receive()
         if message["type"] == "websocket.disconnect":

@@ -53,7 +53,7 @@ def _plain(path: str) -> str:
 
 
 class Tenancy:
-    """What keeps the tenants of a server apart.
+    """Separation of the tenants of a server in the memory of its upstream.
 
     The salts are keyed: a tenant that could compute another's salt could find the other's prompts
     by how fast they are answered.

@@ -1,1 +1,1 @@
-"""The bytes of a block: trees of tensors, written once and read in place."""
+"""Content of a block: trees of tensors, written once and read in place."""

@@ -1,4 +1,4 @@
-"""A tree of tensors to a block and back, without a copy that can be avoided.
+"""Codec between a tree of tensors and a block, without avoidable copies.
 
     >>> from afferent import TensorSpec, codec
     >>> plan = codec.plan({"pixels": TensorSpec("float32", (2, 3)), "label": "cat"})  # from shapes
@@ -8,9 +8,9 @@
     >>> float(tree["pixels"].sum()), tree["label"]
     (6.0, 'cat')
 
-A tree is made of dictionaries with string keys, lists, tensors of numpy or torch, and the scalars
-of msgpack. What comes back is the same tree; only a numpy scalar becomes an array without
-dimensions, and an array in another byte order one in this machine's.
+A tree consists of dictionaries with string keys, lists, tensors of numpy or torch, and the scalars
+of msgpack. Reading returns the same tree, with two exceptions: a numpy scalar becomes an array
+without dimensions, and an array in another byte order becomes one in this machine's.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Tree = (
     | TensorSpec
     | layout.Scalar
 )
-"""What can be planned; a `TensorSpec` stands for a tensor that is not there yet."""
+"""Tree to plan; a `TensorSpec` represents a tensor that does not exist yet."""
 ViewTree = dict[str, "ViewTree"] | list["ViewTree"] | Array | layout.Scalar
-"""What comes back."""
+"""Tree as it is read."""
 Arrays = dict[str, Array]
-"""What comes back of the usual tree: arrays by name."""
+"""Common tree as it is read: arrays by name."""
 Library = Literal["numpy", "torch"]
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _ONLY_STRINGS = frozenset({str})
 _SMALL_NBYTES = 4 << 10
-# Only these may be worth a second thread; what is between is copied at once.
+# Only these may be worth a second thread; medium ones are copied at once.
 _LARGE_NBYTES = 1 << 20
 _MAX_PLACE = 200
 _BOOL = layout.DTYPES["bool"]
@@ -58,9 +58,9 @@ _BOOL = layout.DTYPES["bool"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The exact layout of a tree: ``nbytes`` in all.
+    """Exact layout of a tree: ``nbytes`` in all.
 
-    ``head`` is all that stands before the payloads, `tensors` are those in their order.
+    ``head`` is all that precedes the payloads; ``tensors`` are the payloads in their order.
     """
 
     nbytes: int
@@ -69,26 +69,26 @@ class Plan:
 
 
 def plan(tree: Tree, *, max_header_nbytes: int = MAX_HEADER_NBYTES) -> Plan:
-    """Lay a tree out; reads no tensor's bytes.
+    """Plan the layout of a tree, without reading the tensors' bytes.
 
     Args:
-        tree: What is to be stored.
-        max_header_nbytes: Most bytes of all that is no tensor's; a tensor takes some 20 of them.
-            Who reads the block has to allow as many.
+        tree: Tree to store.
+        max_header_nbytes: Limit for all bytes outside of tensors; each tensor needs about 20 of
+            them. The reader of the block needs the same limit.
 
     Raises:
-        FormatError: A type that the format has no place for, or more than it has place for.
+        FormatError: A type that the format does not support, or a size over its limits.
     """
     return _Planner().plan(tree, max_header_nbytes)
 
 
 def lay_out(plan: Plan, block: memoryview, *, tensors: Library = "numpy") -> Any:
-    """Write all of a tree but its tensors' bytes; writable tensors over the places for those.
+    """Write all of a tree but its tensors' bytes; return writable tensors over their locations.
 
     Args:
-        plan: Of the tree.
+        plan: Plan of the tree.
         block: At least ``plan.nbytes`` of writable memory.
-        tensors: The library whose tensors are wanted.
+        tensors: Library of the returned tensors.
 
     Raises:
         FormatError: The block is too small.
@@ -112,10 +112,10 @@ def write_into(
     num_threads: int = 2,
     max_header_nbytes: int = MAX_HEADER_NBYTES,
 ) -> int:
-    """Write a tree, tensors and all; the number of bytes used, from the start of the block.
+    """Write a tree with its tensors; return the number of bytes used, from the start of the block.
 
-    Trees from 10 MB on are copied by the caller's thread and a helper; ``num_threads=1`` does
-    without.
+    Trees of 10 MB and more are copied by the caller's thread and a helper; ``num_threads=1`` uses
+    no helper.
 
     Raises:
         FormatError: As `plan` and `lay_out`, or a tensor is only a `TensorSpec`.
@@ -131,7 +131,7 @@ def write_into(
         end = offset + nbytes
         following = min(layout.align(end), planned.nbytes)
         if nbytes < _SMALL_NBYTES and source.dtype == dtype:
-            # Twice through the cache, and still half the price of making an array to copy into.
+            # Copies twice in cache, and still costs half as much as an array to copy into.
             block[offset:following] = source.tobytes().ljust(following - offset, b"\0")
         else:
             target = np.ndarray(shape, dtype, block, offset)
@@ -168,18 +168,18 @@ def view(
     copy: bool = False,
     max_header_nbytes: int = MAX_HEADER_NBYTES,
 ) -> Any:
-    """The tree in a block. Its tensors are views, and keep what ``block`` is a view of alive.
+    """Return the tree in a block; its tensors are views that keep the memory of ``block`` alive.
 
     Args:
-        block: May be longer than what was written.
-        tensors: The library whose tensors are wanted; torch is imported only for its own.
-        copy: Private tensors, always writable. Without it numpy's are read-only where the block
-            is. torch knows no read-only tensors: **writing into one changes the object for all who
-            read it**, or, over a read-only map, ends the process (SIGSEGV).
+        block: May be longer than the tree.
+        tensors: Library of the tensors; torch is imported only for its own.
+        copy: Return private tensors, always writable. Otherwise numpy's are read-only if the block
+            is. torch has no read-only tensors: **writing into one changes the object for all
+            readers**, or, over a read-only map, ends the process (SIGSEGV).
         max_header_nbytes: As for `plan`. In memory, a header may become 60 times its size.
 
     Raises:
-        FormatError: The bytes are not a valid block. All of it was checked before this returns.
+        FormatError: The bytes are not a valid block. All of it is checked before this returns.
     """
     finish = _finisher(tensors, copy=copy)
     return _view(_as_bytes(block), finish, max_header_nbytes, is_filled=True)
@@ -196,7 +196,7 @@ def _view(
 
 
 def _finisher(tensors: Library, *, copy: bool) -> _Finish | None:
-    """What is done to each array over the block before it is handed out."""
+    """Return the conversion of each array over the block before it is returned."""
     match tensors, copy:
         case "numpy", False:
             return None
@@ -216,7 +216,7 @@ class _Planner:
     def __init__(self) -> None:
         self.sources: list[Array | None] = []
         self._tensors: list[layout.TensorLayout] = []
-        self._next = self._end = 0  # counted from the first payload
+        self._next = self._end = 0  # relative to the first payload
 
     def plan(self, tree: Tree, max_header_nbytes: int) -> Plan:
         try:
@@ -231,7 +231,7 @@ class _Planner:
         return Plan(nbytes, head, tuple(self._tensors))
 
     def _node(self, value: Any, depth: int) -> Any:
-        # By exact type: a subclass, such as an enumeration, would come back as something else.
+        # By exact type: a subclass, such as an enumeration, would be read as another type.
         kind = type(value)
         if kind is np.ndarray:
             return self._tensor(value, value.dtype, value.shape)
@@ -249,8 +249,9 @@ class _Planner:
         return self._tensor(array, array.dtype, array.shape)
 
     def _place_of_the_wrong(self, value: Any, depth: int) -> str:
-        """Where in it something can't be stored: it is walked again, which costs only those who are
-        refused.
+        """Return the path of the value that can't be stored.
+
+        It walks the tree again, which costs only refused calls.
         """
         children: Iterable[tuple[Any, Any]] = ()
         if isinstance(value, Mapping | list) and depth < layout.MAX_DEPTH:
@@ -281,7 +282,7 @@ class _Planner:
 
 
 def _sides(spec: TensorSpec) -> tuple[int, ...]:
-    """Computed shapes often hold numpy's integers."""
+    """Return the shape as Python integers; computed shapes often contain numpy's."""
     try:
         return tuple(int(operator.index(side)) for side in spec.shape)
     except TypeError:
@@ -289,7 +290,7 @@ def _sides(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _as_array(value: Any) -> Array:
-    """The less usual kinds of tensors."""
+    """Convert the less common kinds of tensors."""
     if isinstance(value, np.ma.MaskedArray):
         raise FormatError("a masked array can't be stored: its mask would be lost")
     if isinstance(value, np.ndarray | np.generic):
@@ -300,7 +301,7 @@ def _as_array(value: Any) -> Array:
 
 
 class _Viewer:
-    """One walk over a decoded header: checks each node, and puts tensors in their places."""
+    """One walk over a decoded header: checks each node, and replaces tensor nodes by tensors."""
 
     def __init__(
         self,
@@ -322,7 +323,7 @@ class _Viewer:
         return holder[0]
 
     def _fill(self, container: Any, depth: int) -> None:
-        """In place: the header's containers are the result's."""
+        """Fill in place: the header's containers become the result's."""
         if depth >= layout.MAX_DEPTH:
             raise FormatError("nested too deeply")
         if type(container) is list:
@@ -347,7 +348,7 @@ class _Viewer:
             raise FormatError("a tensor ends outside of the block")
         self._next = layout.align(self._end)
         array: Array = np.ndarray(shape, dtype, self._block, offset)
-        # numpy counts truths by adding up bytes: with others than 0 and 1 it writes past buffers.
+        # numpy counts booleans by adding bytes: other values than 0 and 1 overflow buffers.
         if dtype is _BOOL and self._is_filled and nbytes and array.view(np.uint8).max() > 1:
             raise FormatError("a boolean is neither 0 nor 1")
         return array if self._finish is None else self._finish(array)

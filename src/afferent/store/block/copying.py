@@ -1,7 +1,7 @@
-"""Copying tensors into a block; from ten megabytes on, with the help of a second thread.
+"""Copies of tensors into a block; from ten megabytes on, with a second thread.
 
-One core does not reach the memory's speed. The helper is one thread, kept, and started by the first
-copy that is large enough. A forked child starts its own.
+One core does not saturate the memory bandwidth. The first large enough copy starts the helper
+thread, which stays. A forked child starts its own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Copy = tuple[Array, Array]
-"""Target and source: same shape, same element type but for the byte order."""
+"""Target and source: same shape, same element type except for the byte order."""
 
 SPLIT_NBYTES = 10_000_000
-# Small enough to balance two threads, large enough that the GIL changes hands seldom.
+# Small enough to balance two threads, large enough for few handovers of the GIL.
 _PIECE_NBYTES = 4 << 20
-# From here on halves, where they are fast: the C library bypasses the caches in very large copies.
+# Larger copies are halved if that is fast: the C library bypasses the caches in them.
 _HALVES_NBYTES = 256 << 20
 
 
 def copy_all(copies: Sequence[Copy], *, num_threads: int = 2) -> None:
-    """Do all copies. numpy releases the GIL while it copies; a memoryview would hold it."""
+    """Do all copies. numpy releases the GIL while it copies; a memoryview would not."""
     total_nbytes = sum(target.nbytes for target, _ in copies)
     if num_threads < 2 or total_nbytes < SPLIT_NBYTES:
         for target, source in copies:
@@ -38,7 +38,7 @@ def copy_all(copies: Sequence[Copy], *, num_threads: int = 2) -> None:
 
 
 def _copy_with_helper(pieces: list[Copy]) -> None:
-    """Two threads take from one list, so neither waits for the other for longer than a piece."""
+    """Copy with two threads from one list; neither waits for the other for longer than a piece."""
 
     def work() -> None:
         while True:
@@ -52,7 +52,7 @@ def _copy_with_helper(pieces: list[Copy]) -> None:
     try:
         work()
     finally:
-        # Nothing may write into the block after this returns, whatever went wrong here.
+        # After this returns, no thread may write into the block, even after an error.
         pieces.clear()
         if future is not None and not future.cancel():
             future.result()
@@ -74,24 +74,24 @@ def _pieces(copies: Sequence[Copy]) -> Iterator[Copy]:
 
 
 def _bypasses_caches(target: Array, source: Array) -> bool:
-    """Whether a copy is fastest when it goes around the caches.
+    """Whether a copy is fastest if it bypasses the caches.
 
-    Such a copy loads from several pages at a time. Where the target lies a little further in its
-    page than the source in its own, each load seems to hit a store just made: four times slower.
+    Such a copy loads from several pages at a time. If the target's offset in its page is slightly
+    larger than the source's, each load seems to depend on a recent store: four times slower.
     """
     ahead = (target.ctypes.data - source.ctypes.data) % mmap.PAGESIZE
     return target.nbytes >= _HALVES_NBYTES and not 0 < ahead < 1024
 
 
 class _Helper:
-    """The second thread, if this process may run on a second core."""
+    """Second copying thread, if this process may run on a second core."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     def submit(self, work: Callable[[], None]) -> Future[None] | None:
-        """``None`` where no help is to be had; the caller then does all of the work."""
+        """Submit work; ``None`` if there is no helper: then the caller does all of the work."""
         with self._lock:
             if self._pool is None:
                 if len(os.sched_getaffinity(0)) < 2:
@@ -100,11 +100,11 @@ class _Helper:
             try:
                 return self._pool.submit(work)
             except RuntimeError:
-                return None  # no more threads here, or the interpreter is shutting down
+                return None  # no more threads, or the interpreter is shutting down
 
 
 def _start_over() -> None:
-    """A forked child has the pool without its thread, and perhaps a lock that nobody opens."""
+    """Replace the helper in a forked child: its thread is gone, and its lock may be locked."""
     global _helper
     _helper = _Helper()
 

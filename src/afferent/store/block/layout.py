@@ -1,4 +1,4 @@
-"""The byte format of a block, version 1: a small header, then tensors at aligned offsets.
+"""Byte format of a block, version 1: a small header, then tensors at aligned offsets.
 
     0   magic           8 bytes   b"AFFERENT"
     8   version         u16       1
@@ -9,8 +9,8 @@
     ... zero padding to a multiple of 64
     ... payloads in the order of the header, each at the next multiple of 64
 
-A header holds no offsets. They follow from the shapes, so payloads that overlap, are misaligned or
-stand in another order can't be written down at all. `docs/format.md` is the whole specification.
+A header holds no offsets: they follow from the shapes. So payloads that overlap, are misaligned or
+are in another order can't be expressed. `docs/format.md` is the full specification.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAGIC = b"AFFERENT"
 VERSION = 1
 ALIGNMENT = 64
 PRELUDE = struct.Struct("<8sHHIQ")
-# A megabyte of empty lists is some 60 MB of Python objects; what is larger belongs in a tensor.
+# A megabyte of empty lists is about 60 MB of Python objects; larger data belong in a tensor.
 MAX_HEADER_NBYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_DIMS = 32
 TENSOR_CODE = 1
-"""The msgpack extension that stands for a tensor."""
+"""Code of the msgpack extension for tensors."""
 
 _NUMPY_NAMES = (
     *("bool", "float16", "float32", "float64"),
@@ -54,9 +54,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name) for name in _NUMPY_NAMES},
     **{name: np.dtype(getattr(ml_dtypes, name)) for name in ML_NAMES},
 }
-"""The element types of version 1, by their names in numpy and ml_dtypes."""
+"""Element types of version 1, by their names in numpy and ml_dtypes."""
 
-# Asking a dtype for its name takes microseconds, looking it up here 40 ns.
+# The name of a dtype takes microseconds to compute, and 40 ns to look up here.
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Scalar = None | bool | int | float | str | bytes
@@ -66,7 +66,7 @@ _tree_decoder = msgspec.msgpack.Decoder()
 
 
 class TensorLayout(NamedTuple):
-    """One tensor's payload; the native type, C order."""
+    """Payload of one tensor; native byte order, C order."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class TensorLayout(NamedTuple):
 
 
 class Header(NamedTuple):
-    """``tree`` is made of msgpack's own types; its tensors are still `Ext`, unread."""
+    """Decoded header; ``tree`` has msgpack's own types, its tensors are still `Ext`, unread."""
 
     tree: Any
     start: int
@@ -87,20 +87,24 @@ def align(offset: int) -> int:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Raises: FormatError: Version 1 has no such element type."""
+    """Return the element type with this name.
+
+    Raises:
+        FormatError: Version 1 has no such element type.
+    """
     try:
         return DTYPES[name]
     except KeyError:
         raise FormatError(f"a tensor of {name[:40]} can't be stored") from None
 
 
-# Trees repeat few shapes, and reading one from its bytes costs as much as the rest of a view.
+# Trees repeat few shapes, and decoding one costs as much as the rest of a view.
 @lru_cache(maxsize=1024)
 def pack_tensor(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Ext, TensorLayout]:
-    """How the header says a tensor, and what its payload is like.
+    """Return the header's node of a tensor, and the layout of its payload.
 
     Raises:
-        FormatError: Version 1 has no such element type, or no room for such a shape.
+        FormatError: Version 1 does not support the element type or the shape.
     """
     native = dtype.newbyteorder("=")
     name = _NAMES.get(native)
@@ -112,7 +116,7 @@ def pack_tensor(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Ext, Tens
 
 @lru_cache(maxsize=1024)
 def read_tensor(code: int, data: bytes) -> TensorLayout:
-    """What an extension in a header says.
+    """Return the layout of a tensor from its extension in a header.
 
     Raises:
         FormatError: Not a tensor of version 1.
@@ -138,7 +142,7 @@ def _nbytes(itemsize: int, shape: Sequence[int]) -> int:
 def pack_header(
     tree: Any, *, payloads_nbytes: int, max_header_nbytes: int = MAX_HEADER_NBYTES
 ) -> tuple[bytes, int]:
-    """Prelude, header and padding, so up to the first payload; and the length of the whole block.
+    """Return prelude, header and padding up to the first payload; and the length of the block.
 
     Raises:
         FormatError: The header is over its limit, or a string is not Unicode.
@@ -159,7 +163,7 @@ def pack_header(
 
 
 def read_header(block: memoryview, *, max_header_nbytes: int = MAX_HEADER_NBYTES) -> Header:
-    """The header of a block; the caller checks the nodes of its tree as it walks them.
+    """Return the header of a block; the caller checks the nodes of its tree.
 
     Raises:
         FormatError: The bytes are not a block of version 1.
@@ -178,7 +182,7 @@ def read_header(block: memoryview, *, max_header_nbytes: int = MAX_HEADER_NBYTES
         )
     if total_nbytes > len(block):
         raise FormatError("the block is longer than its memory")
-    # A private copy: the block is shared memory, and may change between two looks at it.
+    # A private copy: the block is shared memory, and may change between two reads.
     header = bytes(block[PRELUDE.size : PRELUDE.size + header_nbytes])
     tree = decode(_tree_decoder, header)
     if not _is_spelling_of(tree, header):
@@ -187,7 +191,7 @@ def read_header(block: memoryview, *, max_header_nbytes: int = MAX_HEADER_NBYTES
 
 
 def _is_spelling_of(tree: Any, header: bytes) -> bool:
-    """Encoding has one result, so this also finds what decoding hides, such as a key twice."""
+    """Whether ``tree`` encodes to ``header``; finds hidden differences such as duplicate keys."""
     try:
         return encode(tree) == header
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):

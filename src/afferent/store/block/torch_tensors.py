@@ -1,6 +1,6 @@
-"""Tensors of torch, to and from numpy arrays over the same bytes.
+"""Conversion between torch tensors and numpy arrays over the same bytes.
 
-torch is looked up where a process has imported it, or imported when its tensors are asked for: the
+torch is used if a process has imported it, and imported only if its tensors are requested: the
 store must not need it.
 """
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class TorchTensor(Protocol):
-    """As much of ``torch.Tensor`` as tells a type checker what is meant."""
+    """Minimal interface of ``torch.Tensor``, for type checkers."""
 
     @property
     def requires_grad(self) -> bool: ...
@@ -28,7 +28,7 @@ class TorchTensor(Protocol):
     def detach(self) -> TorchTensor: ...
 
 
-# numpy has no bfloat16 or float8 of its own to exchange with torch; integers of the same size do.
+# numpy has no bfloat16 or float8 to exchange with torch; integers of the same size do.
 _BITS = {
     dtype: np.dtype(f"uint{8 * dtype.itemsize}")
     for dtype in (layout.DTYPES[name] for name in layout.ML_NAMES)
@@ -36,16 +36,16 @@ _BITS = {
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a tensor of torch; never imports it."""
+    """Whether ``value`` is a torch tensor; never imports torch."""
     cls = getattr(sys.modules.get("torch"), "Tensor", None)
     return cls is not None and isinstance(value, cls)
 
 
 def as_array(tensor: Any) -> Array:
-    """The tensor's own bytes as an array, strides and all; gradients are left behind.
+    """Return the tensor's own bytes as an array, with its strides and without its gradient.
 
     Raises:
-        FormatError: Not a plain tensor in this machine's memory, or of a type without a place.
+        FormatError: Not a plain tensor in this machine's memory, or of an unsupported type.
     """
     torch: Any = sys.modules["torch"]
     if tensor.device.type != "cpu":
@@ -66,19 +66,19 @@ def as_array(tensor: Any) -> Array:
 
 
 def as_tensor(array: Array) -> Any:
-    """A tensor over the bytes of ``array``, read-only memory included.
+    """Return a tensor over the bytes of ``array``, read-only memory included.
 
-    It goes through DLPack: ``torch.from_numpy`` warns of arrays that can't be written.
+    It uses DLPack: ``torch.from_numpy`` warns about read-only arrays.
 
     Raises:
-        FormatError: torch has no such type, or the memory is not aligned as torch assumes.
+        FormatError: torch has no such type, or the memory is not aligned as torch requires.
     """
     torch: Any = importlib.import_module("torch")
     if not array.flags.aligned:
         raise FormatError("the block is not aligned in memory, as torch needs it; copy the tensors")
     bits = _BITS.get(array.dtype)
     try:
-        if array.size == 0:  # nothing to share, and DLPack would give it odd strides
+        if array.size == 0:  # empty: DLPack would give it odd strides
             return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name))
         if bits is None:
             return torch.from_dlpack(array)

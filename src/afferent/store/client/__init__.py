@@ -1,1 +1,1 @@
-"""The store as a process uses it: with an event loop, without one, or with no daemon."""
+"""Clients of the store: with an event loop, without one, or without a daemon."""

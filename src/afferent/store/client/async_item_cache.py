@@ -1,4 +1,4 @@
-"""The cache of items for an event loop."""
+"""Item cache for an event loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from afferent.types import ObjectKind
 
 
 class AsyncItemCache(Operations):
-    """The operations of an `ItemCache`, to be awaited; any number at a time. Files are read, and
-    data of more than a megabyte written, by threads.
+    """The operations of an `ItemCache` as coroutines; any number may run at a time.
 
-    Of a call that is cancelled, release the request: it may still have been done.
+    Threads read files, and write data of more than a megabyte. A cancelled call may still have been
+    done: release its request.
 
     Examples:
         >>> import asyncio
@@ -50,7 +50,7 @@ class AsyncItemCache(Operations):
         kind: ObjectKind = ObjectKind.FEATURES,
         num_workers: int = 0,
     ) -> None:
-        """Share what ``store`` holds; arguments as for `ItemCache`."""
+        """Create a cache over ``store``; arguments as for `ItemCache`."""
         super().__init__(store, weights=weights, kind=kind, num_workers=num_workers)
         self.store = store
 

@@ -1,4 +1,4 @@
-"""The store of a daemon, for an event loop: any number of calls at a time."""
+"""Daemon store for an event loop: any number of concurrent calls."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 _SOON_S = 1e-3
-"""What may be late goes with the next message, or after so long: to write takes longer than to
-answer, and each message by itself wakes the daemon.
+"""Delay of messages that may be late; they are sent earlier with the next message.
+
+Sending takes longer than answering, and each separate message wakes the daemon.
 """
 
 
 class AsyncDaemonStore(Verbs):
-    """It has the `Verbs`, to be awaited.
+    """Store of a daemon, with the `Verbs` as coroutines.
 
-    When the daemon is lost, calls fail with `StoreUnavailable` and what was held is lost; a task
-    connects again as soon as this process uses nothing of the arena any more.
+    When the daemon is lost, calls fail with `StoreUnavailable` and all pins are lost. A task
+    reconnects as soon as this process uses nothing of the arena any more.
 
     Examples:
         >>> import asyncio
@@ -68,6 +69,10 @@ class AsyncDaemonStore(Verbs):
         >>> with StoreServer(16 * MiB) as server:
         ...     asyncio.run(main(server.address))
         1048576
+
+    Invariants:
+        - Messages are sent in the order of the calls.
+        - ``_calls`` has exactly the calls in progress.
     """
 
     def __init__(self, where: Address, connection: Connection, arena: ArenaMap) -> None:
@@ -80,14 +85,14 @@ class AsyncDaemonStore(Verbs):
         self._owner = Owner(f"store = await AsyncDaemonStore.connect{where.arguments}")
         self._reconnecting: asyncio.Task[None] | None = None
         self._mismatch = ""  # why the next daemon can't be used
-        # Set when there is something new for the task that connects again.
+        # Wakes the task that reconnects.
         self._stirred = asyncio.Event()
 
     @classmethod
     async def connect(
         cls, address: str, *, name: str, writable: bool = False, timeout_s: float = 30.0
     ) -> AsyncDaemonStore:
-        """Connect.
+        """Connect to a daemon.
 
         Raises:
             VersionMismatch: The daemon speaks another version of the protocol.
@@ -121,7 +126,7 @@ class AsyncDaemonStore(Verbs):
         return self._arena.block(handle.offset, handle.nbytes)
 
     async def close(self) -> None:
-        """End the connection. What arrays still use stays pinned until this process ends."""
+        """End the connection. Memory that arrays still use stays pinned until this process ends."""
         if self._is_closed or not self._owner.is_here:
             return
         self._is_closed = True
@@ -174,13 +179,13 @@ class AsyncDaemonStore(Verbs):
             if timer is not None:
                 timer.cancel()
             del self._calls[request.seq]
-            # Its exception leads to this frame, and to our callers', which may have arrays over
-            # the arena: in a cycle they would be in use until a collector comes by.
+            # Its exception references this frame and the callers' frames, which may have arrays
+            # over the arena. In a cycle they would stay pinned until a garbage collection.
             del future
         return result_of(request, reply)
 
     def _tell(self, request: Request[Any]) -> None:
-        if not self._owner.is_here or not self.is_open:  # a forked child holds nothing
+        if not self._owner.is_here or not self.is_open:  # a forked child has no pins
             return
         self._unsent.append(wire.pack_frame(encode(request)))
         if not _may_be_late(request):
@@ -191,7 +196,7 @@ class AsyncDaemonStore(Verbs):
             asyncio.get_running_loop().call_later(_SOON_S, self._flush_late)
 
     def _flush(self) -> None:
-        """Send what there is, in the order in which it was said."""
+        """Send the waiting messages in order."""
         unsent, self._unsent = self._unsent, []
         if unsent:
             self._channel.send_packed(b"".join(unsent))
@@ -213,7 +218,7 @@ class AsyncDaemonStore(Verbs):
             future.set_result(reply)
 
     def _on_close(self) -> None:
-        self._unsent.clear()  # what was held is lost, and need not be let go of
+        self._unsent.clear()  # all pins are lost, and need no release
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self._unavailable("the store daemon is gone"))
@@ -227,7 +232,7 @@ class AsyncDaemonStore(Verbs):
             self._reconnecting = asyncio.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Come back once nothing of the former life is in use."""
+        """Reconnect once this process uses nothing of the previous connection."""
         await self._until_unused()
         attempt = 0
         while not self._is_closed:
@@ -247,7 +252,7 @@ class AsyncDaemonStore(Verbs):
             return
 
     async def _until_unused(self) -> None:
-        """Wait until nothing uses the arena, or the store is closed."""
+        """Wait until the arena is unused, or the store is closed."""
         loop, unused = asyncio.get_running_loop(), threading.Event()
 
         def on_unused() -> None:  # in any thread; the loop may have ended long before
@@ -274,15 +279,17 @@ def _close(connection: Connection, arena: ArenaMap, keep: ArenaMap | None = None
 def _drop_pin(
     loop: asyncio.AbstractEventLoop, store: weakref.ref[AsyncDaemonStore], handle: Handle
 ) -> None:
-    """Drop the pin of an array that is gone; from any thread, also after the loop has ended."""
+    """Drop the pin of a collected array; works in any thread, also after the loop has ended."""
     if (found := store()) is not None:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(found.unpin, VIEWS, [handle])
 
 
 def _may_be_late(request: Request[Any]) -> bool:
-    """What ends a request, or gives a permit back, may not: others may wait for it, and this event
-    loop may be held up.
+    """Whether a message may be delayed.
+
+    A message that ends a request or returns a permit may not: other requests may wait for it, and
+    this event loop may be blocked.
     """
     if isinstance(request, requests.Release):
         return request.handles is not None

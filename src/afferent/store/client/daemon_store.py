@@ -1,4 +1,4 @@
-"""The store of a daemon, for processes without an event loop."""
+"""Daemon store for processes without an event loop."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ _TOLD_WITHIN_S, _WITHDRAWN_WITHIN_S = 1.0, 0.1
 
 
 class DaemonStore(Store):
-    """One connection and one map of the arena. Calls are done one at a time: a thread that waits
-    for long (`wait`, `take`) has a store of its own.
+    """Store of a daemon: one connection and one map of the arena.
 
-    When the daemon is lost, calls fail with `StoreUnavailable`, and what was held is lost. A thread
-    connects again as soon as this process uses nothing of the arena any more: until all processes
-    have come that far, or died, the new daemon can't give out a byte. So let go of arrays over the
-    arena when a call fails so.
+    Calls run one at a time: a thread that waits for long (`wait`, `take`) needs a store of its own.
+
+    When the daemon is lost, calls fail with `StoreUnavailable`, and all pins are lost. A thread
+    reconnects as soon as this process uses nothing of the arena any more. Until all processes have
+    done so or died, the new daemon can't allocate a byte. So drop arrays over the arena when a call
+    fails like this.
 
     Examples:
         >>> import numpy as np
@@ -69,13 +70,13 @@ class DaemonStore(Store):
     def __init__(
         self, address: str, *, name: str, writable: bool = False, timeout_s: float = 30.0
     ) -> None:
-        """Connect.
+        """Connect to a daemon.
 
         Args:
-            address: Of the daemon, as it is shown: the path of its socket.
-            name: What it is called in `list_clients`, and by ``afferent store``.
+            address: The daemon's address: the path of its socket.
+            name: Name of this client in `list_clients` and ``afferent store``.
             writable: Whether this process may write into the arena.
-            timeout_s: How long an answer is waited for.
+            timeout_s: Timeout for the connection.
 
         Raises:
             VersionMismatch: The daemon speaks another version of the protocol.
@@ -105,12 +106,12 @@ class DaemonStore(Store):
 
     @property
     def arena(self) -> ArenaMap:
-        """This process's map of the arena; another one only if the arena is another."""
+        """This process's map of the arena; it changes only if the daemon has another arena."""
         return self._arena
 
     @property
     def address(self) -> str:
-        """Where the daemon is, for other processes."""
+        """Address of the daemon, for other processes."""
         return self._where.address
 
     @property
@@ -123,28 +124,29 @@ class DaemonStore(Store):
         connection = self._connection
         if connection is not None and connection.segment == handle.segment:
             block = self._arena.block(handle.offset, handle.nbytes)
-            if self._connection is connection:  # else it may be of the life that came after
+            if self._connection is connection:  # else it may be from a later epoch
                 return block
         raise StoreRestarted("the object was lost with a former life of the store")
 
     def wait_populated(self) -> None:
-        """Wait until the whole arena is in this process's page tables, as a benchmark wants it."""
+        """Wait until the whole arena is in this process's page tables, for benchmarks."""
         self._arena.wait_populated()
 
     def close(self) -> None:
-        """End the connection; calls under way fail. What arrays still use stays pinned until this
-        process ends.
+        """End the connection; running calls fail.
+
+        Memory that arrays still use stays pinned until this process ends.
         """
         if self._closed.is_set():
             return
         self._closed.set()
-        if not self._owner.is_here:  # it is the parent's: only these descriptors are ours
+        if not self._owner.is_here:  # in a forked child: close only its copies of the descriptors
             self._channel.close()
             self._drop_eventfd()
             return
         self._wake()
         self._watcher.join()
-        with contextlib.suppress(OSError):  # a call under way, which may wait for ever, ends
+        with contextlib.suppress(OSError):  # ends a running call, which may wait without limit
             self._channel.sock.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._connection = None
@@ -161,7 +163,7 @@ class DaemonStore(Store):
 
     def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
         self._owner.check()
-        self._release_dropped_pins()  # this call may be for their room
+        self._release_dropped_pins()  # this call may need their space
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         soon = not request.waits
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
@@ -175,7 +177,7 @@ class DaemonStore(Store):
                     left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
                     frame = self._channel.receive(timeout_s=left, soon=soon)
                     reply = decode(reply_decoder, frame)
-                    if reply.seq == request.seq:  # else the late answer of a call that gave up
+                    if reply.seq == request.seq:  # else a late answer to a call that timed out
                         break
             except (ConnectionClosed, FormatError) as error:
                 self._lose()
@@ -194,8 +196,8 @@ class DaemonStore(Store):
         self._say(withdrawal, timeout_s=_WITHDRAWN_WITHIN_S)
 
     def _say(self, request: Request[Any], *, timeout_s: float) -> None:
-        """Or the connection is made anew: who does not read it has been given much already."""
-        if not self._owner.is_here:  # a forked child holds nothing
+        """Send a message; drop the connection if the daemon does not read it in time."""
+        if not self._owner.is_here:  # a forked child has no pins
             return
         with self._lock:
             if self._connection is None:
@@ -211,27 +213,27 @@ class DaemonStore(Store):
         return VersionMismatch(self._mismatch) if self._mismatch else StoreUnavailable(why)
 
     def _lose(self) -> None:
-        """The connection is of no use any more; the thread makes another. The lock is held."""
+        """Drop a broken connection; the watcher thread makes another. The lock must be held."""
         if self._connection is not None:
-            # The socket stays open: the thread polls it, and must not see its number used again.
+            # The socket stays open: the thread polls it, so its number must not be reused yet.
             self._connection = None
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread."""
+        """Wake the watcher thread."""
         if self._eventfd is not None:
             self._eventfd.signal()
 
     def _drop_eventfd(self) -> None:
-        """It is closed when the last view is gone that may ring it."""
+        """Drop the eventfd; it is closed with the last view that may signal it."""
         self._eventfd, self._dropped_pins = None, DroppedPins()
 
-    # The thread that connects again, and lets go of what views no longer hold
+    # The thread that reconnects and releases the pins of collected views
 
     def _watch(self) -> None:
         eventfd = self._eventfd
         while eventfd is not None:
-            # First the call is cleared, then what it was about is looked at: none gets lost.
+            # Clear the event before checking its causes: no signal is lost.
             eventfd.clear()
             if self._closed.is_set():
                 return
@@ -249,7 +251,7 @@ class DaemonStore(Store):
                         self._lose()
 
     def _reconnect(self) -> None:
-        """Come back once nothing of the former life is in use."""
+        """Reconnect once this process uses nothing of the previous connection."""
         self._channel.close()
         # Not an event: the collector may call this while the same thread waits for the event.
         unused: list[bool] = []

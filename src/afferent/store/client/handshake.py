@@ -1,4 +1,4 @@
-"""How a process comes to a store daemon and its arena, comes back when it was lost, and leaves."""
+"""Connection of a process to a store daemon and its arena: connect, reconnect and leave."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ log = logging.getLogger(__name__)
 RECONNECT_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Pauses between attempts; the last one is repeated."""
 RECONNECT_TIMEOUT_S = 2.0
-"""For one attempt. A daemon that waits for others to let go answers none, however long it takes."""
+"""Timeout of one attempt. A daemon that waits for old clients answers no new one meanwhile."""
 COLLECT_S = 1.0
-"""After so long it may be a cycle of references that keeps arrays over the arena: many an exception
-has its frames in one. A program that waits for the store does little that would have it collected.
+"""Delay before a garbage collection that may free arrays over the arena.
+
+Many exceptions are in a reference cycle with their frames. A program that waits for the store
+triggers few collections itself.
 """
 _AGAIN_S = 0.02
 _LEAVE_TIMEOUT_S = 2.0
@@ -32,10 +34,10 @@ _LEAVE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a store is, and who we say we are.
+    """Address of a store, and the identity of this client.
 
-    ``token`` is one client's for its life, through all of its connections: a daemon knows by it
-    what a client, or a client that it never came to answer, has let go of.
+    ``token`` is constant for the life of one client, across its connections. By it, a daemon knows
+    the earlier connections of a client, under an earlier daemon, too, that are no longer in use.
     """
 
     address: str
@@ -45,14 +47,14 @@ class Address:
 
     @property
     def arguments(self) -> str:
-        """The arguments that open such a store, as code."""
+        """Arguments that open such a store, as code."""
         writable = ", writable=True" if self.writable else ""
         return f"({self.address!r}, name={self.name!r}{writable})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connection:
-    """One life of the connection; ``segment`` is the store's epoch, ``client`` our number in it."""
+    """One connection; ``segment`` is the store's epoch, ``client`` this client's number in it."""
 
     sock: socket.socket
     segment: int
@@ -62,13 +64,13 @@ class Connection:
 def connect(
     where: Address, arena: ArenaMap | None, *, timeout_s: float
 ) -> tuple[Connection, ArenaMap]:
-    """Say hello, and map the arena that comes with the welcome, unless it is mapped already.
+    """Send hello, and map the arena from the welcome, unless it is already mapped.
 
-    Nothing that was held under an earlier connection may be in use any more.
+    The process must not use anything from an earlier connection.
 
     Raises:
         VersionMismatch: The daemon speaks another version of the protocol.
-        StoreUnavailable: No daemon answers within ``timeout_s``, or it is not one of ours.
+        StoreUnavailable: No daemon answers within ``timeout_s``, or the answer is invalid.
     """
     logs.show_unconfigured()
     deadline = time.monotonic() + timeout_s
@@ -91,7 +93,7 @@ def connect(
 def reported_mismatch(error: Exception, last: str) -> str:
     """Return the message of a `VersionMismatch`, empty for another error; log a new one.
 
-    An exception kept instead would keep frames, and with them arrays over the arena.
+    Storing the exception instead would keep its frames, and with them arrays over the arena.
     """
     found = error.message if isinstance(error, VersionMismatch) else ""
     if found and found != last:
@@ -100,9 +102,9 @@ def reported_mismatch(error: Exception, last: str) -> str:
 
 
 def leave(where: Address) -> None:
-    """Tell the store that this client uses nothing of it any more, under any connection.
+    """Report that this client uses nothing of the store any more, under any connection.
 
-    It takes an answer: what a daemon had not read when it died would keep the next one waiting.
+    It waits for an answer: a message that a dying daemon had not read would make the next one wait.
     """
     deadline = time.monotonic() + _LEAVE_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:
@@ -111,7 +113,7 @@ def leave(where: Address) -> None:
                 sock.sendall(wire.pack_frame(msgspec.msgpack.encode(Bye(where.token))))
                 if sock.recv(4096):
                     return
-        except ConnectionClosed:  # nobody listens, so nobody waits for us
+        except ConnectionClosed:  # no daemon listens, so none waits for this client
             return
         except OSError:
             pass
@@ -121,7 +123,7 @@ def leave(where: Address) -> None:
 def _say_hello(
     where: Address, arena: ArenaMap | None, *, timeout_s: float
 ) -> tuple[Connection, ArenaMap] | None:
-    """`connect`, once; ``None`` if the daemon closes the connection without a word."""
+    """Connect once; ``None`` if the daemon closes the connection without an answer."""
     fds: list[int] = []
     sock = wire.connect(where.address, timeout_s=timeout_s)
     try:

@@ -1,13 +1,14 @@
-"""What the processes of an engine share about the items of its requests: data and embeddings.
+"""Cache of items that an engine's processes share: data and embeddings.
 
     cache = ItemCache(DaemonStore(address, name="encoder", writable=True), weights=digest)
-    features = cache.get_data(request, keys)      # one round trip, whatever their number
+
+    features = cache.get_data(request, keys)      # one round trip, for any number of keys
     cache.set_embeddings(request, {key: encode(features[key]) for key in keys})
     cache.release(request)                        # another
 
-Each operation is for many items in one or two round trips. Arrays that come back are views of the
-arena: read-only, without a copy, and valid for as long as they live. One that outlives its request
-keeps its memory pinned.
+Each operation handles many items in one or two round trips. Returned arrays are views of the
+arena: read-only, without a copy, and valid for as long as they live. An array that outlives its
+request keeps its memory pinned.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from afferent.wording import shown
 
 
 class ItemCache(Operations):
-    """Operations on items by key, over any store. Where one shows `Steps[X]`, it returns X.
+    """Operations on items by key, over any store. An operation with ``Steps[X]`` returns X.
 
-    A `ContentKey` is 32 bytes that say what an item is; `afferent.keys` makes them of the item and
-    all else that shapes its data.
+    A `ContentKey` is 32 bytes that identify an item; `afferent.keys` computes it from the item and
+    all settings that shape its data.
 
     Examples:
         >>> import numpy as np
@@ -56,16 +57,16 @@ class ItemCache(Operations):
         kind: ObjectKind = ObjectKind.FEATURES,
         num_workers: int = 0,
     ) -> None:
-        """Share what ``store`` holds.
+        """Create a cache over ``store``.
 
         Args:
             weights: Digest of the encoder's weights: embeddings of other weights are not found.
-            kind: Which share of the arena the items' data take.
-            num_workers: Threads beside the caller's that read and digest what is loaded; 0: one
-                file after another, which is faster where files are small or cores are few.
+            kind: Kind of object for the items' data.
+            num_workers: Threads that help the caller's thread to read and digest loaded files. 0:
+                one file after another, which is faster with small files or few cores.
 
         Raises:
-            ConfigError: It is no store that can be called without an event loop.
+            ConfigError: ``store`` is no store without an event loop.
         """
         if not isinstance(store, Store):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The store of one process, without a daemon: the same verbs over the same state machine."""
+"""Store of one process, without a daemon: the same verbs over the same state machine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OPENING = (
 )
 
 _segments = itertools.count(_FIRST_SEGMENT)
-"""No two stores of a process have the same, nor a daemon's: a handle of another one is refused."""
+"""Unique in a process, and different from a daemon's: handles of other stores are refused."""
 
 
 class LocalStore(Store):
-    """A store for one process, and for tests. Threads may wait for one another's objects.
+    """Store for one process, and for tests. Threads may wait for each other's objects.
 
     Examples:
         >>> import numpy as np
@@ -51,18 +51,18 @@ class LocalStore(Store):
     def __init__(
         self, capacity_nbytes: int, *, shares: Mapping[ObjectKind, float] = LIBRARY_SHARES
     ) -> None:
-        """Make room for the arena; it takes memory as it is filled.
+        """Create the arena; it takes memory as it is filled.
 
         Args:
-            shares: What part of the arena each kind of object has, such as
-                ``{ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}``; without it features,
+            shares: Part of the arena for each kind of object, such as
+                ``{ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}``. By default, features,
                 the kind of `Store.put` and `ItemCache`, have all of it.
 
         Raises:
-            ConfigError: There is not that much memory, or a setting is wrong.
+            ConfigError: There is not enough memory, or a setting is invalid.
         """
         super().__init__()
-        divide(capacity_nbytes, shares)  # refused before there is an arena
+        divide(capacity_nbytes, shares)  # refuses before there is an arena
         self._fd = open_segment(capacity_nbytes)
         self._arena = ArenaMap(self._fd, writable=True)
         self._segment = next(_segments)
@@ -124,7 +124,7 @@ class LocalStore(Store):
                         raise StoreUnavailable("the store has been closed")
                     if left is not None and left <= 0:
                         raise DeadlineExceeded("the store did not answer in time")
-                    # No thread of ours hears of views that are gone: who waits for room looks.
+                    # No thread reacts to collected views, so each waiting call polls for them.
                     self._changed.wait(min(left or _LOOK_AGAIN_S, _LOOK_AGAIN_S))
                     self._release_dropped_pins()
             finally:
@@ -138,6 +138,6 @@ class LocalStore(Store):
 
     def _deliver(self, replies: Replies) -> None:
         for _, reply in replies:
-            if reply.seq in self._replies:  # else the caller has given up
+            if reply.seq in self._replies:  # else the caller has timed out
                 self._replies[reply.seq] = reply
         self._changed.notify_all()

@@ -1,7 +1,6 @@
-"""Encoded media on their way into the store: read into memory that is kept, and digested there.
+"""Reader of encoded media: into reused memory, where they are digested before they are stored.
 
-Memory that a process has never touched costs several times what reading into it does, so what was
-read into once is read into again.
+The first touch of new memory costs several times as much as reading into it, so memory is reused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from afferent.types import KiB, MiB
 
 Bytes = bytes | bytearray | memoryview
 Source = str | os.PathLike[str] | Bytes
-"""The path of a file, or a file's bytes."""
+"""Path of a file, or a file's bytes."""
 
 _PIECE_NBYTES = 4 * MiB
 _MAX_KEPT_NBYTES = 64 * MiB
@@ -31,18 +30,18 @@ _LONG_NBYTES = 256 * KiB
 
 
 class ReadMedia(NamedTuple):
-    """One file's bytes, valid as long as `MediaReader.reading` says, and their `keys.digest`."""
+    """Bytes of one file, valid inside `MediaReader.reading`, and their `keys.digest`."""
 
     data: memoryview
     digest: bytes
 
 
 class MediaReader:
-    """Reads and digests many files; any thread may call it.
+    """Reads and digests many files; thread-safe.
 
     Args:
-        num_workers: Threads beside the caller's that do so; 0: the caller does it all, one file
-            after another.
+        num_workers: Threads that help the caller's thread; 0: the caller reads one file after
+            another.
     """
 
     def __init__(self, num_workers: int = 0) -> None:
@@ -53,13 +52,13 @@ class MediaReader:
 
     @contextlib.contextmanager
     def reading(self, sources: Sequence[Source]) -> Iterator[list[ReadMedia]]:
-        """All of them, in order, for the length of the block.
+        """Read all sources, in order; the data are valid in the ``with`` block.
 
         Raises:
             OSError: A file can't be read.
-            FormatError: There is nothing in one of them.
+            FormatError: One of them is empty.
         """
-        # One list for all threads: whoever is done with a file takes the next one.
+        # One iterator for all threads: each takes the next file when it is ready.
         waiting, read = iter(list(enumerate(sources))), [_NOTHING] * len(sources)
         num_helpers = min(self._num_workers, len(sources) - 1)
         rooms = [_Room(self._memory) for _ in range(1 + max(num_helpers, 0))]
@@ -67,7 +66,7 @@ class MediaReader:
             helpers = [self._threads().submit(_read_all, waiting, read, room) for room in rooms[1:]]
             try:
                 _read_all(waiting, read, rooms[0])
-            finally:  # none of them reads into what is given back
+            finally:  # no helper may read into returned memory
                 for _ in waiting:
                     pass
                 errors = [helper.exception() for helper in helpers]
@@ -90,13 +89,13 @@ _NOTHING = ReadMedia(memoryview(b""), b"")
 
 
 class _KeptMemory:
-    """Pieces of memory that have been touched."""
+    """Pool of memory that has been touched, for reuse."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
     def take(self, nbytes: int) -> mmap.mmap:
-        """At least so many bytes."""
+        """Take at least ``nbytes`` bytes."""
         if nbytes <= _PIECE_NBYTES:
             with contextlib.suppress(IndexError):
                 return self._free.pop()
@@ -108,7 +107,7 @@ class _KeptMemory:
 
 
 class _Room:
-    """Where one thread reads to: file behind file."""
+    """Read buffer of one thread: files are placed one after another."""
 
     def __init__(self, memory: _KeptMemory) -> None:
         self._memory = memory
@@ -141,7 +140,7 @@ def _read_all(waiting: Iterator[tuple[int, Source]], read: list[ReadMedia], room
 
 
 def _read_file(path: str | os.PathLike[str], room: _Room) -> memoryview:
-    """As long as it is when it is opened."""
+    """Read a file, up to its size when opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = room.take(os.fstat(descriptor).st_size)
@@ -154,7 +153,7 @@ def _read_file(path: str | os.PathLike[str], room: _Room) -> memoryview:
 
 
 def copy_into(data: memoryview, block: memoryview) -> int:
-    """Write ``data`` at the begin of a block; its length in bytes."""
+    """Write ``data`` at the beginning of a block; return its length in bytes."""
     nbytes = len(data)
     if nbytes < _LONG_NBYTES:
         block[:nbytes] = data

@@ -1,4 +1,4 @@
-"""The store's metrics: what its `Statistics` say, by the names that it has outside."""
+"""Metrics of the store: its `Statistics` under their public names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from afferent.types import ObjectKind
 
 _KINDS = tuple(ObjectKind)
 _SEMAPHORES = ("preprocess", "uploads", "uploads_of", "tenant")
-"""The gate's, MiB of large bodies until features are made, and all tenants' quotas together."""
+"""The gate's permits, MiB of large bodies until features are made, and all tenants' quotas
+together.
+"""
 
 _OF_STORE: tuple[Observed[Statistics], ...] = (
     observed(
@@ -163,7 +165,7 @@ _JOBS: Observed[int] = observed(
 
 
 def store_readings(statistics: Statistics) -> list[Reading]:
-    """All of them, as they are now."""
+    """Return the current readings of all metrics."""
     none = PermitStatistics(0, 0)
     semaphores = dict.fromkeys(_SEMAPHORES, none) | statistics.permits
     jobs = {

@@ -1,7 +1,7 @@
-"""The operations of a cache of items, each written once for code with and without an event loop.
+"""Operations of an item cache, each written once for code with and without an event loop.
 
-An operation is a generator: it yields what a store's verb gives it, and is sent the answer. To an
-`ItemCache` verbs give answers, so it sends them back; an `AsyncItemCache` awaits them first.
+An operation is a generator: it yields the result of a store's verb and receives the answer. With an
+`ItemCache`, verbs return answers, which it sends back; an `AsyncItemCache` awaits them first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Operation(Protocol[P, Result_co]):
-    """The type of a method that is called in one cache, and awaited in the other."""
+    """Type of a method that one cache calls, and the other awaits."""
 
     @overload
     def __get__(self, cache: ItemCache, owner: object = None) -> Callable[P, Result_co]: ...
@@ -54,7 +54,7 @@ class Operation(Protocol[P, Result_co]):
 
 
 def operation(steps: Callable[Concatenate[Any, P], Steps[Result]]) -> Operation[P, Result]:
-    """A method of both caches, by its steps."""
+    """Make a method of both caches from its steps."""
 
     @functools.wraps(steps)
     def method(cache: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -65,11 +65,11 @@ def operation(steps: Callable[Concatenate[Any, P], Steps[Result]]) -> Operation[
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Where a file's bytes are: pinned by the request.
+    """Location of a file's bytes, pinned by the request.
 
     Attributes:
-        key: Under which others find them.
-        digest: Of the bytes (`afferent.keys.digest`).
+        key: Key under which other requests find them.
+        digest: Digest of the bytes (`afferent.keys.digest`).
     """
 
     key: ContentKey
@@ -78,7 +78,7 @@ class Loaded:
 
 
 class Operations(ItemSteps):
-    """What can be done with the items of a store."""
+    """Operations on the items of a store."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Operations(ItemSteps):
         kind: ObjectKind = ObjectKind.FEATURES,
         num_workers: int = 0,
     ) -> None:
-        """Arguments as for `afferent.ItemCache`."""
+        """Create them over ``store``; arguments as for `afferent.ItemCache`."""
         super().__init__(store)
         self._weights, self._kind = weights, kind
         self._reader = MediaReader(num_workers)
@@ -97,25 +97,26 @@ class Operations(ItemSteps):
 
     @operation
     def allocate(self, request: str, sizes: Mapping[ContentKey, int]) -> Steps[list[Slot]]:
-        """A slot for each item, in one round trip: all or none.
+        """Allocate a slot for each item, in one round trip: all or none.
 
-        Of all who allocate the same item, one is given its block; follow with `publish`.
+        If several requests allocate the same item, one of them gets its block; follow with
+        `publish`.
 
         Args:
-            sizes: For each item, the most bytes that its data may take.
+            sizes: For each item, the maximum size of its data in bytes.
 
         Raises:
-            StoreFull: There is no room now.
-            ArenaTooSmall: There never is.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena is too small for it.
         """
         return (yield from self._allocate(request, sizes, self._kind))
 
     @operation
     def publish(self, request: str, used: Mapping[Handle, int]) -> Steps[list[Handle]]:
-        """Blocks of `allocate` have been written: in one round trip, all or none.
+        """Seal written blocks of `allocate`: in one round trip, all or none.
 
         Args:
-            used: How many bytes were written, for the handle of each slot.
+            used: Number of written bytes, for the handle of each slot.
 
         Returns:
             The handles to pass on, in the same order.
@@ -128,25 +129,26 @@ class Operations(ItemSteps):
     def load(
         self, request: str, sources: Sequence[Source], key_of: Callable[[bytes], ContentKey]
     ) -> Steps[list[Loaded]]:
-        """Bring many files into the store, in two round trips: all are read and digested, then
-        those that are not there yet are allocated in one, and sealed in another.
+        """Load many files into the store, in two round trips.
 
-        What somebody else is bringing is waited for. All of it is pinned for the request; what
-        fails leaves nothing but pins on what others had brought, until the request is released.
+        All files are read and digested; missing items are allocated in one round trip and sealed in
+        another. Items that another request is loading are awaited. All items are pinned for the
+        request. A failed call leaves only pins on others' items, until the request is released.
 
         Args:
-            sources: Paths, and bytes of files, as they are encoded; the same may come twice.
-            key_of: The key of an item, by the digest of its bytes (`afferent.keys.item_key`).
+            sources: Paths, and bytes of encoded files; duplicates are allowed.
+            key_of: Computes the key of an item from the digest of its bytes
+                (`afferent.keys.item_key`).
 
         Returns:
-            Where each is, in the order of ``sources``.
+            The location of each, in the order of ``sources``.
 
         Raises:
             OSError: A file can't be read.
-            FormatError: There is nothing in one of them.
+            FormatError: One of them is empty.
             NotPermitted: The store was opened without ``writable=True``.
-            StoreFull: There is no room now.
-            ArenaTooSmall: There never is.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena is too small for it.
         """
         self._verbs.check_writable()
         reading = self._reader.reading(sources)
@@ -164,12 +166,12 @@ class Operations(ItemSteps):
         *,
         max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[None]:
-        """Store what is not stored yet; each is a tree of tensors (`afferent.codec`).
+        """Store missing items; each is a tree of tensors (`afferent.codec`).
 
-        What somebody else is writing is waited for. All of it is pinned for the request.
+        Items that another request is writing are awaited. All items are pinned for the request.
 
         Args:
-            max_header_nbytes: As for `Store.put`; `get_data` has to allow as many.
+            max_header_nbytes: As for `Store.put`; `get_data` needs the same limit.
 
         Raises:
             NotPermitted: The store was opened without ``writable=True``.
@@ -187,10 +189,10 @@ class Operations(ItemSteps):
         tensors: codec.Library = "numpy",
         max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[dict[ContentKey, Any]]:
-        """The data of those items that are stored, pinned for the request.
+        """Return the data of the stored items, pinned for the request.
 
         Args:
-            tensors: As for `Store.view`, where it says what writing into torch's does.
+            tensors: As for `Store.view`, which describes the effect of writing into torch tensors.
             max_header_nbytes: As for `Store.put`.
         """
         wanted = listed("item_keys", item_keys)
@@ -207,24 +209,23 @@ class Operations(ItemSteps):
         tensors: codec.Library = "numpy",
         max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> Steps[dict[ContentKey, Any]]:
-        """The data of all of the items, pinned for the request; what is missing is made.
+        """Return the data of all items, pinned for the request; missing items are made.
 
-        Each item is made by one of all who ask for it, the others wait. If ``make`` raises, so does
-        this, and the next who waits makes the item.
+        Of all requests for an item, one makes it and the others wait. If ``make`` raises, the error
+        propagates, and the next waiting request makes the item.
 
         Args:
-            make: Called here for the items that are this request's to make; each is there for
-                others as soon as it has been made. An `AsyncItemCache` awaits what it gives, if
-                that can be awaited.
-            max_nbytes: The most that one item's tree takes: its tensors, and some 100 bytes for
-                each (``codec.plan(tree).nbytes`` is exact). What it does not use is given back.
-            tensors: As for `Store.view`, where it says what writing into torch's does.
+            make: Called for the items that this request makes; each is visible to others as soon as
+                it is made. An `AsyncItemCache` awaits the result, if it is awaitable.
+            max_nbytes: Maximum size of one item's tree: its tensors, and about 100 bytes for
+                each (``codec.plan(tree).nbytes`` is exact). Unused bytes are freed.
+            tensors: As for `Store.view`, which describes the effect of writing into torch tensors.
             max_header_nbytes: As for `Store.put`.
 
         Raises:
             FormatError: A tree takes more than ``max_nbytes``, or ``make`` returned ``None``.
             NotPermitted: The store was opened without ``writable=True``.
-            StoreFull: There is no room now.
+            StoreFull: There is no space now.
         """
 
         def fill(key: ContentKey, block: memoryview) -> Steps[int]:
@@ -259,13 +260,13 @@ class Operations(ItemSteps):
 
         Args:
             embeddings: For each item an array of shape ``(num_embeds, hidden)``, or a tree of such.
-            computed_from: The features that each was computed from, pinned by this request: should
-                a pin have been lost meanwhile, nothing is stored.
-            made_us: How long the encoder took for each, in microseconds, where it is known: by
-                that a node decides what to leave in a tier, and what to have from there.
+            computed_from: The features that each was computed from, pinned by this request. If a
+                pin was lost meanwhile, nothing is stored.
+            made_us: Encoder time for each, in microseconds, if known. A node uses it to decide
+                which embeddings to copy to a tier, and which to fetch from it.
 
         Raises:
-            StaleHandle: A pin was lost; the features may have changed under the encoder.
+            StaleHandle: A pin was lost; the features may have changed during encoding.
         """
         renamed = {self._embeddings_key(key): array for key, array in embeddings.items()}
         sources, took = computed_from or {}, made_us or {}
@@ -281,30 +282,30 @@ class Operations(ItemSteps):
     def get_embeddings(
         self, request: str, item_keys: Iterable[ContentKey]
     ) -> Steps[dict[ContentKey, NDArray[Any]]]:
-        """The embeddings of those items that have some, pinned for the request."""
+        """Return the existing embeddings of the items, pinned for the request."""
         renamed = {self._embeddings_key(key): key for key in listed("item_keys", item_keys)}
         found = yield from self._get(request, list(renamed), "numpy")
         return {renamed[key]: array for key, array in found.items()}
 
     @operation
     def release(self, request: str) -> Steps[None]:
-        """Drop all that the request holds, in one round trip.
+        """Release all pins of the request, in one round trip.
 
-        An array that is still alive keeps its memory pinned until it is gone; other processes can
-        find the item meanwhile, and no space is made where it is.
+        An array that is still alive keeps its memory pinned until it is collected. Meanwhile other
+        processes can find the item, and its space is not reused.
         """
         yield self._verbs.release(request)
 
-    # What differs
+    # Differences between the caches
 
     @abstractmethod
     def _run(self, steps: Steps[Any]) -> Any:
-        """Do all steps: the operation's result, or an awaitable of it."""
+        """Run all steps: return the operation's result, or an awaitable of it."""
 
     # Inner steps
 
     def _embeddings_key(self, item: ContentKey) -> ContentKey:
-        check_key(item)  # any bytes would do for what is made of it
+        check_key(item)  # `embeddings_key` would accept any bytes
         return keys.embeddings_key(item=item, weights=self._weights)
 
     def _store_read(

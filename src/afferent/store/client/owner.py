@@ -1,4 +1,4 @@
-"""Which process has a store: a forked child has neither its parent's pins nor its map."""
+"""Owner process of a store: a forked child has neither its parent's pins nor its map."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from afferent.errors import NotPermitted
 
 
 class Owner:
-    """The process that opened a store, which no other process can use.
+    """Process that opened a store; no other process can use it.
 
     Args:
-        opening: The line of code by which a process gets its own.
+        opening: Line of code by which another process opens its own store.
     """
 
     def __init__(self, opening: str) -> None:
@@ -21,7 +21,7 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process is the one, not a child that it has forked."""
+        """Whether this process is the owner, and not a forked child."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
@@ -37,7 +37,7 @@ class Owner:
             )
 
     def refuse_pickle(self) -> NoReturn:
-        """Refuse to take the store to another process, or to copy it.
+        """Refuse to copy the store or to send it to another process.
 
         Raises:
             NotPermitted: Always.

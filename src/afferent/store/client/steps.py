@@ -1,6 +1,6 @@
-"""What the operations of a cache of items are made of: allocate, write, seal, wait, look.
+"""Steps of the item cache's operations: allocate, write, seal, wait, view.
 
-These are generators: each yields what a store's verb gives it, and is sent the answer.
+These are generators: each yields the result of a store's verb, and receives the answer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Result = TypeVar("Result")
 _LONG_NBYTES = MiB
 
 Steps = Generator[Any, Any, Result]
-"""An operation under way, with a `Result` at its end."""
+"""Running operation that ends with a `Result`."""
 
 Fill = Callable[[ContentKey, memoryview], Generator[Any, Any, int]]
-"""Write an item's data into its block: how many bytes it took."""
+"""Writes an item's data into its block and returns the number of written bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of one item's data.
+    """Location of one item's data.
 
-    ``block`` is there to be written when the data is this request's to make; without it somebody
-    else makes it, or ``is_ready`` says that it has been made.
+    ``block`` is set when this request makes the data. Otherwise another request makes it, or
+    ``is_ready`` is true and it exists.
     """
 
     key: ContentKey
@@ -42,7 +42,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an item's data was computed from, pinned by the request, and how long that took."""
+    """Inputs of an item's data, pinned by the request, and the time to make it."""
 
     sources: list[Handle]
     made_us: int = 0
@@ -52,17 +52,17 @@ _UNKNOWN = Origin([])
 
 
 class ItemSteps(ABC):
-    """Over the verbs of a store, whichever it is."""
+    """Steps over the verbs of any store."""
 
     def __init__(self, store: Any) -> None:
         self._verbs = store
 
     @abstractmethod
     def _do(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call what takes long: what it returns, or an awaitable of it."""
+        """Call a slow function: return its result, or an awaitable of it."""
 
     def _write(self, work: Callable[..., int], data: Any, block: memoryview, *, nbytes: int) -> Any:
-        """Write into a block; an event loop is not held up by much."""
+        """Write into a block; long writes do not block an event loop."""
         return self._do(work, data, block) if nbytes > _LONG_NBYTES else work(data, block)
 
     def _allocate(
@@ -85,7 +85,7 @@ class ItemSteps(ABC):
         return Slot(key, outcome.handle, block, is_ready)
 
     def _give_up(self, request: str, outcomes: list[Outcome]) -> Steps[None]:
-        """Let go of what a part of a batch was given."""
+        """Release the blocks and pins of a partly failed batch."""
         by_state: dict[str, list[Handle]] = {"owner": [], "hit": []}
         for outcome in outcomes:
             if outcome.state in by_state and outcome.handle is not None:
@@ -119,7 +119,7 @@ class ItemSteps(ABC):
         origins: Mapping[ContentKey, Origin],
         seal_each: bool,
     ) -> Steps[dict[ContentKey, Handle]]:
-        """Have all of the objects made, by this request or by others; their handles."""
+        """Make all objects, or wait for other requests to make them; return their handles."""
         handles: dict[ContentKey, Handle] = {}
         slots = yield from self._allocate(request, sizes, kind)
         while slots:
@@ -146,7 +146,7 @@ class ItemSteps(ABC):
         *,
         seal_each: bool,
     ) -> Steps[dict[ContentKey, Handle]]:
-        """Write the blocks of slots, and seal them; their handles from then on."""
+        """Write the blocks of slots and seal them; return their final handles."""
         items: list[SealItem] = []
         sealed: list[Handle] = []
         try:
@@ -160,7 +160,7 @@ class ItemSteps(ABC):
                     items.clear()
             if items:
                 sealed += yield self._verbs.seal(request, items)
-        except BaseException:  # whatever it was, others wait for what we began
+        except BaseException:  # on any error: other requests wait for these objects
             begun = [slot.handle for slot in slots[len(sealed) :] if slot.handle]
             self._verbs.discard(request, begun)
             raise

@@ -1,8 +1,8 @@
-"""The store's verbs, for code without an event loop: one interface, whatever is behind it.
+"""Verbs of the store for code without an event loop: one interface to every implementation.
 
-What a request holds is named by the request's id, such as ``"chat-17"``: `Store.release` without
-handles drops it all, and so does the end of the process. Every call has a deadline; a call that
-missed it may still have been done, so release the request then.
+Pins belong to a request, named by its id, such as ``"chat-17"``. `Store.release` without handles
+drops them all, and so does the end of the process. Every call has a deadline. A call that missed it
+may still have been done: release the request then.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 
 
 class Store(Verbs):
-    """A store of objects in shared memory. `LocalStore` and `DaemonStore` are the two there are.
+    """Store of objects in shared memory; `LocalStore` and `DaemonStore` implement it.
 
-    It has the `Verbs`, each of which returns when it is done. Any thread may call it.
+    It has the `Verbs`; each returns when it is done. It is thread-safe.
 
     Examples:
         >>> import numpy as np
@@ -35,7 +35,7 @@ class Store(Verbs):
         >>> key = keys.frame(b"squares/v1", b"cat")
         >>> store = LocalStore(4 * MiB)
         >>> (outcome,) = store.acquire("request-1", [Claim(key, ObjectKind.FEATURES, 4096)])
-        >>> outcome.state  # nobody has made it: it is ours to write
+        >>> outcome.state  # it did not exist: this request writes it
         'owner'
         >>> used = codec.write_into({"pixels": np.ones(3)}, store.block(outcome.handle))
         >>> (handle,) = store.seal("request-1", [SealItem(outcome.handle, used)])
@@ -48,7 +48,7 @@ class Store(Verbs):
     """
 
     def __init__(self, eventfd: Eventfd | None = None) -> None:
-        """``eventfd`` is signalled when a view is gone."""
+        """Create it; ``eventfd`` is signalled when a view is collected."""
         super().__init__()
         self._dropped_pins = DroppedPins(eventfd)
 
@@ -66,15 +66,16 @@ class Store(Verbs):
         """Write a tree of tensors and seal it, in two round trips; the request has a pin on it.
 
         Args:
-            key: Under which others find it, and it stays after its release; see `create`.
-            max_header_nbytes: As for `codec.plan`: more of it for more than 30,000 tensors or so.
-                A `view` of it has to allow as many.
+            key: Key under which other requests find it; it also stays after its release; see
+                `create`.
+            max_header_nbytes: As for `codec.plan`: raise it for more than about 30,000 tensors.
+                A `view` of it needs the same limit.
 
         Raises:
             FormatError: It can't be stored (`afferent.codec`).
             NotPermitted: The store was opened without ``writable=True``.
-            StoreFull: There is no room now.
-            ArenaTooSmall: There never is.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena is too small for it.
         """
         self.check_writable()
         nbytes = codec.plan(tree, max_header_nbytes=max_header_nbytes).nbytes
@@ -82,7 +83,7 @@ class Store(Verbs):
         try:
             used = codec.write_into(tree, self.block(handle), max_header_nbytes=max_header_nbytes)
             (sealed,) = self.seal(request, [SealItem(handle, used)])
-        except BaseException:  # whatever it was, others may wait for the key
+        except BaseException:  # on any error: other requests may wait for the key
             with contextlib.suppress(AfferentError):
                 self.abort(request, [handle])
             raise
@@ -111,19 +112,20 @@ class Store(Verbs):
         tensors: codec.Library = "numpy",
         max_header_nbytes: int = codec.MAX_HEADER_NBYTES,
     ) -> View[Any]:
-        """Pin a sealed object, and see the tree in it: arrays over the arena, without a copy.
+        """Pin a sealed object and view its tree: arrays over the arena, without a copy.
 
-        The pin belongs to the arrays: it goes with the last of them, or earlier by `View.release`.
-        To a type checker it is a tree of arrays by name; ``view: View[Any]`` takes any other.
+        The pin belongs to the arrays: it ends with the last of them, or earlier by `View.release`.
+        A type checker sees a tree of arrays by name; ``view: View[Any]`` allows any other.
 
         Args:
-            tensors: ``"torch"`` for torch's, which are never read-only: **writing into one changes
-                the object for all who read it**, or, without ``writable=True``, ends the process.
+            tensors: ``"torch"`` for torch tensors, which are never read-only: **writing into one
+                changes the object for all readers**, or, without ``writable=True``, ends the
+                process.
             max_header_nbytes: As for `put`.
 
         Raises:
             StaleHandle: The object is gone.
-            StoreRestarted: It was lost with a former life of the store.
+            StoreRestarted: It was lost with an earlier epoch of the store.
             FormatError: It holds no tree.
         """
         self.get(VIEWS, [handle])
@@ -139,18 +141,18 @@ class Store(Verbs):
                 self.release(VIEWS, [handle])
             raise
 
-    # What is behind it
+    # To be implemented
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Arrays over the arena should be gone by now."""
+        """Release everything. Drop all arrays over the arena before."""
 
     @abstractmethod
     def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
         """Send a request and wait for its reply."""
 
     def _call(self, call: Call[Result]) -> Result:
-        """Of a call that is given up, nothing stays."""
+        """Call a verb; a call that times out is withdrawn."""
         request = call.request
         try:
             reply = self._exchange(request, call.timeout_s)
@@ -161,7 +163,7 @@ class Store(Verbs):
         return result_of(request, reply)
 
     def _withdraw(self, withdrawal: Request[Any]) -> None:
-        """As `_tell`, and without a wait worth speaking of: the call's time is over."""
+        """Send a withdrawal like `_tell`, with almost no wait: the call's time is over."""
         self._tell(withdrawal)
 
     def _pin_dropper(self) -> Callable[[Handle], None]:

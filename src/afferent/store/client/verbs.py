@@ -1,8 +1,8 @@
-"""The store's verbs as methods, each written once for all clients.
+"""Verbs of the store as methods, each written once for all clients.
 
-A method builds its message, and the client's ``_call`` has it answered: in a `Store` that gives the
-result, in an `AsyncDaemonStore` something to await. So the one's ``store.stat()`` is the other's
-``await store.stat()``, with the same arguments, checks and types.
+A method builds its message, and the client's ``_call`` gets the answer. A `Store` returns the
+result; an `AsyncDaemonStore` returns an awaitable of it. So ``store.stat()`` of one is
+``await store.stat()`` of the other, with the same arguments, checks and types.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ DEFAULT_TIMEOUT_S = 10.0
 
 
 class Call(Struct, Generic[Result], frozen=True):
-    """A request, and how long its answer is waited for; ``None`` for ever."""
+    """Request with the timeout for its answer; ``None`` waits without limit."""
 
     request: Request[Result]
     timeout_s: float | None = DEFAULT_TIMEOUT_S
 
 
 class Verb(Protocol[P, Result_co]):
-    """The type of a method that is called in one store, and awaited in the other."""
+    """Type of a method that one store calls, and the other awaits."""
 
     @overload
     def __get__(self, store: Store, owner: object = None) -> Callable[P, Result_co]: ...
@@ -79,7 +79,7 @@ class Verb(Protocol[P, Result_co]):
 
 
 def verb(build: Callable[Concatenate[Any, P], Call[Result]]) -> Verb[P, Result]:
-    """A method of every client, by how its call is built."""
+    """Make a method of every client from a function that builds its call."""
 
     @functools.wraps(build)
     def method(store: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -89,10 +89,10 @@ def verb(build: Callable[Concatenate[Any, P], Call[Result]]) -> Verb[P, Result]:
 
 
 class Verbs(ABC):
-    """What any store can be asked.
+    """Verbs of any store.
 
     Raises:
-        StoreUnavailable: From any verb: the store is gone or restarts. Nothing is held any more;
+        StoreUnavailable: From any verb: the store is gone or restarts. All pins are lost;
             try again.
         DeadlineExceeded: From any verb: no answer within ``timeout_s``.
     """
@@ -104,9 +104,9 @@ class Verbs(ABC):
         self._request_views = RequestViews()
 
     def introduce(self, request: str, share: Share) -> None:
-        """Say whose request it is, before it queues for anything; never fails.
+        """Set a request's tenant share, before the request queues for anything; never fails.
 
-        Of what is queued for, each tenant gets its share. It is forgotten with the request.
+        Queues are fair between tenants by their shares. The release of the request drops it.
         """
         self._tell(requests.Introduce(NO_REPLY, request, share))
 
@@ -123,7 +123,7 @@ class Verbs(ABC):
         Their memory stays pinned for as long as they live, also after the request's release.
 
         Raises:
-            StoreRestarted: The object was lost with a former life of the store.
+            StoreRestarted: The object was lost with an earlier epoch of the store.
             FormatError: It holds no tree.
         """
         return self._request_views.open(
@@ -133,9 +133,9 @@ class Verbs(ABC):
         )
 
     def _pin_views(self, request: str, handles: Sequence[Handle] | None) -> None:
-        """Give pins of their own to arrays that outlive the request's.
+        """Pin arrays that outlive the request's pins.
 
-        The message goes before that of the release, so the memory is pinned all the time.
+        This message precedes the release, so the memory is pinned without a gap.
         """
         by_segment: dict[int, list[Handle]] = {}
         # Kept to the end: the release of an array that goes before could overtake its pin.
@@ -143,22 +143,22 @@ class Verbs(ABC):
         for handle, root in alive:
             weakref.finalize(root, self._pin_dropper(), handle).atexit = False
             by_segment.setdefault(handle.segment, []).append(handle)
-        for pinned in by_segment.values():  # those of a former life are refused, as a batch
+        for pinned in by_segment.values():  # pins of an earlier epoch are refused, as a batch
             self._tell(requests.Get(NO_REPLY, VIEWS, pinned))
         alive.clear()
 
     @abstractmethod
     def _pin_dropper(self) -> Callable[[Handle], None]:
-        """Return what is called, in any thread, when an array with a pin of its own is gone."""
+        """Return the callback for collected arrays with their own pin; any thread may call it."""
 
     # Objects
 
     @verb
     def acquire(self, request: str, items: Sequence[Wanted]) -> Call[list[Outcome]]:
-        """Pin what exists; see to it that what does not is made, once, whoever asks.
+        """Pin existing objects, and have missing ones made once, however many requests need them.
 
-        Follow with `wait` for what is ``in_flight`` or ``scheduled``; write and `seal` that of
-        which this request is the ``owner``.
+        Follow with `wait` for the outcomes ``in_flight`` and ``scheduled``. Write and `seal` the
+        objects of which this request is the ``owner``.
         """
         return Call(requests.Acquire(self._next_seq(), request, listed("items", items)))
 
@@ -166,10 +166,10 @@ class Verbs(ABC):
     def wait(
         self, request: str, keys: Sequence[bytes], *, timeout_s: float = 60.0
     ) -> Call[list[Outcome]]:
-        """What became of keys that were ``in_flight`` or ``scheduled``, once all have an end.
+        """Wait until all of these keys, ``in_flight`` or ``scheduled``, have an outcome.
 
-        It returns early when the maker of one of them is gone and the request is its ``owner`` now;
-        others may still be ``in_flight``.
+        It returns early if a producer is gone and this request is now the ``owner``; other keys may
+        still be ``in_flight``.
         """
         return Call(requests.Wait(self._next_seq(), request, listed("keys", keys)), timeout_s)
 
@@ -177,24 +177,24 @@ class Verbs(ABC):
     def create(
         self, request: str, items: Sequence[CreateItem], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Call[list[Handle]]:
-        """Blocks to write, all or none. What is written by nobody else is found by nobody else:
-        without a key, only who has the handle can `get` the object.
+        """Create blocks to write, all or none.
 
-        With a reservation that covers them it waits until there are extents that are long enough.
+        Without a key, only a holder of the handle can `get` the object. With a reservation that
+        covers them, the call waits until there are long enough extents.
 
         Raises:
-            StoreFull: There is no room now.
-            ArenaTooSmall: There never is.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena is too small for it.
         """
         return Call(requests.Create(self._next_seq(), request, listed("items", items)), timeout_s)
 
     @verb
     def seal(self, request: str, items: Sequence[SealItem]) -> Call[list[Handle]]:
-        """End the writing, of all or none; the request has a pin on each.
+        """End the writing of all or none; the request has a pin on each.
 
         Raises:
-            NotPermitted: One is not the request's to seal.
-            StaleHandle: What one was computed from is not pinned any more.
+            NotPermitted: The request may not seal one of them.
+            StaleHandle: An input of one of them is not pinned any more.
         """
         return Call(requests.Seal(self._next_seq(), request, listed("items", items)))
 
@@ -202,13 +202,14 @@ class Verbs(ABC):
     def abort(
         self, request: str, handles: Sequence[Handle], *, failure: Failure | None = None
     ) -> Call[None]:
-        """Give up the writing. Who waits for the objects fails with ``failure``, if there is one,
-        and may make them otherwise.
+        """Abandon the writing.
+
+        Requests that wait for the objects fail with ``failure``; without one, they may make them.
         """
         return Call(requests.Abort(self._next_seq(), request, listed("handles", handles), failure))
 
     def discard(self, request: str, handles: Sequence[Handle]) -> None:
-        """`abort`, without waiting for the answer; never fails."""
+        """Call `abort` without waiting for the answer; never fails."""
         self._tell(requests.Abort(NO_REPLY, request, listed("handles", handles)))
 
     @verb
@@ -218,15 +219,15 @@ class Verbs(ABC):
         """Pin sealed objects, all or none.
 
         Args:
-            also_for: Clients, by their `client_number`, for each of which they are pinned too, in
-                the same step and under the same name of a request. Each then looks at
-                `block`, and lets go with its own `release` or `forget`: so **tell each of them**,
-                also when this call missed its deadline. Its pins go when it dies.
+            also_for: Numbers of other clients (`client_number`). The objects are pinned for each of
+                them in the same step, under the same request name. Each of them reads its `block`
+                and releases it with its own `release` or `forget`. So **notify each of them**, also
+                if this call misses its deadline. A client's pins end when it dies.
 
         Raises:
             StaleHandle: One of them is gone.
-            StoreRestarted: They were lost with a former life of the store.
-            ClientGone: One of ``also_for`` is not connected, or is again under a new number.
+            StoreRestarted: They were lost with an earlier epoch of the store.
+            ClientGone: One of ``also_for`` is not connected, or has reconnected under a new number.
         """
         return Call(
             requests.Get(
@@ -236,38 +237,39 @@ class Verbs(ABC):
 
     @verb
     def release(self, request: str, handles: Sequence[Handle] | None = None) -> Call[None]:
-        """Take back one pin of each, or drop all that the request holds, and has reserved.
+        """Take back one pin of each, or release all pins and reservations of the request.
 
-        Arrays of an `ItemCache` that are still alive keep their memory pinned until they are gone.
+        Arrays of an `ItemCache` that are still alive keep their memory pinned until they are
+        collected.
         """
         some = None if handles is None else listed("handles", handles)
         self._pin_views(request, some)
         return Call(requests.Release(self._next_seq(), request, some))
 
     def unpin(self, request: str, handles: Sequence[Handle]) -> None:
-        """`release` of these, without waiting for the answer; never fails."""
+        """Call `release` with these handles, without waiting for the answer; never fails."""
         self._pin_views(request, handles)
         self._tell(requests.Release(NO_REPLY, request, list(handles)))
 
     def forget(self, request: str) -> None:
-        """Drop all that the request holds, without waiting for the answer; never fails.
+        """Release all of the request, without waiting for the answer; never fails.
 
-        A store that is gone holds nothing.
+        If the store is gone, there is nothing to release.
         """
         self._pin_views(request, None)
         self._tell(requests.Release(NO_REPLY, request, None))
 
     @verb
     def delete(self, keys: Sequence[bytes]) -> Call[list[bool]]:
-        """Take sealed objects away by key; whether each was there."""
+        """Delete sealed objects by key; return for each whether it existed."""
         return Call(requests.Delete(self._next_seq(), listed("keys", keys)))
 
     @verb
     def evict(self, kind: ObjectKind, nbytes: int | None = None) -> Call[Evicted]:
-        """Evict the least recently used of a kind that nobody has pinned: some bytes, or all."""
+        """Evict the least recently used unpinned objects of a kind: ``nbytes`` of them, or all."""
         return Call(requests.Evict(self._next_seq(), kind, nbytes))
 
-    # Room
+    # Space
 
     @verb
     def reserve(
@@ -278,15 +280,15 @@ class Verbs(ABC):
         queue: bool = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Call[None]:
-        """Reserve room for objects that will be created or acquired: all or nothing.
+        """Reserve space for objects that will be created or acquired: all or nothing.
 
-        Without ``queue`` it is reserved at once or not at all. A call that is given up, or
-        cancelled, leaves nothing reserved.
+        Without ``queue``, it succeeds or fails at once. A call that times out or is cancelled
+        leaves nothing reserved.
 
         Raises:
-            StoreFull: Others hold the room, or too many wait for it.
-            ArenaTooSmall: There never is that much.
-            DeadlineExceeded: It could not be had in time, and is not waited for any more.
+            StoreFull: Other requests use the space, or the queue is full.
+            ArenaTooSmall: The arena is too small for it.
+            DeadlineExceeded: The space was not available in time; the call is withdrawn.
         """
         return Call(
             requests.Reserve(self._next_seq(), request, listed("items", items), queue), timeout_s
@@ -294,7 +296,7 @@ class Verbs(ABC):
 
     @verb
     def unreserve(self, request: str, items: Sequence[ReserveItem]) -> Call[None]:
-        """Return room that was reserved, as far as it has not been used."""
+        """Return reserved space, as far as it has not been used."""
         return Call(requests.Unreserve(self._next_seq(), request, listed("items", items), 0))
 
     # Permits
@@ -310,20 +312,20 @@ class Verbs(ABC):
         number: int = 1,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Call[None]:
-        """Hold ``number`` of the ``limit`` permits of a semaphore, which is one for all processes.
+        """Take ``number`` of the ``limit`` permits of a semaphore, which all processes share.
 
-        They are given by fair shares, and given back by `release_permit`, or when the request is
-        released or its process ends; then they are free once the jobs that still run for this
-        request alone have ended. A call that is given up, or cancelled, holds none.
+        The queue is fair between tenants. `release_permit` returns the permits, and so does the end
+        of the request or of its process, once the jobs that still run for this request alone have
+        ended. A call that times out or is cancelled takes none.
 
         Args:
             semaphore: A name, such as ``"preprocess"``.
-            queue: Wait for them; otherwise they are there now, or not.
-            number: How many; more than the limit are all.
+            queue: Wait for them; otherwise fail at once.
+            number: Number of permits; above the limit, it means all of them.
 
         Raises:
-            NoPermitLeft: All are held, or too many wait for one.
-            DeadlineExceeded: There was none in time, and it is not waited for any more.
+            NoPermitLeft: All are taken, or the queue is full.
+            DeadlineExceeded: They were not available in time; the call is withdrawn.
             NotPermitted: The request has one, or waits for it, already.
         """
         return Call(
@@ -332,32 +334,32 @@ class Verbs(ABC):
         )
 
     def release_permit(self, request: str, semaphore: str) -> None:
-        """Give what it has of a semaphore back at once, or stop waiting for it; never fails."""
+        """Return a request's permits of a semaphore, or stop waiting for them; never fails."""
         self._tell(requests.ReleasePermit(NO_REPLY, request, semaphore))
 
     @verb
     def accept(self, request: str, semaphores: Sequence[str] = ()) -> Call[bool]:
-        """Say that an engine has read media of a request, whichever client's the request is.
+        """Report that an engine has read media of a request, which may belong to any client.
 
         Args:
-            semaphores: Whose permits the request gives back.
+            semaphores: Semaphores whose permits the request returns.
 
         Returns:
-            Whether the request is there: it has not been released, and holds something.
+            Whether the request exists: it is not released, and pins or writes an object.
         """
         return Call(requests.Accept(self._next_seq(), request, tuple(semaphores)))
 
     def accepted(self, request: str, semaphores: Sequence[str]) -> None:
-        """`accept`, without waiting for the answer; never fails."""
+        """Call `accept` without waiting for the answer; never fails."""
         self._tell(requests.Accept(NO_REPLY, request, tuple(semaphores)))
 
     # Jobs
 
     @verb
     def take(self, role: Role = "make") -> Call[Order]:
-        """Wait for a job, for ever if need be.
+        """Wait for a job, without a limit.
 
-        A call that is cancelled may have been given one: it is handed on when this client is gone.
+        A cancelled call may already have a job: another worker gets it when this client is gone.
         """
         return Call(requests.Take(self._next_seq(), role), None)
 
@@ -370,52 +372,52 @@ class Verbs(ABC):
         failure: Failure | None = None,
         spans: Sequence[Span] = (),
     ) -> Call[None]:
-        """End a job: its object is sealed, or has failed for all who wait for it."""
+        """End a job: seal its object, or report its failure to all waiting requests."""
         seq = self._next_seq()
         return Call(requests.Finish(seq, order.job, used_nbytes, failure, listed("spans", spans)))
 
     def renew(self, order: Order) -> None:
-        """Have the time of a fetch begin anew, without waiting for the answer; never fails."""
+        """Restart the timeout of a fetch, without waiting for the answer; never fails."""
         self._tell(requests.Renew(NO_REPLY, order.job))
 
-    # Questions, and what processes have counted
+    # Queries, and metrics of processes
 
     @verb
     def stat(self) -> Call[Statistics]:
-        """How the store is; it costs nothing, however many objects there are."""
+        """Return statistics, at constant cost for any number of objects."""
         return Call(requests.Stat(self._next_seq()))
 
     @verb
     def list_objects(
         self, kind: ObjectKind | None = None, *, limit: int = 100
     ) -> Call[list[ObjectInfo]]:
-        """The largest objects."""
+        """List the largest objects."""
         return Call(requests.List(self._next_seq(), kind, limit))
 
     @verb
     def list_clients(self) -> Call[list[ClientInfo]]:
-        """Who holds what."""
+        """List the clients with their pinned and reserved bytes."""
         return Call(requests.Clients(self._next_seq()))
 
     @verb
     def list_tenants(self) -> Call[list[TenantInfo]]:
-        """Whose requests wait for room, permits or workers, or have room reserved."""
+        """List the tenants with waiting requests or reserved space."""
         return Call(requests.Tenants(self._next_seq()))
 
     @verb
     def push_metrics(self, source: int, readings: Sequence[Reading]) -> Call[None]:
-        """Say all that this process has counted so far; see `telemetry.pushing`."""
+        """Push all counters of this process; see `telemetry.pushing`."""
         return Call(requests.PushMetrics(self._next_seq(), source, listed("readings", readings)))
 
     @verb
     def read_metrics(self) -> Call[list[Reading]]:
-        """The sums of what all processes have counted, those that are gone included."""
+        """Return the sums of the counters of all processes, including dead ones."""
         return Call(requests.ReadMetrics(self._next_seq()))
 
-    # What is behind it
+    # To be implemented
 
     def check_writable(self) -> None:
-        """Refuse what would write into the arena, before anything is created for it.
+        """Refuse to write into the arena, before anything is created for it.
 
         Raises:
             NotPermitted: The store was opened without ``writable=True``.
@@ -425,29 +427,30 @@ class Verbs(ABC):
 
     @abstractmethod
     def block(self, handle: Handle) -> memoryview:
-        """The object's bytes in the arena, without a copy. Valid while this process holds it.
+        """Return the object's bytes in the arena, without a copy; valid while it is pinned.
 
         Raises:
-            StoreRestarted: It was lost with a former life of the store.
-            StaleHandle: No handle that the store gave out.
+            StoreRestarted: It was lost with an earlier epoch of the store.
+            StaleHandle: The handle is not from this store.
         """
 
     @property
     @abstractmethod
     def capacity_nbytes(self) -> int:
-        """The arena's size."""
+        """Size of the arena."""
 
     @property
     @abstractmethod
     def client_number(self) -> int:
-        """What the store calls this client, for the ``also_for`` of others. Never given to another
-        one; a new one when a lost connection comes back.
+        """Number of this client, for the ``also_for`` of other clients.
+
+        Never given to another client; a reconnected client gets a new one.
         """
 
     @abstractmethod
     def _call(self, call: Call[Any]) -> Any:
-        """Send a request and have its answer: the result, or an awaitable of it."""
+        """Send a request; return its result, or an awaitable of it."""
 
     @abstractmethod
     def _tell(self, request: Request[Any]) -> None:
-        """Send a request whose reply nobody waits for; never fails."""
+        """Send a request without waiting for its reply; never fails."""

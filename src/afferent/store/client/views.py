@@ -1,4 +1,4 @@
-"""Views that hold a pin of their own, and drop it when the last of their arrays is gone."""
+"""Views with a pin of their own; the last of a view's arrays drops it when it is collected."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ else:  # which knows no defaults yet
     Seen = TypeVar("Seen")
 
 VIEWS = "afferent/views"
-"""The request that the pins of views belong to; in each process its own."""
+"""Request that the pins of views belong to; each process has its own."""
 
 
 class Eventfd:
-    """A descriptor that becomes readable when it is signalled; from any thread, whatever it holds.
+    """Descriptor that becomes readable when it is signalled; works in any thread, under any lock.
 
     It is closed with its last user: a view may outlive its store.
     """
@@ -50,14 +50,14 @@ class Eventfd:
 
 
 class DroppedPins:
-    """Handles of views that are gone, until the store is told.
+    """Handles of collected views, until they are reported to the store.
 
-    The collector runs where it likes, perhaps in a thread that holds the store's lock: so it only
-    leaves a note, and somebody who may wait for the lock picks it up.
+    The garbage collector runs in any thread, even in one with the store's lock. So it only adds an
+    entry, and a thread that may wait for the lock takes it.
     """
 
     def __init__(self, eventfd: Eventfd | None = None) -> None:
-        """``eventfd`` is signalled for each note."""
+        """Create it; ``eventfd`` is signalled for each entry."""
         self._handles: deque[Handle] = deque()
         self._eventfd = eventfd
 
@@ -67,10 +67,10 @@ class DroppedPins:
             self._eventfd.signal()
 
     def take(self) -> dict[int, list[Handle]]:
-        """All notes, by segment: those of a former life of the store are refused, as a batch."""
+        """Take all entries, by segment: the store refuses those of an earlier epoch, as a batch."""
         taken: dict[int, list[Handle]] = {}
         while True:
-            try:  # others may take at the same time
+            try:  # other threads may take at the same time
                 handle = self._handles.popleft()
             except IndexError:
                 return taken
@@ -80,8 +80,8 @@ class DroppedPins:
 class RequestViews:
     """Arrays over objects that a request has pinned, as an `ItemCache` returns them.
 
-    They cost no pin of their own while the request holds its pins. When it is released, the arrays
-    that are still alive get one, so that their memory is never used again under them.
+    They need no pin of their own while the request has its pins. When it is released, each array
+    that is still alive gets one, so that its memory is never reused under it.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class RequestViews:
         max_header_nbytes: int,
     ) -> Any:
         """Return the tree in a block that the request has pinned, read-only."""
-        # All arrays of the tree are over this one, and nothing else is.
+        # All arrays of the tree reference this one, and nothing else does.
         root = np.frombuffer(block.toreadonly(), np.uint8)
         if (opened := self._opened.get(request)) is None:
             opened = self._opened.setdefault(request, _Opened())
@@ -105,7 +105,7 @@ class RequestViews:
         return codec.view(root.data, tensors=tensors, max_header_nbytes=max_header_nbytes)
 
     def take(self, request: str, handles: Sequence[Handle] | None) -> list[_Root]:
-        """Return the arrays that are alive of a request, or of some of its objects, once."""
+        """Return the live arrays of a request, or of some of its objects, once."""
         opened = self._opened.pop(request, None)
         if opened is None:
             return []
@@ -123,7 +123,7 @@ _MANY_ROOTS = 1024
 
 
 class _Opened:
-    """Arrays of one request; those that are gone are left out now and then."""
+    """Arrays of one request; collected ones are removed now and then."""
 
     __slots__ = ("_limit", "_roots")
 
@@ -143,7 +143,7 @@ class _Opened:
 
 
 class View(Generic[Seen]):
-    """The tree in a sealed object, without a copy; see `Store.view`.
+    """Tree in a sealed object, without a copy; see `Store.view`.
 
     Its arrays are valid as long as they live, wherever they are passed: the last of them that is
     collected drops the pin. Used as a context manager, its value is the tree.
@@ -156,10 +156,10 @@ class View(Generic[Seen]):
 
     @property
     def tree(self) -> Seen:
-        """As `afferent.codec.view` gives it, read-only.
+        """The tree as `afferent.codec.view` returns it, read-only.
 
         Raises:
-            NotPermitted: It has been released.
+            NotPermitted: The view has been released.
         """
         if self._is_released:
             raise NotPermitted("the view has been released: take what is needed of it before")
@@ -167,10 +167,10 @@ class View(Generic[Seen]):
         return tree
 
     def release(self) -> bool:
-        """Let go now rather than when collected: the tree's containers are emptied.
+        """Release the view now, not at its collection: the tree's containers are emptied.
 
         Returns:
-            Whether the pin is gone. Arrays that somebody has taken out of the tree keep it.
+            Whether the pin is gone. Arrays that were taken out of the tree keep it.
         """
         tree, self._tree, self._is_released = self._tree, None, True
         _empty(tree)
@@ -202,8 +202,8 @@ def open_view(
     tensors: codec.Library,
     max_header_nbytes: int,
 ) -> View[Any]:
-    """A view of a block that has been pinned; from now on the pin is the view's."""
-    # All arrays of the tree are over this one, and nothing else is.
+    """Return a view of a pinned block, which takes over the pin."""
+    # All arrays of the tree reference this one, and nothing else does.
     root = np.frombuffer(block.toreadonly(), np.uint8)
     tree = codec.view(root.data, tensors=tensors, max_header_nbytes=max_header_nbytes)
     weakref.finalize(root, pins.note, handle).atexit = False

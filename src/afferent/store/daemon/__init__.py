@@ -1,1 +1,1 @@
-"""The process that knows where everything is, and how it is started."""
+"""The store daemon, and how to start it."""

@@ -1,4 +1,4 @@
-"""What starts a store daemon needs to know of it, without importing the daemon."""
+"""Settings to start a store daemon, without importing it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ DAEMON: Final = "afferent.store.daemon.main"
 
 
 class DaemonSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``recovery_timeout_s``: clients of the former epoch that keep it in use for longer are
-    killed; without it they are waited for. Who fetches for a job for longer than
-    ``fetch_timeout_s`` is killed, and the job done here.
+    """Settings of one daemon, for one epoch.
+
+    - ``recovery_timeout_s``: clients of the previous epoch that still use it after this time are
+      killed; ``None`` waits for them.
+    - ``fetch_timeout_s``: a fetcher that takes longer for a job is killed, and the job is made
+      here.
     """
 
     arena_fd: int

@@ -1,9 +1,9 @@
-"""The store daemon: one process that knows where everything is. It moves no payload.
+"""Store daemon: the one process that owns the store's state. It moves no payload.
 
 python -m afferent.store.daemon.main FD      (started by a supervisor, or by `StoreServer`)
 
-A daemon that takes over the arena of one that died begins a new epoch, empty. It welcomes nobody
-before every client of the former epoch has said that it uses nothing of it any more, or has died.
+A daemon that takes over the arena of a dead daemon begins a new, empty epoch. It accepts no client
+until every client of the previous epoch has died or reported that it uses nothing of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LEAST_PAUSE_S = 0.005
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Client:
-    """A process that maps the arena; ``pidfd`` tells of its death."""
+    """Process that maps the arena; ``pidfd`` reports its death."""
 
     token: int
     pidfd: int
@@ -66,7 +66,12 @@ class _Client:
 
 
 class StoreDaemon:
-    """Serves one `StoreState` over a listening unix socket."""
+    """Serves one `StoreState` over a listening unix socket.
+
+    Invariants:
+        - No client gets the arena while ``_former`` has entries.
+        - Each client is in the client table before it gets the arena's descriptor.
+    """
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._settings = settings
@@ -80,7 +85,7 @@ class StoreDaemon:
             back=self._backing.back,
         )
         self._client_table = ClientTable(settings.client_table_fd)
-        self._former: dict[Entry, int] = {}  # pidfds of clients of the former epoch
+        self._former: dict[Entry, int] = {}  # pidfds of clients of the previous epoch
         self._recovered = asyncio.Event()
         self._clients: dict[ClientId, _Client] = {}
         self._greetings: set[asyncio.Task[None]] = set()
@@ -102,7 +107,7 @@ class StoreDaemon:
     # Recovery
 
     def _await_former(self, entry: Entry) -> None:
-        """A client of the former epoch may still use the arena, unless it is dead."""
+        """Wait for a client of the previous epoch, unless it is dead."""
         pidfd = entry.open_pidfd()
         if pidfd is None:
             self._client_table.remove(entry.client)
@@ -111,7 +116,7 @@ class StoreDaemon:
         asyncio.get_running_loop().add_reader(pidfd, self._former_is_done, entry)
 
     def _former_is_done(self, entry: Entry) -> None:
-        """A client of the former epoch is dead, or uses nothing of it any more."""
+        """Forget a client of the previous epoch that is dead, or uses nothing of it."""
         pidfd = self._former.pop(entry)
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
@@ -123,7 +128,7 @@ class StoreDaemon:
             self._recovered.set()
 
     async def end_recovery(self) -> None:
-        """Say who is waited for, and kill them where the settings say so."""
+        """Log the clients of the previous epoch after the timeout, and kill them if one is set."""
         timeout_s = self._settings.recovery_timeout_s
         try:
             await asyncio.wait_for(self._recovered.wait(), timeout_s or 5.0)
@@ -139,17 +144,17 @@ class StoreDaemon:
     # Clients
 
     async def _greet(self, sock: socket.socket, peer: wire.Peer) -> None:
-        """Hear who connects, and let it in."""
+        """Receive the hello of a connection and accept the client."""
         try:
             try:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):
                     hello = await _receive_hello(sock)
-            except ConnectionClosed:  # its process has ended meanwhile, as at the end of a server
+            except ConnectionClosed:  # its process has ended, as at the end of a server
                 sock.close()
                 return
             except VersionMismatch as error:
                 self._seldom.warning(error.message, code=error.code, pid=peer.pid)
-                self._turn_away(sock)  # the client reads this daemon's version in the answer
+                self._turn_away(sock)  # the answer contains this daemon's version
                 return
             self._forget(hello.token)
             if isinstance(hello, Bye):
@@ -157,7 +162,7 @@ class StoreDaemon:
                 return
             if await self._until_recovered(sock):
                 await self._let_in(sock, peer, hello)
-            else:  # it comes again
+            else:  # it connects again
                 sock.close()
         except ConnectionError:  # likewise
             sock.close()
@@ -166,19 +171,19 @@ class StoreDaemon:
             sock.close()
 
     def _turn_away(self, sock: socket.socket) -> None:
-        """Answer without the arena."""
+        """Answer without the arena, and close."""
         sock.send(wire.pack_frame(encode(Welcome(VERSION, self._settings.segment, 0))))
         sock.close()
 
     def _forget(self, token: int) -> None:
-        """A client uses nothing any more of what it held under earlier connections."""
+        """Release the earlier connections of a client, which uses nothing of them."""
         for client in [c for c, known in self._clients.items() if known.token == token]:
             self._let_go(client)
         for entry in [entry for entry in self._former if entry.token == token]:
             self._former_is_done(entry)
 
     async def _until_recovered(self, sock: socket.socket) -> bool:
-        """Wait until the former epoch has ended; whether the client has waited, too."""
+        """Wait until the previous epoch has ended; return whether the client has waited, too."""
         if self._recovered.is_set():
             return True
         heard = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(sock, 1))
@@ -190,7 +195,7 @@ class StoreDaemon:
         return is_waiting
 
     async def _let_in(self, sock: socket.socket, peer: wire.Peer, hello: Hello) -> None:
-        """Give a client the arena's descriptor, and serve it."""
+        """Send a client the arena's descriptor, and serve it."""
         client, pidfd = self._client_table.new_client(), wire.open_peer_pidfd(sock, peer)
         try:
             self._client_table.add(client, peer.pid, hello.token)
@@ -207,7 +212,7 @@ class StoreDaemon:
             socket.send_fds(sock, [wire.pack_frame(encode(welcome))], [fd])
             await channel.attach(sock)
         except OSError:
-            self._let_go(client)  # it has left, and never had the arena
+            self._let_go(client)  # it disconnected before it got the arena
             raise
         if client not in self._clients:  # it has died meanwhile
             channel.abort()
@@ -217,25 +222,26 @@ class StoreDaemon:
         try:
             request = decode(request_decoder, frame)
         except FormatError as error:
-            # A mistake of one call must not cost the process all that it holds.
+            # One invalid call must not cost the process all its pins.
             self._send([(client, refusal(seq_of(frame), error))])
         else:
             self._send(self.state.handle(client, request, now_s=time.monotonic()))
 
     def _on_end(self, client: ClientId) -> None:
-        """A connection has ended; what its process can still read or write stays where it is."""
-        if client not in self._clients:  # it has been let go of, and that ended the connection
+        """Handle the end of a connection; its process's pins stay until it has died."""
+        if client not in self._clients:  # `_let_go` ended the connection
             return
         self._send(self.state.disconnect(client, now_s=time.monotonic()))
         if not self.state.holds_anything(client):
             self._let_go(client)
 
     def _stay_awake(self) -> None:
-        """Look for the next message for a moment: requests come in groups, and to be woken up may
-        take longer than to answer. Not for a while where it did not help lately: there it only
-        costs time.
+        """Poll for the next message for a moment.
+
+        Requests come in groups, and a wakeup may take longer than an answer. After polls without a
+        message, polling pauses with exponential backoff: there it only costs time.
         """
-        if self._num_looks:  # this one was there while we looked
+        if self._num_looks:  # this message came while polling
             self._num_misses = 0
         elif self._num_blind and not self._is_spinning:
             self._num_blind -= 1
@@ -256,7 +262,7 @@ class StoreDaemon:
         self._num_blind = (1 << self._num_misses) - 1
 
     def _let_go(self, client: ClientId) -> None:
-        """A client has died, or uses nothing any more."""
+        """Remove a client that has died, or uses nothing any more."""
         known = self._clients.pop(client, None)
         if known is None:
             return
@@ -267,7 +273,7 @@ class StoreDaemon:
         self._send(self.state.client_died(client, now_s=time.monotonic()))
 
     async def end_overdue_workers(self) -> None:
-        """Kill workers that hang; their jobs are handed on, and the pool replaces them."""
+        """Kill workers that hang; other workers get their jobs, and the pool replaces them."""
         timeout_s, fetch_timeout_s = self._settings.job_timeout_s, self._settings.fetch_timeout_s
         shortest_s, jobs = min(timeout_s, fetch_timeout_s), self.state.flights.jobs
         while True:
@@ -279,12 +285,12 @@ class StoreDaemon:
                 log.warning("a worker took too long over an item and is killed")
                 _kill(self._clients[client].pidfd)
             next_s = jobs.next_overdue_s(timeout_s=timeout_s, fetch_timeout_s=fetch_timeout_s)
-            # A job that is taken meanwhile is not overdue before the shortest time is over.
+            # A job that is taken meanwhile can't be overdue before the shortest timeout.
             pause_s = shortest_s / 10.0 if overdue else max(next_s - now_s, _LEAST_PAUSE_S)
             await asyncio.sleep(min(pause_s, shortest_s))
 
     async def look_again_for_memory(self) -> None:
-        """After a chunk could not be had, try again for those who wait for room."""
+        """Retry the requests that wait for space, after a chunk was refused."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             if self._backing.has_refused:
@@ -318,7 +324,7 @@ def _kill(pidfd: int) -> None:
 
 
 def _allow_many_descriptors() -> None:
-    """Each client costs two, and where we are started the limit may be as low as 1024."""
+    """Raise the descriptor limit: each client needs two, and the soft limit may be 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -328,7 +334,7 @@ async def _run(child: ChildProcess, settings: DaemonSettings) -> None:
     listener = socket.socket(fileno=settings.listener_fd)
     daemon = StoreDaemon(settings)
     capacity = daemon.state.objects.capacity_nbytes
-    # Objects live long and have no cycles: looking for some would cost a tenth of the time.
+    # Objects live long and have no cycles: collecting would cost a tenth of the time.
     gc.set_threshold(50_000)
     child.report(f"an arena of {capacity / 2**20:,.0f} MiB", ready=True)
     await run_until_terminated(

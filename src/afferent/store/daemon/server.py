@@ -1,4 +1,4 @@
-"""Running a store daemon: what outlives it, and `StoreServer` for programs of one's own."""
+"""Runner of a store daemon: the descriptors that outlive it, and `StoreServer` for programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_FAILED_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class InheritedDescriptors:
-    """What a daemon leaves to the next one: the arena, the socket, and who is connected."""
+    """Descriptors that each daemon inherits: the arena, the socket and the client table."""
 
     address: str
     arena_fd: int
@@ -41,33 +41,33 @@ class InheritedDescriptors:
 
     @classmethod
     def create(cls, capacity_nbytes: int, *, preallocate: bool = False) -> Self:
-        """With an arena in a folder of this process, which takes memory as it is filled.
+        """Create them, with a new arena and a socket in a folder of this process.
 
         Args:
-            preallocate: Have all of it take its memory now.
+            preallocate: Allocate the whole arena now, and not as it is filled.
 
         Raises:
-            ConfigError: There is not that much memory.
+            ConfigError: There is not enough memory.
         """
         create_arena = create_segment if preallocate else open_segment
         return cls.over(create_arena(capacity_nbytes))
 
     @classmethod
     def over(cls, arena_fd: int, *, path: str = "") -> Self:
-        """With an arena that is there.
+        """Create them with an existing arena.
 
         Args:
-            path: Where the socket is; without it, in a folder of this process.
+            path: Path of the socket; by default, in a folder of this process.
 
         Raises:
-            ConfigError: It can't be there.
+            ConfigError: The socket can't be created there.
         """
         address = path or new_address(SOCKET_NAME)
         return cls(address, arena_fd, wire.listen(address).detach(), create_client_table())
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """For the daemon to inherit."""
+        """Descriptors that the daemon inherits."""
         return (self.arena_fd, self.listener_fd, self.client_table_fd)
 
     def settings(
@@ -79,7 +79,7 @@ class InheritedDescriptors:
         recovery_timeout_s: float | None,
         fetch_timeout_s: float = 60.0,
     ) -> DaemonSettings:
-        """For the daemon of one epoch; each has a number of its own."""
+        """Return the settings for the daemon of one epoch; each epoch has its own number."""
         return DaemonSettings(
             arena_fd=self.arena_fd,
             listener_fd=self.listener_fd,
@@ -92,14 +92,14 @@ class InheritedDescriptors:
         )
 
     def close(self) -> None:
-        """Nothing is left, the socket's file neither."""
+        """Close all descriptors and remove the socket's file."""
         Path(self.address).unlink(missing_ok=True)
         for fd in self.fds:
             os.close(fd)
 
 
 class StoreServer:
-    """A store daemon as a child of this process; other processes connect to ``address``.
+    """Store daemon as a child of this process; other processes connect to ``address``.
 
     Examples:
         >>> from afferent import DaemonStore, MiB, StoreServer
@@ -108,8 +108,8 @@ class StoreServer:
         ...         print(store.capacity_nbytes // MiB, "MiB for all who connect")
         16 MiB for all who connect
 
-    A daemon that dies is replaced: the arena stays, its contents are lost. Nothing is left when
-    this process ends, however it ends.
+    A dead daemon is replaced: the arena stays, its contents are lost. The end of this process ends
+    the daemon and frees the arena in every case.
     """
 
     def __init__(
@@ -122,20 +122,20 @@ class StoreServer:
         log_level: str = "warning",
         preallocate: bool = False,
     ) -> None:
-        """Start the daemon, and wait until it is ready.
+        """Start the daemon and wait until it is ready.
 
         Args:
-            shares: What part of the arena each kind of object has, such as
-                ``{ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}``; without it features,
+            shares: Part of the arena for each kind of object, such as
+                ``{ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}``. By default, features,
                 the kind of `Store.put` and `ItemCache`, have all of it.
-            job_timeout_s: A worker that holds a job for longer is killed.
-            recovery_timeout_s: After a restart, a process that has not let go of its arrays over
-                the arena within this time is killed; ``None`` waits for it.
-            preallocate: Have all of the arena take its memory now, and not as it is filled.
+            job_timeout_s: A worker that takes longer for a job is killed.
+            recovery_timeout_s: After a restart, a process that still has arrays over the arena
+                after this time is killed; ``None`` waits for it.
+            preallocate: Allocate the whole arena now, and not as it is filled.
 
         Raises:
-            ConfigError: There is not that much memory, or a setting is wrong.
-            StoreUnavailable: The daemon does not start; its log says why.
+            ConfigError: There is not enough memory, or a setting is invalid.
+            StoreUnavailable: The daemon does not start; its log gives the reason.
         """
         logs.show_unconfigured()
         divide(capacity_nbytes, shares)  # refused here, not in the daemon's log
@@ -166,23 +166,23 @@ class StoreServer:
 
     @property
     def arena_fd(self) -> int:
-        """The descriptor of the arena's memory."""
+        """Descriptor of the arena's memory."""
         return self._inherited.arena_fd
 
     @property
     def pid(self) -> int:
-        """The daemon's process, as it is now."""
+        """Pid of the current daemon."""
         if self._child is None:
             raise StoreUnavailable("the store daemon is not running")
         return self._child.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is no daemon any more: closed, or it failed to start again and again."""
+        """Whether there is no daemon any more: closed, or too many starts failed in a row."""
         return not self._keeper.is_alive()
 
     def close(self) -> None:
-        """End the daemon and give the memory back, once the clients have unmapped it too."""
+        """End the daemon and free the memory, once all clients have unmapped it too."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -204,7 +204,7 @@ class StoreServer:
             self._ready.set()
 
     def _keep(self) -> None:
-        """Start the daemon, and again whenever it ends."""
+        """Start the daemon, and restart it when it ends."""
         segment = failures = 0
         while not self._stop.is_set() and failures < _MAX_FAILED_STARTS:
             segment += 1
@@ -237,6 +237,6 @@ class StoreServer:
 
 
 def _is_ready(child: Child) -> bool:
-    """Wait for the daemon's word that it serves."""
+    """Wait until the daemon reports that it serves."""
     with open(child.status_fd, "rb", closefd=False) as lines:
         return any(msgspec.json.decode(line, type=Status).ready for line in lines)

@@ -1,1 +1,1 @@
-"""What clients and the store daemon say to each other."""
+"""Messages between clients and the store daemon."""

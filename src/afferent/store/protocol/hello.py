@@ -1,4 +1,4 @@
-"""How a connection begins: `Hello` or `Bye`, and the daemon's `Welcome`."""
+"""Begin of a connection: `Hello` or `Bye`, and the daemon's `Welcome`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import NonNegative, decode
 
 VERSION = 2
-"""Version of all messages between clients and the daemon, and of what they carry for workers.
+"""Version of all messages between clients and the daemon, and of their payloads for workers.
 
-The version stays where it is in `Hello` and in `Welcome`, so that processes of any two versions
-can name both.
+Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
+name both.
 """
 SCHEMA = "2-7052a527505e6acc16e34bc124cb1825"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
 class Hello(Struct, array_like=True, tag="hello", forbid_unknown_fields=True):
-    """The first message of a connection; answered by `Welcome` and the arena's descriptor.
+    """First message of a connection; answered by `Welcome` and the arena's descriptor.
 
-    ``token`` is a random number that a client keeps for its life. Who says hello, or `Bye`, says
-    that nothing is in use any more which was held under an earlier connection with that token.
+    ``token`` is a random number that a client keeps for its life. By `Hello` or `Bye`, a client
+    reports that it uses nothing from its earlier connections with that token.
     """
 
     version: int
@@ -35,18 +35,20 @@ class Hello(Struct, array_like=True, tag="hello", forbid_unknown_fields=True):
 
 
 class Bye(Struct, array_like=True, tag="bye", forbid_unknown_fields=True):
-    """The first and last message of a connection: its client has left the store.
+    """First and last message of a connection: the client has left the store.
 
-    It is answered (by a `Welcome`, without the arena), and it has a connection of its own, so that
-    a client can repeat it until an answer says that it has not been lost with a daemon.
+    The answer is a `Welcome` without the arena. It has a connection of its own, so that a client
+    can repeat it until an answer proves that no daemon crash has lost it.
     """
 
     token: NonNegative
 
 
 class Welcome(Struct, array_like=True, forbid_unknown_fields=True):
-    """``segment`` is the number of the store's epoch; ``client`` the client's own, never given to
-    another one. It is 0 for who was not let in.
+    """Answer to `Hello` and `Bye`.
+
+    ``segment`` is the number of the store's epoch. ``client`` is the client's number, which no
+    other client ever gets; 0 if it was not accepted.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""What a request names, one struct for each thing that can be wanted, created, sealed, reserved."""
+"""Items of requests: structs for objects to acquire, create, seal or reserve."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Sources = Annotated[list[Handle], Meta(max_length=64)]
 
 
 class Find(Struct, frozen=True, array_like=True, tag="find", forbid_unknown_fields=True):
-    """Pin the object if it is sealed; otherwise it is absent, also while somebody makes it."""
+    """Pin the object if it is sealed; otherwise it is absent, even while it is being made."""
 
     key: KeyBytes
 
 
 class Join(Struct, frozen=True, array_like=True, tag="join", forbid_unknown_fields=True):
-    """Pin the object, or wait for it while somebody makes it; otherwise it is absent."""
+    """Pin the object, or wait for it while it is being made; otherwise it is absent."""
 
     key: KeyBytes
 
 
 class Claim(Struct, frozen=True, array_like=True, tag="claim", forbid_unknown_fields=True):
-    """As `Join`, but what nobody makes is created for this request, to write and seal.
+    """Join the object, or create it for this request to write and seal.
 
-    ``nbytes`` is the most that it may take.
+    ``nbytes`` is its maximum size.
     """
 
     key: KeyBytes
@@ -39,10 +39,10 @@ class Claim(Struct, frozen=True, array_like=True, tag="claim", forbid_unknown_fi
 
 
 class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fields=True):
-    """As `Join`, but what nobody makes becomes a job: a worker makes it from ``inputs``.
+    """Join the object, or queue a job: a worker makes it from ``inputs``.
 
-    ``nbytes`` is the most that it may take; ``payload`` is for the worker; ``cost_us`` is a guess
-    of how long one will work on it, by which jobs are handed out fairly.
+    ``nbytes`` is its maximum size, and ``payload`` is for the worker. ``cost_us`` estimates the
+    worker's time; fair scheduling of jobs uses it.
     """
 
     key: KeyBytes
@@ -54,10 +54,9 @@ class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fi
 
 
 class Fetch(Struct, frozen=True, array_like=True, tag="fetch", forbid_unknown_fields=True):
-    """As `Join`, but what nobody makes is looked for beyond this machine, where a tier is connected
-    and has time; what is not there either is absent.
+    """Join the object, or fetch it from a connected, idle tier; otherwise it is absent.
 
-    ``nbytes`` is the most that it may take; ``cost_us`` how long it would take to make it.
+    ``nbytes`` is its maximum size; ``cost_us`` is the time to make it here.
     """
 
     key: KeyBytes
@@ -67,18 +66,22 @@ class Fetch(Struct, frozen=True, array_like=True, tag="fetch", forbid_unknown_fi
 
 
 Wanted = Find | Join | Claim | Queue | Fetch
-"""What a request acquires: they say what happens where the object is missing."""
+"""Item to acquire; the class defines how a missing object is handled."""
 
 
 class CreateItem(Struct, array_like=True, forbid_unknown_fields=True):
+    """Object to create; without a key, only its handle leads to it."""
+
     kind: ObjectKind
     nbytes: Nbytes
     key: KeyBytes | None = None
 
 
 class SealItem(Struct, array_like=True, forbid_unknown_fields=True):
-    """``sources`` are what it was computed from, which the request must still have pinned;
-    ``made_us`` is how long its making took, 0 where nobody has measured that.
+    """Object to seal.
+
+    ``sources`` are its inputs, which the request must still have pinned. ``made_us`` is the time it
+    took to make it, 0 if that was not measured.
     """
 
     handle: Handle
@@ -88,7 +91,7 @@ class SealItem(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class ReserveItem(Struct, array_like=True, forbid_unknown_fields=True):
-    """Room for one object: it is rounded up as an object's block is."""
+    """Space for one object, rounded up like an object's block."""
 
     kind: ObjectKind
     nbytes: Nbytes

@@ -1,4 +1,4 @@
-"""What was wrong with a call, by the names of its arguments: from a refusal of its message."""
+"""Explanation of a refused message, by the names of the call's arguments."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _KEYS = ("key", "keys")
 
 
 def check_key(key: object, called: str = "one of these") -> None:
-    """Say of what is no key what a schema says less clearly.
+    """Check that a value is a key, with a clearer message than a schema's.
 
     Raises:
-        FormatError: It is none.
+        FormatError: It is not a key.
     """
     if not isinstance(key, bytes | bytearray | memoryview):
         what = f"is of type {type(key).__name__}"
@@ -38,9 +38,10 @@ def check_key(key: object, called: str = "one of these") -> None:
 
 
 def listed(argument: str, values: Iterable[T]) -> list[T]:
-    """
+    """Return the values as a list.
+
     Raises:
-        FormatError: It is one value, say, where a list is expected.
+        FormatError: It is no iterable, or a single string.
     """
     if not isinstance(values, str | bytes):
         try:
@@ -51,10 +52,10 @@ def listed(argument: str, values: Iterable[T]) -> list[T]:
 
 
 def explained(request: Request[Any], message: str) -> str:
-    """The message of a refused request, with the name of the argument that is wrong.
+    """Return the message of a refused request, with the name of the invalid argument.
 
     Raises:
-        FormatError: It is a key.
+        FormatError: The invalid argument is a key.
     """
     refused = _REFUSED.fullmatch(message)
     if refused is None:
@@ -62,7 +63,7 @@ def explained(request: Request[Any], message: str) -> str:
     value: Any = request
     told, field, declared = "", "", None
     for step in map(int, re.findall(r"\[(\d+)\]", refused["path"])):
-        if isinstance(value, Struct):  # on the wire a list, which its tag begins
+        if isinstance(value, Struct):  # on the wire a list, preceded by the tag
             is_tagged = value.__struct_config__.tag is not None
             described = msgspec.structs.fields(value)[step - is_tagged]
             field, declared = described.name, described.type
@@ -93,7 +94,7 @@ def _no_struct(value: object, declared: object) -> str:
 
 
 def _within(declared: object, base: type[T]) -> Iterator[type[T]]:
-    """The classes below ``base`` of which a declared type is made."""
+    """Yield the subclasses of ``base`` in a declared type."""
     if isinstance(declared, type) and issubclass(declared, base):
         yield declared
     for part in get_args(declared):

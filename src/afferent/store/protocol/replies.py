@@ -1,4 +1,4 @@
-"""What answers a request, and how both are read."""
+"""Replies, and the decoding of requests and replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Reply(Struct, array_like=True, forbid_unknown_fields=True):
-    """``result`` is the verb's own type, or nil with ``failure``."""
+    """Answer to a request: ``result`` has the verb's own type, or is nil with ``failure``."""
 
     seq: int
     result: msgspec.Raw
@@ -24,7 +24,7 @@ class Reply(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def result_type(verb: type[Request[Any]]) -> object:
-    """What ``Request[...]`` says in the verb's definition."""
+    """Return the type argument of ``Request[...]`` in the verb's definition."""
     (base,) = verb.__orig_bases__  # type: ignore[attr-defined]
     (found,) = get_args(base)
     return found
@@ -39,10 +39,10 @@ _result_decoders: dict[type[Request[Any]], msgspec.msgpack.Decoder[Any]] = {
 
 
 def result_of(request: Request[Result], reply: Reply) -> Result:
-    """What a reply says.
+    """Return the result of a reply.
 
     Raises:
-        AfferentError: The error that the verb ended with.
+        AfferentError: The verb failed with this error.
     """
     if reply.failure is not None:
         failure = reply.failure
@@ -52,16 +52,16 @@ def result_of(request: Request[Result], reply: Reply) -> Result:
 
 
 def refusal(seq: int, error: FormatError) -> Reply:
-    """The reply to a request that does not follow its schema."""
+    """Return the reply to a request that does not follow its schema."""
     failure = Failure(error.code, f"{UNREADABLE}: {error.__cause__}"[:500])
     return Reply(seq, msgspec.Raw(encode(None)), failure)
 
 
 def seq_of(frame: bytes) -> int:
-    """The ``seq`` of a request that does not follow its schema.
+    """Return the ``seq`` of a request that does not follow its schema.
 
     Raises:
-        FormatError: It is no request at all.
+        FormatError: It is not a request.
     """
     match decode(_any_decoder, frame):
         case [str(), int() as seq, *_]:

@@ -1,11 +1,11 @@
-"""The verbs of the store: what a client asks, and of what type the answer is.
+"""Verbs of the store: requests of clients, and the types of the results.
 
-A verb is written here once: its fields, its result (``Request[...]``), whether it waits, and what
-takes it back. `VERBS` lists them. The daemon has a handler for each, by its class
+A verb is defined here once: its fields, its result (``Request[...]``), whether it waits, and its
+withdrawal. `VERBS` lists them. The daemon has a handler for each class
 (`afferent.store.state.machine`), and all clients have a method (`afferent.store.client.verbs`).
 
 Every request carries ``seq``, which its reply repeats. A verb works on many objects in one round
-trip. Those that wait are answered when there is something to say, out of order.
+trip. Verbs that wait are answered later, out of order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from afferent.types import (
 Result = TypeVar("Result")
 
 NO_REPLY = 0
-"""The ``seq`` of a request whose sender does not wait for a reply; only a failure is told."""
+"""The ``seq`` of a request whose sender does not wait for a reply; only failures are sent."""
 MAX_ALSO_FOR = 256
 
 _Handles = Annotated[list[Handle], Meta(max_length=MAX_ITEMS)]
@@ -55,43 +55,44 @@ _Keys = Annotated[list[KeyBytes], Meta(max_length=MAX_ITEMS)]
 _Readings = Annotated[list[Reading], Meta(max_length=MAX_METRICS)]
 
 SemaphoreName = Annotated[str, Meta(min_length=1, max_length=128)]
-"""Such as ``"preprocess"``, or ``"tenant/NAME"``: what comes before the slash is its family."""
+"""Name such as ``"preprocess"``, or ``"tenant/NAME"`` with the family before the slash."""
 
 
 class Request(Struct, Generic[Result], array_like=True, forbid_unknown_fields=True):
-    """A verb, which is answered by a `Result`."""
+    """Verb; its answer is a `Result`."""
 
     waits: ClassVar[bool] = False
-    """Whether it is answered when there is something to say; others are answered at once."""
+    """Whether its answer may come later; other verbs are answered at once."""
 
     seq: int
 
     def withdrawal(self) -> Request[None] | None:
-        """What to say when the answer is not waited for any more, so that nothing is reserved, no
-        permit held, and no room waited for; ``None`` where there is nothing to take back.
+        """Return the request that withdraws this one when its caller no longer waits.
+
+        It cancels reservations, permits and waiting; ``None`` if there is nothing to withdraw.
         """
         return None
 
 
 class Introduce(Request[None], tag="introduce"):
-    """Whose request it is: what it queues for comes by that share. Without, it is the nameless."""
+    """Set the tenant share of a request, for fair queues; the default is the default tenant's."""
 
     request: RequestId
     share: Share
 
 
 class Acquire(Request[list[Outcome]], tag="acquire"):
-    """Pin what exists, see to it that what does not is made."""
+    """Pin existing objects, and start the production of missing ones."""
 
     request: RequestId
     items: Annotated[list[Wanted], Meta(max_length=MAX_ITEMS)]
 
 
 class Wait(Request[list[Outcome]], tag="wait"):
-    """Answered when each key, acquired before, has been made or has failed.
+    """Wait until each key, acquired before, is made or has failed.
 
-    It is answered early when a maker has gone and one of the keys is this request's to make now:
-    ``owner``, with ``in_flight`` for those that others still make.
+    It is answered early when a producer is gone and one of the keys is now this request's to make:
+    ``owner``, and ``in_flight`` for keys that others still make.
     """
 
     waits: ClassVar[bool] = True
@@ -101,7 +102,7 @@ class Wait(Request[list[Outcome]], tag="wait"):
 
 
 class Create(Request[list[Handle]], tag="create"):
-    """Blocks to write, all or none."""
+    """Allocate blocks to write, all or none."""
 
     request: RequestId
     items: Annotated[list[CreateItem], Meta(max_length=MAX_ITEMS)]
@@ -111,14 +112,14 @@ class Create(Request[list[Handle]], tag="create"):
 
 
 class Seal(Request[list[Handle]], tag="seal"):
-    """End the writing, of all or none; the request keeps a pin on each; their handles, trimmed."""
+    """End the writing of all or none; pin each for the request and return trimmed handles."""
 
     request: RequestId
     items: Annotated[list[SealItem], Meta(max_length=MAX_ITEMS)]
 
 
 class Abort(Request[None], tag="abort"):
-    """Give up writing. Who waits for the objects fails too, or without ``failure`` may try."""
+    """Abandon the writing. Waiting requests fail with ``failure``, or without one may make it."""
 
     request: RequestId
     handles: _Handles
@@ -126,8 +127,10 @@ class Abort(Request[None], tag="abort"):
 
 
 class Get(Request[None], tag="get"):
-    """Pin sealed objects by handle, all or none: for the sender, and once for each of the clients
-    in ``also_for``, under the same name of a request.
+    """Pin sealed objects by handle, all or none.
+
+    They are pinned for the sender, and once for each client in ``also_for``, under the same request
+    name.
     """
 
     request: RequestId
@@ -136,16 +139,16 @@ class Get(Request[None], tag="get"):
 
 
 class Release(Request[None], tag="release"):
-    """Take back one pin of each; without ``handles``, drop all that the request holds."""
+    """Take back one pin of each; without ``handles``, release all objects of the request."""
 
     request: RequestId
     handles: _Handles | None
 
 
 class Reserve(Request[None], tag="reserve"):
-    """Room for objects that the request will create or acquire, all or nothing.
+    """Reserve space for objects that the request will create or acquire, all or nothing.
 
-    With ``queue`` it is answered when it has been reserved, by fair shares.
+    With ``queue`` it waits in a fair queue until the space is reserved.
     """
 
     waits: ClassVar[bool] = True
@@ -159,11 +162,11 @@ class Reserve(Request[None], tag="reserve"):
 
 
 class Unreserve(Request[None], tag="unreserve"):
-    """Take a `Reserve` back, named by its ``ticket`` (its ``seq``), whether it was answered or not.
+    """Withdraw a `Reserve` with this ``ticket`` (its ``seq``), answered or not.
 
-    Of what was reserved, that much is returned of what has not been spent; nothing, if the call was
-    refused. A `Create` that waits is taken back likewise. With ``NO_REPLY`` for a ticket it is
-    returned whichever call it was given to.
+    It returns the unspent bytes, up to the amounts of ``items``; nothing if the call was refused. A
+    waiting `Create` is withdrawn in the same way. With ``NO_REPLY`` as ticket it returns bytes from
+    any call of the request.
     """
 
     request: RequestId
@@ -172,10 +175,10 @@ class Unreserve(Request[None], tag="unreserve"):
 
 
 class AcquirePermit(Request[None], tag="acquire_permit"):
-    """Hold ``number`` of the ``limit`` permits of a semaphore, of which all clients have the same.
+    """Take ``number`` of the ``limit`` permits of a semaphore, which all clients share.
 
-    With ``queue`` it is answered when there are so many, by fair shares. They are the request's
-    until it gives them back, or is released and its jobs have ended.
+    With ``queue`` it waits in a fair queue. The request has the permits until it returns them, or
+    until it is released and its jobs have ended.
     """
 
     waits: ClassVar[bool] = True
@@ -191,7 +194,7 @@ class AcquirePermit(Request[None], tag="acquire_permit"):
 
 
 class ReleasePermit(Request[None], tag="release_permit"):
-    """Give a permit back, or stop waiting for one; with a ``ticket``, of that call alone."""
+    """Return a permit, or stop waiting for one; with a ``ticket``, only that of this call."""
 
     request: RequestId
     semaphore: SemaphoreName
@@ -199,9 +202,9 @@ class ReleasePermit(Request[None], tag="release_permit"):
 
 
 class Accept(Request[bool], tag="accept"):
-    """Whether a request is there, whichever client's it is: an engine has read media of it.
+    """Whether a request of any client exists; an engine has read its media.
 
-    It gives back its permits of these semaphores, for which nothing more is to be done.
+    The request returns its permits of these semaphores, as it needs them no more.
     """
 
     request: RequestId
@@ -209,38 +212,38 @@ class Accept(Request[bool], tag="accept"):
 
 
 class Delete(Request[list[bool]], tag="delete"):
-    """Take sealed objects away by key; whether each was there.
+    """Delete sealed objects by key; return for each whether it existed.
 
-    Those who have one pinned keep it until they let go.
+    Requests with a pin keep the object until they release it.
     """
 
     keys: _Keys
 
 
 class Evict(Request[Evicted], tag="evict"):
-    """Evict the least recently used of a kind, ``nbytes`` of them or all."""
+    """Evict the least recently used objects of a kind, ``nbytes`` of them or all."""
 
     kind: ObjectKind
     nbytes: Nbytes | None
 
 
 class List(Request[list[ObjectInfo]], tag="list"):
-    """The largest objects."""
+    """List the largest objects."""
 
     kind: ObjectKind | None
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS)]
 
 
 class Clients(Request[list[ClientInfo]], tag="clients"):
-    """Who is connected, or was and still holds something."""
+    """List the connected clients, and lost clients that still hold pins."""
 
 
 class Tenants(Request[list[TenantInfo]], tag="tenants"):
-    """Whose requests wait for something, or have room reserved."""
+    """List the tenants with waiting requests or reserved space."""
 
 
 class Take(Request[Order], tag="take"):
-    """Wait for a job: to ``make`` an object, to ``fetch`` one, or to ``keep`` one elsewhere."""
+    """Wait for a job: to ``make`` an object, to ``fetch`` one, or to ``keep`` one in the tier."""
 
     waits: ClassVar[bool] = True
 
@@ -248,7 +251,7 @@ class Take(Request[Order], tag="take"):
 
 
 class Finish(Request[None], tag="finish"):
-    """The end of a job: how many bytes were written, or why it failed."""
+    """End a job, with the number of written bytes or the failure."""
 
     job: NonNegative
     used_nbytes: NonNegative
@@ -257,28 +260,28 @@ class Finish(Request[None], tag="finish"):
 
 
 class Renew(Request[None], tag="renew"):
-    """A fetch goes on, such as one that waits for what another node makes: its time begins anew.
+    """Restart the timeout of a fetch, for example one that waits for another node.
 
-    Nothing happens for a job that the client does not hold, and for one that is made: a process
-    that decodes what clients send does not choose how long it may take.
+    No-op if the client does not have the job, or if the job is not a fetch: a process that decodes
+    clients' media must not extend its own timeout.
     """
 
     job: NonNegative
 
 
 class Stat(Request[Statistics], tag="stat"):
-    """How the store is; it costs nothing, however many objects there are."""
+    """Return statistics, at constant cost for any number of objects."""
 
 
 class PushMetrics(Request[None], tag="push_metrics"):
-    """All that a process has counted so far; ``source`` is a number that it keeps for its life."""
+    """Push all counters of a process; ``source`` is a number that it keeps for its life."""
 
     source: NonNegative
     readings: _Readings
 
 
 class ReadMetrics(Request[list[Reading]], tag="read_metrics"):
-    """What all processes have counted, the dead included."""
+    """Return the counters of all processes, including dead ones."""
 
 
 VERBS: tuple[type[Request[Any]], ...] = (

@@ -1,4 +1,4 @@
-"""What the store answers: the results of the verbs of `afferent.store.protocol.requests`."""
+"""Results of the verbs of `afferent.store.protocol.requests`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from afferent.types import Failure, Handle, KeyBytes, NonNegative, ObjectKind, S
 
 
 class Outcome(Struct, array_like=True, forbid_unknown_fields=True):
-    """What became of an item. ``handle`` is set, and pinned, for ``hit`` and ``made``.
+    """Outcome of an item; for ``hit`` and ``made``, ``handle`` is set and pinned.
 
-    ``owner``: the request makes it, and ``handle`` is for it to write and seal. ``in_flight``:
-    somebody else makes it. ``scheduled``: this request's job makes it.
+    - ``owner``: the request makes it, and ``handle`` is for it to write and seal.
+    - ``in_flight``: another request makes it.
+    - ``scheduled``: this request's job makes it.
     """
 
     state: Literal["hit", "made", "in_flight", "scheduled", "owner", "absent", "failed"]
@@ -25,15 +26,15 @@ class Outcome(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 Role = Literal["make", "fetch", "keep"]
-"""What a worker does: makes objects, fetches them from a tier, or writes them there."""
+"""Role of a worker: it makes objects, fetches them from a tier, or copies them to the tier."""
 
 
 class Order(Struct, array_like=True, forbid_unknown_fields=True):
-    """A job for a worker: read ``inputs``, write into ``target``, then `Finish`.
+    """Job for a worker: read ``inputs``, write into ``target``, then `Finish`.
 
-    Who fetches gets a `Fetching` for a payload. It says with a failure that the object is not to be
-    had: then it is made here. Who keeps gets a `Keeping`; the object is pinned under the request
-    that it names, and there is nothing to finish but that.
+    A fetcher gets a `Fetching` as payload. If it finishes with a failure, the object is made here.
+    The role ``keep`` gets a `Keeping`. Its object is pinned under the request that the `Keeping`
+    names; releasing that request ends the job.
     """
 
     job: NonNegative
@@ -43,7 +44,7 @@ class Order(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Fetching(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is to be fetched, and about how long it would take to make it here."""
+    """Object to fetch, and the approximate time to make it here."""
 
     key: KeyBytes
     kind: ObjectKind
@@ -52,12 +53,12 @@ class Fetching(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 class Keeping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What has been made here.
+    """Object that was made here, to be copied to the tier.
 
-    ``cost_us`` is what its making was expected to take, ``made_us`` what it took; 0 where nobody
-    knows. ``num_dropped`` are objects that were not handed out since the order before: there were
-    too many, they were gone, or others waited for their room. ``tenant`` is whose it is, as far as
-    is known; empty for the nameless one.
+    ``cost_us`` is the estimated time to make it, ``made_us`` the measured one; 0 if unknown.
+    ``num_dropped`` counts the objects dropped since the order before: the queue was full, they were
+    gone, or reservations waited for their space. ``tenant`` is empty for the default tenant, or if
+    unknown.
     """
 
     key: KeyBytes
@@ -70,6 +71,8 @@ class Keeping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Evicted(Struct, array_like=True, forbid_unknown_fields=True):
+    """Number and bytes of evicted objects."""
+
     num_objects: int
     nbytes: int
 
@@ -78,9 +81,11 @@ StateName = Literal["created", "sealed", "pending_deletion", "fetching", "demoti
 
 
 class ObjectInfo(Struct, forbid_unknown_fields=True):
-    """``pins`` and ``writer`` are numbers of clients; 0 is the store itself, for its jobs.
+    """Description of an object.
 
-    ``fetching`` is being written by a tier, ``demoting`` is sealed and being copied to it.
+    ``pins`` and ``writer`` are numbers of clients; 0 is the store itself, for its jobs. A
+    ``fetching`` object is being written by the tier process. A ``demoting`` one is sealed and being
+    copied to the tier.
     """
 
     handle: Handle
@@ -92,7 +97,7 @@ class ObjectInfo(Struct, forbid_unknown_fields=True):
 
 
 class ClientInfo(Struct, forbid_unknown_fields=True):
-    """A process. One that is not ``connected`` may still read or write what it holds."""
+    """Client process. If it is not ``connected``, it may still read or write its objects."""
 
     client: int
     name: str
@@ -104,15 +109,15 @@ class ClientInfo(Struct, forbid_unknown_fields=True):
 
 
 class TenantInfo(Struct, forbid_unknown_fields=True):
-    """Whose requests queue or hold back room now. ``weight`` is that of the latest of them.
+    """Tenant with queued requests or reserved space; ``weight`` is that of its latest request.
 
     Attributes:
-        tenant: Empty for the nameless one.
+        tenant: Empty for the default tenant.
         reserved_nbytes: Reserved, and not yet used.
-        num_reservations_queued: Requests that wait for room.
-        queued_nbytes: What they wait for.
+        num_reservations_queued: Requests that wait for space.
+        queued_nbytes: Bytes that they wait for.
         num_permits_queued: Requests that wait for a permit.
-        num_jobs: Items that are to be made, or are being made.
+        num_jobs: Jobs that are queued or running.
     """
 
     tenant: str
@@ -125,8 +130,10 @@ class TenantInfo(Struct, forbid_unknown_fields=True):
 
 
 class KindStatistics(Struct, forbid_unknown_fields=True):
-    """One kind's share of the arena. ``backed``: has memory, used or not. ``held``: being written
-    or pinned, so never evicted.
+    """Use of one kind's share of the arena.
+
+    ``backed`` bytes have memory, used or not. ``held`` bytes are being written or pinned, so they
+    are never evicted.
     """
 
     capacity_nbytes: int
@@ -142,6 +149,8 @@ class KindStatistics(Struct, forbid_unknown_fields=True):
 
 
 class Statistics(Struct, forbid_unknown_fields=True):
+    """Statistics of the whole store."""
+
     segment: int
     capacity_nbytes: int
     backed_nbytes: int

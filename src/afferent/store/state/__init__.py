@@ -1,1 +1,1 @@
-"""What the store knows and decides: pure, events in, replies out."""
+"""State of the store and its decisions. Pure: events in, replies out."""

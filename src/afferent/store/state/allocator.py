@@ -1,4 +1,4 @@
-"""Where blocks go in a range of the arena: best fit over its free extents. Pure."""
+"""Allocator of blocks in a range of the arena: best fit over the free extents. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ ALIGNMENT = 64
 
 
 def round_up(nbytes: int) -> int:
-    """``nbytes`` as the allocator counts it: whole cache lines, at least one."""
+    """Round ``nbytes`` up to whole cache lines, at least one."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT or ALIGNMENT
 
 
 class Allocator:
     """Contiguous, 64-byte aligned blocks of ``[start, start + capacity)``.
 
-    A block is taken from the shortest free extent that holds it. Free extents that touch are one.
-    Sizes that go in are rounded up by `round_up`; sizes that come out have been.
+    Arguments are rounded up by `round_up`; returned sizes are rounded already.
+
+    Invariants:
+        - Blocks and free extents fill the range, without gaps and without overlap.
+        - Adjacent free extents are merged.
+        - A block comes from the shortest free extent that fits.
+        - ``free_nbytes`` is the sum of the free extents.
     """
 
     def __init__(self, capacity_nbytes: int, *, start: int = 0) -> None:
@@ -45,19 +50,19 @@ class Allocator:
         return len(self._taken)
 
     def size_of(self, offset: int) -> int:
-        """The size of the block at ``offset``."""
+        """Return the size of the block at ``offset``."""
         return self._taken[offset]
 
     def free_end(self, start: int) -> int:
-        """The end of the free extent that starts here; ``start`` itself where none does."""
+        """Return the end of the free extent that starts here, or ``start`` if there is none."""
         return self._free.get(start, start)
 
     def free_start(self, end: int) -> int:
-        """The start of the free extent that ends here; ``end`` itself where none does."""
+        """Return the start of the free extent that ends here, or ``end`` if there is none."""
         return self._free_by_end.get(end, end)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Take a block; its offset, or ``None`` when no free extent is long enough."""
+        """Take a block and return its offset, or ``None`` if no free extent is long enough."""
         nbytes = round_up(nbytes)
         index = bisect_left(self._by_size, (nbytes, 0))
         if index == len(self._by_size):
@@ -72,7 +77,7 @@ class Allocator:
         return start
 
     def take_again(self, offset: int, nbytes: int) -> None:
-        """Take the block back that was here, and of which all is free; it looks at all extents."""
+        """Take a block at ``offset``, where all bytes are free. Scans all free extents."""
         start, end = next(
             (start, end)
             for start, end in self._free.items()
@@ -87,7 +92,7 @@ class Allocator:
         self.free_nbytes -= nbytes
 
     def split(self, offset: int, sizes: Iterable[int]) -> list[int]:
-        """Cut a block into blocks of ``sizes``, which make up the whole; their offsets."""
+        """Split a block into blocks of ``sizes``, which add up to it; return their offsets."""
         end = offset + self._taken.pop(offset)
         offsets = []
         for size in sizes:
@@ -99,7 +104,7 @@ class Allocator:
         return offsets
 
     def shrink(self, offset: int, nbytes: int) -> int:
-        """Keep the first ``nbytes`` of a block and free the rest; how much was freed."""
+        """Keep the first ``nbytes`` of a block and free the rest; return the freed bytes."""
         kept, taken = round_up(nbytes), self._taken[offset]
         if kept > taken:
             raise StoreError("a block can't grow")
@@ -109,7 +114,7 @@ class Allocator:
         return taken - kept
 
     def free(self, offset: int) -> None:
-        """Give a block back.
+        """Free a block.
 
         Raises:
             StoreError: No block begins there.
@@ -120,13 +125,13 @@ class Allocator:
         self._release(offset, nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """Have so much more at the end: a multiple of `ALIGNMENT`."""
+        """Add ``nbytes``, a multiple of `ALIGNMENT`, at the end."""
         end = self.start + self.capacity_nbytes
         self.capacity_nbytes += nbytes
         self._release(end, nbytes)
 
     def free_all(self, offsets: Iterable[int]) -> None:
-        """Give blocks back, in order of address: what lies side by side is one piece of work."""
+        """Free blocks, given in order of address. Adjacent blocks are freed in one step."""
         start = end = self.start
         for offset in offsets:
             if offset != end and start < end:
@@ -138,7 +143,7 @@ class Allocator:
             self._release(start, end - start)
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check every invariant; for tests."""
         blocks = [(start, start + size, True) for start, size in self._taken.items()]
         blocks += [(start, end, False) for start, end in self._free.items()]
         at, was_taken = self.start, True

@@ -1,12 +1,16 @@
-"""The budget: bytes that are promised, and bytes that nobody can take away. Pure.
+"""Budget of bytes: reserved, in use, and evictable. Pure.
 
-For each kind of object, bytes *reserved* for a request and not yet allocated, plus bytes *held*
-(objects being written, pinned, or pending deletion and still mapped by somebody), never exceed what
-has memory of the kind's share of the arena; where that is too little, more is asked for. What is
-neither can be had by evicting. A reservation is all or nothing
-over the kinds it names. Who can't have one now may queue: it comes by fair shares between tenants,
-and of one tenant's requests a small one does not wait for a large one, which in turn waits for no
-more bytes of small ones than it wants itself. Who is next is not passed by what happens to fit.
+For each kind of object, two amounts together never exceed the memory of the kind's region share:
+
+- *reserved* bytes, promised to a request and not yet allocated;
+- *held* bytes: objects that are written, pinned, or pending deletion and still mapped.
+
+All other bytes are free or evictable. If the memory is too small, the budget requests more.
+
+A reservation is all or nothing over its kinds. A request that does not fit may queue. The queue is
+fair between tenants. Within a tenant, a small request does not wait for a large one; a large
+request waits for at most as many bytes of small ones as it requests itself. The next request in the
+queue is never overtaken because a later one fits.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ Amounts = Mapping[ObjectKind, int]
 _IN_USE = "no room: the arena is in use, or promised to others"
 
 MAX_QUEUED = 2048
-"""For the same kinds of room; half of them for one tenant."""
+"""Limit for the same set of kinds; one tenant may use half of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedReservation:
-    """A reservation that is waited for, and whose it is; ``number`` is set when it comes."""
+    """Reservation in the queue, with its tenant share. `Budget.enqueue` sets ``number``."""
 
     ticket: Ticket
     lease: Lease
@@ -43,12 +47,19 @@ class QueuedReservation:
 
 
 class Budget:
-    """Amounts are whole cache lines: see `afferent.store.state.allocator.round_up`.
+    """Reserved and held bytes of each kind, and the queue of reservations.
+
+    Amounts are whole cache lines: see `afferent.store.state.allocator.round_up`.
 
     Args:
-        capacity: The kinds' shares of the arena.
-        more: Gets memory for so much more of a kind's share, as far as there is any, and says for
-            how much; without it all have theirs from the start.
+        capacity: The region shares of the kinds.
+        more: Gets up to this much more memory for a kind's share and returns how much it got.
+            Without it, all shares have their memory from the start.
+
+    Invariants:
+        - For each kind, held plus reserved <= backed <= capacity.
+        - ``_reserved`` is the sum of ``_reservations``; no lease has an empty reservation.
+        - Each queued ticket is in exactly one order, and ``_num_awaited`` counts the queue by kind.
     """
 
     def __init__(
@@ -60,16 +71,16 @@ class Budget:
         self._held = dict.fromkeys(capacity, 0)
         self._reserved = dict.fromkeys(capacity, 0)
         self._reservations: dict[Lease, dict[ObjectKind, int]] = {}
-        # The calls that these were given to, and where that may be forgotten.
+        # The calls that made these reservations; leases whose calls can be forgotten soon.
         self._granted: dict[Lease, set[Ticket]] = {}
         self._emptied: list[Lease] = []
         self._queue: dict[Ticket, QueuedReservation] = {}  # in order of arrival
         self._orders: dict[frozenset[ObjectKind], FairQueue[Ticket]] = {}
-        self._num_awaited = dict.fromkeys(capacity, 0)  # reservations in the queue
+        self._num_awaited = dict.fromkeys(capacity, 0)  # queued reservations
         self._numbers = itertools.count()
-        self._may_reserve = False  # something has changed for those who queue
+        self._may_reserve = False  # whether a queued reservation may fit since the last attempt
 
-    # Questions
+    # Queries
 
     def capacity_nbytes(self, kind: ObjectKind) -> int:
         return self._capacity[kind]
@@ -84,15 +95,15 @@ class Budget:
         return self._reserved[kind]
 
     def unpromised_nbytes(self, kind: ObjectKind) -> int:
-        """What has memory, and is neither held nor reserved."""
+        """Return the bytes that have memory and are neither held nor reserved."""
         return self._backed[kind] - self._held[kind] - self._reserved[kind]
 
     def reservation_of(self, lease: Lease, kind: ObjectKind) -> int:
-        """What is left of a lease's reservation."""
+        """Return the rest of a lease's reservation."""
         return self._reservations.get(lease, {}).get(kind, 0)
 
     def reserved_by_client_of(self, kind: ObjectKind) -> dict[ClientId, int]:
-        """What is left of the reservations of each client that has some of a kind."""
+        """Return the reserved bytes of one kind, by client."""
         found: dict[ClientId, int] = {}
         for (client, _), amounts in self._reservations.items():
             if nbytes := amounts.get(kind, 0):
@@ -100,22 +111,22 @@ class Budget:
         return found
 
     def reservations_of(self, lease: Lease, kinds: Iterable[ObjectKind]) -> Amounts:
-        """What is left of a lease's reservations, to `restore_all` them."""
+        """Return the rest of a lease's reservations, for `restore_all`."""
         return {kind: self.reservation_of(lease, kind) for kind in kinds}
 
     def leases_of(self, client: ClientId) -> list[Lease]:
-        """The leases of a client that have reservations, or queue for one."""
+        """Return the leases of a client that have reservations or queue for one."""
         queued = (reservation.lease for reservation in self._queue.values())
         return [
             lease for lease in dict.fromkeys((*self._reservations, *queued)) if lease[0] == client
         ]
 
     def reserved_by_lease(self) -> dict[Lease, int]:
-        """What is left of all reservations."""
+        """Return the reserved bytes by lease."""
         return {lease: sum(amounts.values()) for lease, amounts in self._reservations.items()}
 
     def reserved_by_client(self) -> dict[ClientId, int]:
-        """What is left of the reservations of each client that has some."""
+        """Return the reserved bytes by client."""
         found: dict[ClientId, int] = {}
         for (client, _), nbytes in self.reserved_by_lease().items():
             found[client] = found.get(client, 0) + nbytes
@@ -123,7 +134,7 @@ class Budget:
 
     @property
     def queued(self) -> Collection[QueuedReservation]:
-        """What is waited for, in order of arrival."""
+        """Queued reservations, in order of arrival."""
         return self._queue.values()
 
     @property
@@ -131,14 +142,14 @@ class Budget:
         return len(self._queue)
 
     def is_awaited(self, kind: ObjectKind) -> bool:
-        """Whether somebody queues for bytes of this kind."""
+        """Whether a reservation of this kind is queued."""
         return self._num_awaited[kind] > 0
 
     def check_fits(self, kind: ObjectKind, nbytes: int) -> None:
-        """Refuse what could not even be had in an empty arena.
+        """Refuse a size that does not fit even into an empty arena.
 
         Raises:
-            ArenaTooSmall: It is more than the kind's share.
+            ArenaTooSmall: It exceeds the kind's region share.
         """
         capacity = self._capacity[kind]
         if nbytes > capacity:
@@ -149,7 +160,7 @@ class Budget:
             )
 
     def shortage(self, kind: ObjectKind, nbytes: int) -> Shortage:
-        """Describe how much there is of a kind, for a call that needs ``nbytes`` of it."""
+        """Describe the use of a kind's share, for a call that needs ``nbytes`` of it."""
         return Shortage(
             kind=kind.value,
             requested_nbytes=nbytes,
@@ -160,23 +171,23 @@ class Budget:
         )
 
     def grow(self, kind: ObjectKind, nbytes: int) -> bool:
-        """Get memory for so much more of a kind's share; whether there is more than before."""
+        """Get up to ``nbytes`` more memory for a kind; return whether there is more than before."""
         grown = self._more(kind, nbytes) if self._more is not None and nbytes > 0 else 0
         self._backed[kind] += grown
         return grown > 0
 
     def look_again(self) -> None:
-        """Memory that was refused may be there now, for those who queue."""
+        """Retry the queued reservations: memory that was refused may be available now."""
         self._may_reserve = True
 
     # Reservations
 
     def reserve(self, lease: Lease, amounts: Amounts, *, ticket: Ticket | None = None) -> None:
-        """Promise ``amounts`` to a lease, on top of what it has; ``ticket`` is for `take_back`.
+        """Reserve ``amounts`` for a lease, in addition to its rest; ``ticket`` is for `take_back`.
 
         Raises:
-            ArenaTooSmall: Nobody could ever have that much.
-            StoreFull: Others hold it, or wait for it.
+            ArenaTooSmall: The total exceeds a kind's region share.
+            StoreFull: The bytes are held, reserved, or awaited by other requests.
         """
         for kind, nbytes in amounts.items():
             self.check_fits(kind, self.reservation_of(lease, kind) + nbytes)
@@ -186,10 +197,10 @@ class Budget:
         self._reserve_now(lease, amounts, ticket=ticket)
 
     def enqueue(self, reservation: QueuedReservation) -> None:
-        """Queue for a reservation; `reserve_queued` says when it has been made.
+        """Queue a reservation; `reserve_queued` reports when it is made.
 
         Raises:
-            StoreFull: Too many wait already.
+            StoreFull: The queue is full.
             NotPermitted: The ticket is in the queue already.
         """
         if reservation.ticket in self._queue:
@@ -208,7 +219,7 @@ class Budget:
         self._may_reserve = True
 
     def reserve_queued(self) -> list[QueuedReservation]:
-        """Reserve what has become possible, for those who are next."""
+        """Make the queued reservations that fit now, in fair order, and return them."""
         if self._emptied:
             self._forget_calls()
         if not self._may_reserve:
@@ -227,25 +238,25 @@ class Budget:
         return reserved
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Stop waiting; whether it was still waited for."""
+        """Remove a reservation from the queue; return whether it was there."""
         reservation = self._queue.get(ticket)
         if reservation is not None:
             self._unqueue([reservation])
         return reservation is not None
 
     def give_back(self, lease: Lease, amounts: Amounts) -> None:
-        """Return a part of a reservation, as much of it as is left."""
+        """Return a part of a reservation, up to its rest."""
         for kind, nbytes in amounts.items():
             self._spend(lease, kind, nbytes)
         self._may_reserve = True
 
     def take_back(self, lease: Lease, amounts: Amounts, *, ticket: Ticket) -> None:
-        """Return what a call was given; nothing, if it was refused or has not arrived."""
+        """Return the bytes that a call reserved; no-op if it was refused or has not arrived."""
         if ticket in self._granted.get(lease, ()):
             self.give_back(lease, amounts)
 
     def drop(self, lease: Lease) -> list[Ticket]:
-        """Return all that a lease has reserved, and stop its waiting for more; tickets of these."""
+        """Drop the reservations of a lease and its queue entries; return the entries' tickets."""
         self._granted.pop(lease, None)
         for kind, nbytes in self._reservations.pop(lease, {}).items():
             self._reserved[kind] -= nbytes
@@ -257,23 +268,23 @@ class Budget:
         return [reservation.ticket for reservation in cancelled]
 
     def hand_over(self, source: Lease, target: Lease, kind: ObjectKind, nbytes: int) -> int:
-        """Move up to ``nbytes`` of a reservation to another lease; how many there were."""
+        """Move up to ``nbytes`` of a reservation to another lease; return the moved bytes."""
         moved = self._spend(source, kind, nbytes)
         if moved:
             self._reserve_now(target, {kind: moved})
         return moved
 
-    # Holding
+    # Held bytes
 
     def hold(self, lease: Lease, kind: ObjectKind, nbytes: int) -> int:
-        """Count an object as held: from what is reserved, the rest from what nobody was promised.
+        """Count an object as held: from the lease's reservation first, then from unreserved bytes.
 
         Returns:
-            How much came from the reservation; `unhold` takes it back.
+            The bytes taken from the reservation, for `unhold`.
 
         Raises:
-            ArenaTooSmall: It is more than the kind's share.
-            StoreFull: The rest is held, promised to others, or others queue for it.
+            ArenaTooSmall: The object exceeds the kind's share.
+            StoreFull: The rest is held, reserved or awaited by other requests.
         """
         reservation = self._reservations.get(lease)
         spent = min(reservation.get(kind, 0), nbytes) if reservation else 0
@@ -287,27 +298,27 @@ class Budget:
         return spent
 
     def unhold(self, lease: Lease, kind: ObjectKind, nbytes: int, *, spent: int) -> None:
-        """Undo a `hold`: what came from the reservation is reserved again."""
+        """Undo a `hold`: bytes from the reservation are reserved again."""
         self.release(kind, nbytes)
         self.restore(lease, kind, spent)
 
     def restore(self, lease: Lease, kind: ObjectKind, nbytes: int) -> None:
-        """Reserve again what a `hold` that was undone had spent."""
+        """Reserve again the bytes that an undone `hold` had spent."""
         if nbytes:
             self._reserve_now(lease, {kind: nbytes})
 
     def restore_all(self, lease: Lease, reservations: Amounts) -> None:
-        """Have a lease's reservations be these again, of which some was spent and released."""
+        """Restore a lease's reservations to earlier amounts, after parts were spent and freed."""
         for kind, nbytes in reservations.items():
             self.restore(lease, kind, nbytes - self.reservation_of(lease, kind))
 
     def release(self, kind: ObjectKind, nbytes: int) -> None:
-        """An object is not held any more, or has become shorter."""
+        """Stop counting bytes as held: the object is unpinned or shrunk."""
         self._held[kind] -= nbytes
         self._may_reserve = True
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check every invariant; for tests."""
         for kind, capacity in self._capacity.items():
             reserved = sum(reservation.get(kind, 0) for reservation in self._reservations.values())
             if reserved != self._reserved[kind] or min(self._held[kind], reserved) < 0:
@@ -325,14 +336,14 @@ class Budget:
             raise StoreError("calls are remembered of which nothing is left")
 
     def _forget_calls(self) -> None:
-        """Not at once: what was spent is reserved again where it was not used after all."""
+        """Forget the calls of empty reservations. Delayed: an undone `hold` reserves again."""
         for lease in self._emptied:
             if lease not in self._reservations:
                 self._granted.pop(lease, None)
         self._emptied.clear()
 
     def _next(self, blocked: set[ObjectKind]) -> QueuedReservation | None:
-        """Of those who are next for the kinds that they want, the one that has come first."""
+        """Return the oldest of the next reservations of all orders without a blocked kind."""
         heads = (order.peek() for kinds, order in self._orders.items() if blocked.isdisjoint(kinds))
         return min(
             (self._queue[ticket] for ticket in heads if ticket is not None),
@@ -355,7 +366,7 @@ class Budget:
         return all(self._has(kind, nbytes) for kind, nbytes in amounts.items())
 
     def _has(self, kind: ObjectKind, nbytes: int) -> bool:
-        """Whether so much can be promised, now or with more memory."""
+        """Whether ``nbytes`` can be reserved, now or after growing."""
         missing = nbytes - self.unpromised_nbytes(kind)
         return missing <= 0 or (self.grow(kind, missing) and nbytes <= self.unpromised_nbytes(kind))
 

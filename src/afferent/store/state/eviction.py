@@ -1,4 +1,4 @@
-"""Which objects make way: the least recently used whose blocks join to an extent. Pure."""
+"""Choice of the objects to evict: the least recently used whose blocks form one extent. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from afferent.store.state.allocator import Allocator, round_up
 
 @dataclass(slots=True)
 class _Stretch:
-    """A part of an extent: the block at ``offset``, or a free extent."""
+    """Part of an extent: the block at ``offset``, or a free extent."""
 
     offset: int
     nbytes: int
@@ -20,25 +20,25 @@ class _Stretch:
 def choose_victims(
     allocator: Allocator, candidates: Iterable[int], nbytes: int
 ) -> list[int] | None:
-    """The blocks to free so that an extent of ``nbytes`` opens; changes nothing.
+    """Choose the blocks to free for an extent of ``nbytes``; changes nothing.
 
-    Candidates are imagined away, oldest first, until some of them and the free extents between them
-    join to one that is long enough. Only blocks of this extent are chosen, and of those the fewest
-    bytes that open it, so nothing younger than need be is lost, and nothing that lies elsewhere.
+    The search marks candidates as free, oldest first, until some of them and the free extents
+    between them form one extent of this size. It chooses only blocks of this extent, and of those
+    the fewest bytes. So it evicts no younger object than necessary, and none elsewhere.
 
     Args:
-        candidates: Offsets of blocks that may go, least recently used first.
+        candidates: Offsets of evictable blocks, least recently used first.
 
     Returns:
-        The chosen offsets, or ``None`` when even all candidates would not open such an extent.
+        The chosen offsets, or ``None`` if all candidates together give no such extent.
     """
     nbytes = round_up(nbytes)
-    ends: dict[int, int] = {}  # imagined extents by their start, and by their end
+    ends: dict[int, int] = {}  # simulated extents by their start, and by their end
     starts: dict[int, int] = {}
     for offset in candidates:
         end = offset + allocator.size_of(offset)
-        # An extent that ends here was imagined, or is free, or this block is taken to its left.
-        # What has been joined is not forgotten: nobody asks for its inner ends again.
+        # The left neighbour is a simulated extent, a free extent, or a block in use. Merged
+        # extents keep stale inner ends: they are never looked up again.
         start = starts.get(offset)
         if start is None:
             start = allocator.free_start(offset)
@@ -52,7 +52,7 @@ def choose_victims(
 
 
 def _stretches(allocator: Allocator, start: int, end: int) -> list[_Stretch]:
-    """What lies in ``[start, end)``, in order of address."""
+    """Return the blocks and free extents in ``[start, end)``, in order of address."""
     found = []
     while start < end:
         extent_end = allocator.free_end(start)
@@ -64,8 +64,8 @@ def _stretches(allocator: Allocator, start: int, end: int) -> list[_Stretch]:
 
 
 def _fewest_bytes(extent: list[_Stretch], nbytes: int) -> list[int]:
-    """The blocks of the part of the extent that is long enough and costs the fewest bytes."""
-    best: tuple[int, int, int] | None = None  # bytes evicted, first, last
+    """Return the blocks of the long enough part of the extent that evicts the fewest bytes."""
+    best: tuple[int, int, int] | None = None  # evicted bytes, first, last
     first = total = evicted = 0
     for last, stretch in enumerate(extent):
         total += stretch.nbytes

@@ -1,6 +1,6 @@
-"""What is done for each verb: a table of handlers by the request's class. Pure.
+"""Table of handlers by request class. Pure.
 
-A handler is a method of the state machine that takes the client and its request. It returns the
+A handler is a method of the state machine. It takes the client and its request, and returns the
 verb's result, or `LATER`.
 """
 
@@ -15,7 +15,7 @@ from afferent.types import ClientId
 
 
 class Later(Enum):
-    """The result of a verb that is answered when there is something to say."""
+    """Result of a verb that is answered later."""
 
     LATER = 0
 
@@ -34,7 +34,7 @@ HANDLERS: dict[type[Request[Any]], Handler[Any, Any, Any]] = {}
 def handles(
     verb: type[Request[Result]],
 ) -> Callable[[Handler[Machine, Asked, Result]], Handler[Machine, Asked, Result]]:
-    """This method is what is done for ``verb``."""
+    """Register the decorated method as the handler of ``verb``."""
 
     def register(handler: Handler[Machine, Asked, Result]) -> Handler[Machine, Asked, Result]:
         HANDLERS[verb] = handler
@@ -44,6 +44,10 @@ def handles(
 
 
 def check_all() -> None:
-    """Raises: TypeError: There is a verb for which nothing is done."""
+    """Check that each verb has a handler.
+
+    Raises:
+        TypeError: A verb has none.
+    """
     if missing := [verb.__name__ for verb in VERBS if verb not in HANDLERS]:
         raise TypeError(f"verbs without a handler: {missing}")

@@ -1,4 +1,4 @@
-"""Which clients hold the space that others need. Pure."""
+"""The clients that use the arena's bytes, for the error `StoreFull`. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from afferent.types import ClientId, Failure, ObjectKind
 
 _MOST_HOLDERS = 8
 _CHEAP = 256
-"""Pins of so many objects are counted for each error; more of them not again within `_FRESH_S`."""
+"""Up to this many pins are counted for each error; above it, the result is reused for
+`_FRESH_S`.
+"""
 _FRESH_S = 0.1
 
 
 @dataclass(slots=True)
 class Client:
-    """What is known of a client."""
+    """Known facts about a client."""
 
     name: str
     pid: int
@@ -28,13 +30,11 @@ class Client:
 
 
 class Holders:
-    """Counts them for errors.
+    """Counts the bytes that each client pins, writes or reserves, for errors.
 
     Invariants:
-
-    - A store that is full refuses many calls a second, and many items of a call. However many
-      objects are pinned, to count them takes a small part of the time: they are counted once an
-      event, and many of them once in `_FRESH_S`.
+        - A full store refuses many calls a second, and many items per call. Counting takes a small
+          part of the time: once per event, and above `_CHEAP` pins at most once per `_FRESH_S`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Holders:
         self._counted: dict[ObjectKind, tuple[float, tuple[Holder, ...]]] = {}
 
     def failure_of(self, error: AfferentError) -> Failure:
-        """The error, to be sent; `StoreFull` with those who hold the space."""
+        """Return the error as a `Failure`; `StoreFull` includes the clients that use the space."""
         failure = Failure.of(error)
         if not isinstance(error, StoreFull) or error.shortage is None:
             return failure

@@ -1,4 +1,4 @@
-"""Who waits for a job: those who make, and those who fetch from a tier. Pure."""
+"""Workers that wait for a job: preprocessing workers and tier fetchers. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from afferent.store.state.waiters import Answer
 from afferent.types import ClientId, encode
 
 STORE: ClientId = 0
-"""The store's own leases hold the objects of jobs that no worker has taken yet."""
+"""The store's own client id. Its leases hold the objects of jobs that no worker has taken yet."""
 
 _Calls = deque[tuple[ClientId, int]]
-"""Workers, and the seq of their `Take`."""
+"""Workers, each with the seq of its `Take`."""
 
 
 class IdleWorkers:
-    """``answers`` is where the answers to the calls of `take` go."""
+    """Queues of idle workers by role; ``answers`` receives the answers to `Take`.
+
+    Invariants:
+        - Every entry is a `Take` without an answer, in order of arrival.
+    """
 
     def __init__(self, objects: ObjectTable, jobs: JobQueue, answers: list[Answer]) -> None:
         self._objects, self._jobs, self._answers = objects, jobs, answers
@@ -28,27 +32,27 @@ class IdleWorkers:
 
     @property
     def can_make(self) -> bool:
-        """Whether somebody who makes has nothing to do."""
+        """Whether a preprocessing worker is idle."""
         return bool(self._makers)
 
     @property
     def can_fetch(self) -> bool:
-        """Whether somebody has time to fetch."""
+        """Whether a fetcher is idle."""
         return bool(self._fetchers)
 
     def add(self, worker: ClientId, seq: int, role: Role) -> None:
         (self._makers if role == "make" else self._fetchers).append((worker, seq))
 
     def lose(self, client: ClientId) -> None:
-        """A connection has ended."""
+        """Remove the calls of a client whose connection has ended."""
         self._makers = deque(entry for entry in self._makers if entry[0] != client)
         self._fetchers = deque(entry for entry in self._fetchers if entry[0] != client)
 
     def hand_out(self, *, now_s: float) -> list[Job]:
-        """Give them what there is to do.
+        """Give jobs to the idle workers.
 
         Returns:
-            What could only be fetched, and nobody has time to.
+            The jobs that can only be fetched, while no fetcher is idle.
         """
         while self._fetchers:
             job = self._jobs.take_fetch(self._fetchers[0][0], now_s=now_s)

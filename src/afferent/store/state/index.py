@@ -1,4 +1,4 @@
-"""Which objects there are: by key, by generation, and behind handles. Pure."""
+"""Index of the objects: by key, by generation and by handle. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from afferent.types import ContentKey, Handle, Lease
 
 
 class ObjectIndex:
-    """All objects of one arena epoch."""
+    """All objects of one arena epoch.
+
+    Invariants:
+        - Generations are never reused within an epoch.
+        - A key leads to at most one object, created or sealed.
+    """
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
@@ -25,19 +30,19 @@ class ObjectIndex:
         return iter(self._by_generation.values())
 
     def find(self, key: ContentKey) -> StoredObject | None:
-        """The object under ``key``, created or sealed."""
+        """Return the object under ``key``, created or sealed."""
         return self._by_key.get(key)
 
     def has_none_of(self, keys: Sequence[bytes]) -> bool:
-        """Whether nothing is there under any of these keys."""
+        """Whether no object exists under any of these keys."""
         return self._by_key.keys().isdisjoint(keys)
 
     def resolve(self, handle: Handle) -> StoredObject:
-        """The object behind a handle.
+        """Return the object behind a handle.
 
         Raises:
             StaleHandle: It is gone.
-            StoreRestarted: It is of another epoch.
+            StoreRestarted: It is from another epoch.
         """
         if handle.segment != self.segment:
             raise StoreRestarted(
@@ -51,10 +56,10 @@ class ObjectIndex:
         return found
 
     def resolve_sealed(self, handles: Sequence[Handle]) -> list[StoredObject]:
-        """The objects behind handles, all sealed.
+        """Return the objects behind handles, all sealed.
 
         Raises:
-            StaleHandle: One of them is gone, is not sealed, or has been trimmed since.
+            StaleHandle: One of them is gone, is not sealed, or was trimmed later.
         """
         found = [self.resolve(handle) for handle in handles]
         if any(item.state is not ObjectState.SEALED for item in found):
@@ -74,7 +79,7 @@ class ObjectIndex:
         offsets: Iterable[int],
         sizes: Iterable[int],
     ) -> list[StoredObject]:
-        """Objects that ``writer`` writes, in these blocks."""
+        """Add objects that ``writer`` writes, in these blocks."""
         segment, created = self.segment, []
         generation = self._next_generation
         for new, offset, nbytes in zip(news, offsets, sizes, strict=True):
@@ -90,7 +95,7 @@ class ObjectIndex:
         return created
 
     def _remember(self, item: StoredObject) -> None:
-        """Undo `_forget`, while nobody has taken the key."""
+        """Undo `_forget`, while the key is still free."""
         self._by_generation[item.handle.generation] = item
         if item.key is not None:
             self._by_key[item.key] = item
@@ -100,6 +105,6 @@ class ObjectIndex:
         self._take_key(item)
 
     def _take_key(self, item: StoredObject) -> None:
-        """Nobody finds the object by its key any more."""
+        """Remove the object's key from the index."""
         if item.key is not None and self._by_key.get(item.key) is item:
             del self._by_key[item.key]

@@ -1,12 +1,11 @@
-"""The job queue: who makes what, and which makers died of it. Pure.
+"""Job queue, and the count of worker crashes by key. Pure.
 
-A job makes one object from others. It is queued once, however many requests want the object, and
-handed to one worker; when that worker dies, it is handed to another. A key that has killed two
-makers is quarantined for a minute.
+A job produces one object from others. It is queued once, however many requests need the object, and
+given to one worker. When that worker dies, another gets the job. A key whose jobs have killed two
+workers is quarantined for a minute.
 
-Workers are shared fairly between tenants and requests, by how long jobs take. While there are short
-jobs, one of several workers is for them alone: they are not behind long ones, which can't be
-interrupted.
+The queue is fair between tenants and requests, by the duration of jobs. Long jobs can't be
+interrupted. So while short jobs arrive, one of several workers takes only short jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from afferent.types import ClientId, ContentKey, Lease, Span
 MAX_CRASHES = 2
 CRASH_MEMORY_S = 60.0
 JOB_ID_BITS = 40
-"""The lower bits of a job's id; above them is the number of the store's epoch."""
+"""The lower bits of a job's id; the upper bits are the number of the store's epoch."""
 
 _LONG_US = 250_000
 _MEMORY_OF_SHORT_S = 10.0
@@ -31,11 +30,12 @@ _MEMORY_OF_SHORT_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """``payload`` is for the worker: the store does not look into it.
+    """Production of one object; ``payload`` is for the worker and opaque to the store.
 
-    ``target`` is missing until the arena has an extent for it; ``worker`` until one has taken it.
-    The job's id is the request part of the leases that hold its objects: the store's own, then the
-    worker's. ``lease`` is the request that wanted it first, and ``share`` whose that is.
+    ``target`` is ``None`` until the arena has an extent for it, and ``worker`` until a worker has
+    taken the job. The job's id is the request part of the leases that hold its objects: first the
+    store's own lease, then the worker's. ``lease`` is the first request that needed the object, and
+    ``share`` the share of its tenant.
     """
 
     id: int
@@ -51,11 +51,11 @@ class Job:
     worker: ClientId | None = None
     taken_s: float = 0.0
     renewed_s: float = 0.0
-    """When its worker's time has begun."""
+    """When the timeout of its worker began."""
     is_fetch: bool = False
-    """Whether it is for who fetches; if nothing comes of that, it is for who makes."""
+    """Whether it is for a fetcher; if the fetch fails, a preprocessing worker gets it."""
     spans: list[Span] = field(default_factory=list)
-    """Of an attempt to fetch it, in vain."""
+    """Spans of a failed fetch."""
 
     @property
     def is_long(self) -> bool:
@@ -63,15 +63,21 @@ class Job:
 
 
 class JobQueue:
-    """``first_id``: ids are not used again by the store's next life."""
+    """All jobs; ``first_id`` is above the ids of the store's earlier epochs.
+
+    Invariants:
+        - Each job is found by its id and by its key, and no two jobs have the same key.
+        - A job with a target and without a worker is in exactly one of the four queues.
+        - ``_taken`` lists exactly the jobs with a worker.
+    """
 
     def __init__(self, *, first_id: int = 1) -> None:
-        # With a target, without a worker: those whose worker died, which are next, and the others.
+        # With a target and without a worker: first jobs of dead workers, then the others.
         self._returned: deque[Job] = deque()
         self._short: FairQueue[Job] = FairQueue()
         self._long: FairQueue[Job] = FairQueue()
         self._fetches: deque[Job] = deque()
-        self._short_ahead_us = 0  # the work of short jobs, less that of long ones, while both wait
+        self._short_ahead_us = 0  # short jobs' work less long jobs' work, while both wait
         self._last_short_s = float("-inf")
         self._taken: dict[ClientId, dict[int, Job]] = {}  # by worker
         self._by_id: dict[int, Job] = {}
@@ -87,7 +93,7 @@ class JobQueue:
 
     @property
     def num_ready(self) -> int:
-        """Jobs that the next idle worker would take; of long ones that is not sure."""
+        """Number of jobs for the next idle worker; long jobs may have to wait and do not count."""
         return len(self._returned) + len(self._short)
 
     def __iter__(self) -> Iterator[Job]:
@@ -114,21 +120,21 @@ class JobQueue:
         return job_id
 
     def add(self, job: Job) -> None:
-        """A job whose target may have to wait for room."""
+        """Add a job; without a target, it waits for `place`."""
         self._by_id[job.id] = job
         self._by_key[job.key] = job
         if job.target is not None:
             self._queue(job)
 
     def place(self, job: Job, target: StoredObject) -> None:
-        """There is room for the job's object now."""
+        """Set the target of a job, once there is space, and queue the job."""
         job.target = target
         self._queue(job)
 
     def overdue(
         self, *, now_s: float, timeout_s: float, fetch_timeout_s: float = float("inf")
     ) -> list[ClientId]:
-        """Workers that have held a job for longer than they may."""
+        """Return the workers that exceed the timeout of a job."""
         return [
             worker
             for worker, jobs in self._taken.items()
@@ -139,7 +145,7 @@ class JobQueue:
         ]
 
     def next_overdue_s(self, *, timeout_s: float, fetch_timeout_s: float) -> float:
-        """When the first worker will have held a job for longer than it may."""
+        """Return when the first worker will exceed the timeout of a job."""
         return min(
             (
                 job.renewed_s + (fetch_timeout_s if job.is_fetch else timeout_s)
@@ -150,37 +156,37 @@ class JobQueue:
         )
 
     def renew(self, worker: ClientId, job_id: int, *, now_s: float) -> None:
-        """The time of a fetch begins anew, if this worker holds it."""
+        """Restart the timeout of a fetch, if this worker has the job."""
         job = self._by_id.get(job_id)
         if job is not None and job.worker == worker and job.is_fetch:
             job.renewed_s = now_s
 
     def take_fetch(self, worker: ClientId, *, now_s: float) -> Job | None:
-        """The next job for who fetches."""
+        """Take the next job for a fetcher."""
         job = self._fetches.popleft() if self._fetches else None
         if job is not None:
             self._give(job, worker, now_s=now_s)
         return job
 
     def fetch_no_more(self) -> list[Job]:
-        """Nobody is there to fetch: what waits for that is to be made, or is returned."""
+        """Queue all waiting fetches for workers, if possible; return those that can't be made."""
         waiting, self._fetches = self._fetches, deque()
         for job in waiting:
             self.make_instead(job)
         return [job for job in waiting if not job.can_be_made]
 
     def make_instead(self, job: Job) -> None:
-        """It could not be fetched: queue it for who makes, if it can be made; see `remove`."""
+        """Queue a job that was not fetched for workers, if it can be made; else see `remove`."""
         self._untake(job)
         job.is_fetch = False
         if job.can_be_made:
             self._queue(job)
 
     def take(self, worker: ClientId, *, now_s: float, num_idle: int) -> Job | None:
-        """The next job, or ``None`` if there is none, or none that may be begun now.
+        """Take the next job, or ``None`` if there is none that may begin now.
 
         Args:
-            num_idle: Workers that could take one, this one included.
+            num_idle: Number of idle workers, including this one.
         """
         job = self._next(now_s, num_idle)
         if job is None:
@@ -189,19 +195,17 @@ class JobQueue:
         return job
 
     def finished(self, job: Job, *, now_s: float) -> None:
-        """A worker has ended a job: its tenant is charged for the time that it took. `remove` it
-        then.
-        """
+        """Charge the tenant for the time that a finished job took; `remove` the job afterwards."""
         took_us = (now_s - job.taken_s) * 1e6
         self._class_of(job).charge(job.share, took_us - job.cost_us)
 
     def put_back(self, job: Job) -> None:
-        """The worker is gone; the job is the next to be taken."""
+        """Put a job of a dead worker at the front of the queue."""
         self._untake(job)
         self._returned.appendleft(job)
 
     def remove(self, job: Job) -> None:
-        """The job has ended, or nobody waits for it any more."""
+        """Remove a job that has ended or that no request waits for."""
         del self._by_id[job.id]
         del self._by_key[job.key]
         if not self._class_of(job).discard(job):
@@ -211,7 +215,7 @@ class JobQueue:
         self._untake(job)
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check every invariant; for tests."""
         jobs = list(self._by_id.values())
         if {job.key: job for job in jobs} != self._by_key or len(self._by_key) < len(jobs):
             raise StoreError("keys lead to the wrong jobs")
@@ -259,7 +263,7 @@ class JobQueue:
         return job
 
     def _may_begin_long(self, now_s: float, num_idle: int) -> bool:
-        """Whether a worker is left for short jobs; who has seen none lately keeps none for them."""
+        """Whether a worker is left for short jobs; without recent short jobs, none is kept free."""
         taken = (job for jobs in self._taken.values() for job in jobs.values())
         running = [job for job in taken if not job.is_fetch]
         num_workers = num_idle + len({job.worker for job in running})
@@ -278,28 +282,32 @@ class JobQueue:
 
 
 class CrashCounts:
-    """Keys whose makers died."""
+    """Crash counts of keys whose workers died.
+
+    Invariants:
+        - Entries are in order of their last crash.
+    """
 
     def __init__(self) -> None:
-        # In order of time, so that the death of a maker of thousands does not look at all of them
-        # thousands of times.
+        # In order of time: when a worker with thousands of jobs dies, each `add` looks only at
+        # expired entries.
         self._crashes: OrderedDict[ContentKey, tuple[int, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._crashes)
 
     def add(self, key: ContentKey, *, now_s: float) -> None:
-        """A maker died while it made ``key``."""
+        """Count the death of a worker that worked on ``key``."""
         self._forget_old(now_s)
         count, _ = self._crashes.pop(key, (0, now_s))
         self._crashes[key] = (count + 1, now_s)
 
     def forget(self, key: ContentKey) -> None:
-        """``key`` has been made."""
+        """Reset the count of ``key`` after it was made."""
         self._crashes.pop(key, None)
 
     def is_quarantined(self, key: ContentKey, *, now_s: float) -> bool:
-        """Whether ``key`` has killed so many makers lately that nobody should try again."""
+        """Whether ``key`` has killed too many workers recently."""
         count, at = self._crashes.get(key, (0, now_s))
         return count >= MAX_CRASHES and now_s - at <= CRASH_MEMORY_S
 

@@ -1,7 +1,10 @@
-"""What has been made here and is to be kept elsewhere too: who writes it there is told. Pure.
+"""Write-behind queue: new objects that the tier process copies to the tier. Pure.
 
-Nobody waits for it. What is not handed out in time is dropped: when too many wait, when the object
-is gone, and first of all when somebody wants the room that a copy would hold.
+No request waits for a copy. Objects that are not handed out in time are dropped:
+
+- when the queue is full;
+- when the object is gone;
+- when a reservation waits for the space that the copy would pin.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from afferent.store.state.waiters import Answer
 from afferent.types import ClientId, ContentKey, ObjectKind, encode
 
 TIERED = frozenset({ObjectKind.FEATURES, ObjectKind.EMBEDDINGS})
-"""Kinds of objects that go beyond this machine, whoever makes them. Of others those do of which is
-said what they have cost: files that were fetched, and what URLs lead to.
+"""Kinds of objects that always go to the tier. Other kinds go only with a stated production cost:
+fetched files, and the results of URLs.
 """
 
 MAX_WAITING = 1024
@@ -32,7 +35,12 @@ class _Made(NamedTuple):
 
 
 class KeepQueue:
-    """``answers`` is where the answers to the calls of `take` go."""
+    """New objects for the tier; ``answers`` receives the answers to `Take`.
+
+    Invariants:
+        - At most `MAX_WAITING` objects wait; the oldest is dropped first.
+        - Nothing waits while no tier process is connected.
+    """
 
     def __init__(self, objects: ObjectTable, answers: list[Answer]) -> None:
         self._objects, self._answers = objects, answers
@@ -46,14 +54,14 @@ class KeepQueue:
         return len(self._made)
 
     def is_demoting(self, item: StoredObject) -> bool:
-        """Whether somebody copies it now."""
+        """Whether a tier process copies it now."""
         return any(
             client in self._keepers and isinstance(request, str) and request.startswith(_REQUEST)
             for client, request in item.pins
         )
 
     def add(self, item: StoredObject, *, cost_us: int, made_us: int) -> None:
-        """An object was made here; it is sealed, and of a kind that goes beyond this machine."""
+        """Queue a new, sealed object of a kind that goes to the tier."""
         if not self._keepers or item.key is None:
             return
         self._made[item.key] = _Made(cost_us, made_us)
@@ -63,13 +71,13 @@ class KeepQueue:
         self._hand_out()
 
     def keeper_idle(self, client: ClientId, seq: int) -> None:
-        """Somebody waits for something to keep."""
+        """Note that a tier process waits for an object to copy."""
         self._keepers.add(client)
         self._idle.append((client, seq))
         self._hand_out()
 
     def client_lost(self, client: ClientId) -> None:
-        """A connection has ended."""
+        """Forget a client whose connection has ended."""
         self._keepers.discard(client)
         self._idle = deque(entry for entry in self._idle if entry[0] != client)
         if not self._keepers:
@@ -92,7 +100,7 @@ class KeepQueue:
             self._answers.append(Answer(client, seq, order))
 
     def _pinned(self, client: ClientId, request: str, key: ContentKey) -> StoredObject | None:
-        """``None`` if it is gone, or its room is wanted."""
+        """Pin the object; ``None`` if it is gone or a reservation waits for its space."""
         item = self._objects.find(key)
         if item is None or item.state is not ObjectState.SEALED:
             return None

@@ -1,4 +1,4 @@
-"""Which objects each lease holds. Pure."""
+"""Index of the objects that each lease writes or pins. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from afferent.types import ClientId, Lease
 
 
 class LeaseIndex:
-    """A lease holds what it writes and what it has pinned: the objects know, this finds them."""
+    """Objects by lease; the objects themselves record their writer and pins.
+
+    Invariants:
+        - A lease without objects has no entry.
+        - The objects of a lease are in the order in which it took them.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        # By generation, in the order in which the lease came to hold them, and since when.
+        # By generation, in the order of `add`, each with its time.
         self._held: dict[Lease, dict[int, tuple[StoredObject, float]]] = {}
         self._clock = clock
 
@@ -26,7 +31,7 @@ class LeaseIndex:
         return [item for item, _ in self._held.get(lease, {}).values()]
 
     def held_since(self) -> Iterator[tuple[Lease, StoredObject, float]]:
-        """All that is held, by which lease, and since when."""
+        """Yield each lease, object and the time since when the lease has it."""
         for lease, held in self._held.items():
             for item, since_s in held.values():
                 yield lease, item, since_s
@@ -40,17 +45,17 @@ class LeaseIndex:
             held[item.handle.generation] = (item, now_s)
 
     def remove(self, lease: Lease, item: StoredObject) -> None:
-        """The lease neither writes nor pins the object any more."""
+        """Remove an object that the lease neither writes nor pins."""
         held = self._held.get(lease)
         if held is not None and held.pop(item.handle.generation, None) is not None and not held:
             del self._held[lease]
 
     def drop(self, lease: Lease) -> list[StoredObject]:
-        """The lease holds nothing any more; what it held."""
+        """Remove all objects of a lease and return them."""
         return [item for item, _ in self._held.pop(lease, {}).values()]
 
     def move(self, source: Lease, target: Lease) -> None:
-        """All that one lease holds is the other's."""
+        """Move all objects of one lease to another."""
         for item in self.drop(source):
             if item.writer == source:
                 item.writer = target

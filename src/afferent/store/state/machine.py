@@ -1,8 +1,10 @@
-"""What the daemon knows and decides: requests in, replies out. No I/O.
+"""State machine of the daemon: requests in, replies out. No I/O.
 
-This is where objects, jobs and waiting requests meet. A missing object is allocated and its job
-queued in one step (single flight: once, whoever else asks), and when it is sealed, every request
-that waits for it gets its pin in the same step, so that nothing can be evicted between the two.
+It connects objects, jobs and waiting requests. Two steps are atomic:
+
+- A missing object is allocated and its job queued, once for all requests (single flight).
+- When the object is sealed, every request that waits for it gets its pin. So it can't be evicted
+  in between.
 """
 
 from __future__ import annotations
@@ -48,7 +50,12 @@ _Pending = tuple[ClientId, requests.Create]
 
 
 class StoreState:
-    """One epoch of a store. Clients are numbers from 1; what they ask is a `Request`."""
+    """One epoch of a store. Clients are numbers from 1; each call is a `Request`.
+
+    Invariants:
+        - Only connected clients have pending calls and receive replies.
+        - Each writer and pin belongs to a known client or to the store itself.
+    """
 
     def __init__(
         self,
@@ -58,12 +65,12 @@ class StoreState:
         shares: Shares = DEFAULT_SHARES,
         back: Back | None = None,
     ) -> None:
-        """An empty store.
+        """Create an empty store.
 
         Args:
-            back: Gets the arena memory as it is needed; without it, all has its memory.
+            back: Gets arena memory on demand; without it, the whole arena has its memory.
         """
-        self._now_s = 0.0  # of the event that is being handled
+        self._now_s = 0.0  # of the current event
         self.objects = ObjectTable(
             capacity_nbytes,
             segment=segment,
@@ -71,7 +78,7 @@ class StoreState:
             back=back,
             clock=lambda: self._now_s,
         )
-        # Whose requests are, by client and request; of those that are not here nobody has said.
+        # Tenant shares by client and request; a missing entry means the default tenant.
         self._shares: dict[ClientId, dict[str | int, Share]] = {}
         self._clients: dict[ClientId, Client] = {}
         self.holders = Holders(self.objects, self._clients, lambda: self._now_s)
@@ -79,7 +86,7 @@ class StoreState:
         self.semaphores = Semaphores()
         self.metrics = Aggregation()
         self._report = Report(self.objects, self.flights, self.semaphores, self._clients)
-        # `Create`s with a reservation that wait for an extent that is long enough.
+        # `Create`s with a reservation that wait for a long enough extent.
         self._pending: deque[_Pending] = deque()
         self._outbox: Replies = []
 
@@ -89,9 +96,9 @@ class StoreState:
         self._clients[client] = Client(name, pid)
 
     def handle(self, client: ClientId, request: Request[Any], *, now_s: float) -> Replies:
-        """Do what a client asks; the replies that this causes, to it and to others.
+        """Handle a request; return the replies to this client and to others.
 
-        What comes from a client that has been lost is not done: nobody could let go of it.
+        A request from a lost client is ignored: its pins could never be released.
         """
         if client not in self._clients or not self._clients[client].connected:
             return []
@@ -106,23 +113,23 @@ class StoreState:
         return self._settle()
 
     def look_again(self, *, now_s: float) -> Replies:
-        """Memory that was refused may be there now, for those who wait for room."""
+        """Retry all waiting requests: memory that was refused may be available now."""
         self._now_s = now_s
         self.objects.look_again()
         return self._settle()
 
     def disconnect(self, client: ClientId, *, now_s: float) -> Replies:
-        """A connection has ended, but its process may still map the arena.
+        """Handle the end of a connection; the client's process may still map the arena.
 
-        Nobody waits for it any more, and nobody can find what it was writing; its pins stay until
-        `client_died`, and so do its jobs: they may be handed on when it can't write any more.
+        Its calls are dropped, and the objects that it was writing lose their keys. Its pins and its
+        jobs stay until `client_died`, as it may still write until then.
         """
         self._now_s = now_s
         self._lose(client)
         return self._settle()
 
     def client_died(self, client: ClientId, *, now_s: float) -> Replies:
-        """Nothing of a client can read or write any more: its process is gone, or says so."""
+        """Release all leases of a client: its process is gone, or uses nothing any more."""
         self._now_s = now_s
         self._lose(client)
         self.flights.maker_died(client, now_s=now_s)
@@ -197,7 +204,7 @@ class StoreState:
 
     @handles(requests.Seal)
     def _seal(self, client: ClientId, request: requests.Seal) -> list[Handle]:
-        """All or none: what could be refused is refused before the first is sealed."""
+        """Seal all items or none: every check runs before the first seal."""
         lease, items = (client, request.request), request.items
         found = [self.objects.resolve(item.handle) for item in items]
         if len({item.handle.generation for item in found}) < len(found):
@@ -223,11 +230,11 @@ class StoreState:
             for item in found:
                 if item.key is not None:
                     self.flights.failed(item.key, failure)
-        self.objects.abort_all(lease, list(dict.fromkeys(found)))  # one may be named twice
+        self.objects.abort_all(lease, list(dict.fromkeys(found)))  # a handle may occur twice
 
     @handles(requests.Get)
     def _get(self, client: ClientId, request: requests.Get) -> None:
-        """All or none: once they are held, a pin more can't be refused."""
+        """Pin all items or none: after the first pin of an object, further pins can't fail."""
         found = self.objects.resolve_sealed(request.handles)
         others = [self._clients.get(other) for other in request.also_for]
         if not all(other is not None and other.connected for other in others):
@@ -260,7 +267,7 @@ class StoreState:
             budget.reserve(lease, amounts, ticket=ticket)
             return None
         budget.enqueue(QueuedReservation(ticket, lease, amounts, self._share_of(lease)))
-        return LATER  # `_settle` answers, at once if there is room
+        return LATER  # `_settle` answers, at once if there is space
 
     @handles(requests.Unreserve)
     def _unreserve(self, client: ClientId, request: requests.Unreserve) -> None:
@@ -352,7 +359,7 @@ class StoreState:
         return self.metrics.total()
 
     def validate(self) -> None:
-        """Check every rule; for tests."""
+        """Check every invariant; for tests."""
         self.objects.validate()
         self.flights.validate()
         self.semaphores.validate()
@@ -366,7 +373,7 @@ class StoreState:
     # Inner steps
 
     def _release_all(self, lease: Lease) -> None:
-        """Drop a request; its calls that are still to be answered fail."""
+        """Release a request; its unanswered calls fail."""
         for client, seq in self.objects.budget.drop(lease):
             self._fail(client, seq, RELEASED)
         for client, create in self._drop_pending(
@@ -378,7 +385,7 @@ class StoreState:
         self._shares.get(lease[0], {}).pop(lease[1], None)
 
     def _retire(self, lease: Lease) -> None:
-        """A request has gone; its permits outlast it where jobs still run for it alone."""
+        """End a request. Its permits stay as long as jobs run for it alone."""
         if lease in self.semaphores:
             for ticket in self.semaphores.retire(lease, self.flights.running_for(lease)):
                 self._fail(*ticket, RELEASED)
@@ -392,7 +399,7 @@ class StoreState:
         return True
 
     def _settle(self) -> Replies:
-        """Do what an event has made possible for others; all replies since the last call."""
+        """Serve the waiting requests that can proceed; return all replies since the last call."""
         self.flights.hand_on(self.objects.take_orphaned(), now_s=self._now_s)
         for reservation in self.objects.budget.reserve_queued():
             self._reply(*reservation.ticket, None)
@@ -401,14 +408,14 @@ class StoreState:
         if self.objects.take_freed():
             self.flights.place_waiting(now_s=self._now_s)
             self._retry_creates()
-            self.objects.take_freed()  # what these took and gave back again has made no room
+            self.objects.take_freed()  # space that these took and returned does not count as freed
         for answer in self.flights.take_answers():
             self._reply(*answer)
         outbox, self._outbox = self._outbox, []
         return outbox
 
     def _drop_pending(self, is_dropped: Callable[[_Pending], bool]) -> list[_Pending]:
-        """Forget `Create`s that wait; which."""
+        """Remove waiting `Create`s and return them."""
         if not self._pending:
             return []
         dropped = [entry for entry in self._pending if is_dropped(entry)]
@@ -437,7 +444,7 @@ class StoreState:
 
 
 def _amounts(items: Sequence[ReserveItem] | Sequence[CreateItem]) -> Amounts:
-    """How much of each kind these take."""
+    """Return the bytes of each kind, rounded up."""
     amounts: dict[ObjectKind, int] = {}
     for item in items:
         amounts[item.kind] = amounts.get(item.kind, 0) + round_up(item.nbytes)

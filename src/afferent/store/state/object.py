@@ -1,4 +1,4 @@
-"""One object of the store: what it is, where it is, and who holds it."""
+"""Stored object: its handle, state, key and leases."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ class ObjectState(Enum):
 
 
 class StoredObject(Struct, eq=False):
-    """One object and who holds it.
+    """Object with its writer and pins.
 
-    The handle says how many bytes were asked for, or used once it is sealed; ``block_nbytes`` how
-    many the arena gave for them. ``tenant`` is whose request it was made for, or what it was
-    computed from.
+    ``handle.nbytes`` is the requested size, and after the seal the used size. ``block_nbytes`` is
+    the allocated size. ``tenant`` is the tenant of the request that needed it first, or of its
+    source.
+
+    Invariants, after each event:
+        - A created object has a writer and no pins; a sealed object has no writer.
+        - An object without writer and pins is sealed and has a key.
     """
 
     handle: Handle
@@ -38,7 +42,7 @@ class StoredObject(Struct, eq=False):
 
 
 class NewObject(Struct, frozen=True):
-    """What to create: an object without a key can only be found by its handle."""
+    """Object to create; without a key, only its handle leads to it."""
 
     kind: ObjectKind
     nbytes: int

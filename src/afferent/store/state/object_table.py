@@ -1,4 +1,4 @@
-"""The life of an object: created, sealed, evicted or deleted. A pure state machine.
+"""Life of an object: created, sealed, evicted or deleted. A pure state machine.
 
     create ──► CREATED ──seal──► SEALED ──evict / delete──► gone
                   │                 │
@@ -6,9 +6,9 @@
                   └►PENDING_DELETION◄┘
                          └──last writer and reader gone──► gone
 
-A *lease* is (client, request): what a request of a client holds. A lease that pins an object keeps
-it unevictable; whoever seals an object has it pinned. The block of an object is given back to the
-allocator only when nobody can still write or read it: until then it is pending deletion.
+A *lease* is (client, request): the pins and writes of one request of a client. A pinned object is
+not evictable; sealing an object pins it for its writer. The block of an object returns to the
+allocator when the last writer or reader has released it; until then it is pending deletion.
 """
 
 from __future__ import annotations
@@ -28,11 +28,18 @@ from afferent.store.state.rules import check
 from afferent.types import ClientId, ContentKey, Handle, Lease, ObjectKind
 
 _MAX_MADE_PART = 32
-"""Of several objects together, at most this part of a region is made free in one piece."""
+"""Objects that are created together evict at most 1/32 of a region for one extent."""
 
 
 class ObjectTable(ObjectIndex):
-    """What becomes of them. Every method either does all of its work or raises."""
+    """Objects with their regions, leases and budget. Each method does all of its work or raises.
+
+    Invariants:
+        - Blocks of objects do not overlap, and every allocated block belongs to an object.
+        - A region's eviction list has exactly the objects without writer and pins.
+        - The budget's held bytes are the blocks of all objects with a writer or a pin.
+        - The lease index agrees with the writers and pins of the objects.
+    """
 
     def __init__(
         self,
@@ -54,10 +61,10 @@ class ObjectTable(ObjectIndex):
         self._orphaned: list[ContentKey] = []
         self._has_freed = False
         self._leases = LeaseIndex(clock)
-        # What made way for a part of a `create_all` that is not done yet.
+        # Objects evicted by a `create_all` that is still in progress; `_undo` restores them.
         self._evicted: list[StoredObject] | None = None
 
-    # Questions
+    # Queries
 
     @property
     def used_nbytes(self) -> int:
@@ -69,7 +76,7 @@ class ObjectTable(ObjectIndex):
         return sum(map(self.budget.held_nbytes, self.regions))
 
     def no_extent(self, needed: Amounts) -> StoreFull:
-        """The error for a `create` that found no extent, where nobody waits for one."""
+        """Return the error for a `create` that found no extent and may not wait for one."""
         kind, nbytes = max(needed.items(), key=lambda amount: amount[1])
         shortage = self.budget.shortage(kind, nbytes)
         return StoreFull(
@@ -77,30 +84,30 @@ class ObjectTable(ObjectIndex):
         )
 
     def held_since(self) -> Iterator[tuple[Lease, StoredObject, float]]:
-        """All that is held, by which lease, and since when."""
+        """Yield each lease, object and the time since when the lease has it."""
         return self._leases.held_since()
 
     def holds(self, lease: Lease) -> bool:
-        """Whether a request writes an object, or has one pinned."""
+        """Whether a request writes or pins an object."""
         return bool(self._leases.items(lease))
 
     def holds_anything(self, client: ClientId) -> bool:
-        """Whether a client writes an object, or has one pinned."""
+        """Whether a client writes or pins an object."""
         return bool(self._leases.of_client(client))
 
     # Changes
 
     def create(self, lease: Lease, new: NewObject) -> StoredObject | None:
-        """A new object that ``lease`` may write; evicts others to make room.
+        """Create an object that ``lease`` may write; evicts others to make space.
 
         Returns:
-            The object, or ``None`` when the bytes could be had, but no extent between held blocks
-            is long enough.
+            The object, or ``None`` if there are enough bytes, but no extent between the blocks in
+            use is long enough.
 
         Raises:
-            StoreFull: Its bytes are held by others, promised to them, or awaited by them.
-            ArenaTooSmall: It is larger than the share of its kind.
-            StoreError: ``key`` is taken.
+            StoreFull: The bytes are held, reserved or awaited by other requests.
+            ArenaTooSmall: The object exceeds the share of its kind.
+            StoreError: ``key`` exists.
         """
         if new.key is not None and new.key in self._by_key:
             raise StoreError("an object with this key exists")
@@ -109,10 +116,10 @@ class ObjectTable(ObjectIndex):
         return None if offset is None else self._place(lease, [new], [offset], [nbytes])[0]
 
     def create_all(self, lease: Lease, news: Sequence[NewObject]) -> list[StoredObject] | None:
-        """`create` for each: all or none.
+        """Call `create` for each: all or none.
 
         Returns:
-            The objects; ``None`` when there is no extent for one of them.
+            The objects; ``None`` if one of them has no extent.
         """
         together = self._create_together(lease, news)
         if together is not None:
@@ -137,13 +144,13 @@ class ObjectTable(ObjectIndex):
                 self._undo(lease, created, before, evicted)
 
     def move_lease(self, source: Lease, target: Lease) -> None:
-        """All that one lease holds is the other's: nothing is let go in between."""
+        """Move all objects of one lease to another, without a release in between."""
         self._leases.move(source, target)
 
     def seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> StoredObject:
-        """End the writing: the bytes never change again, and the writer has them pinned.
+        """End the writing: the bytes never change again, and the object is pinned for its writer.
 
-        The tail that was not used goes back to the allocator.
+        The unused tail goes back to the allocator.
 
         Raises:
             NotPermitted: ``lease`` is not the writer.
@@ -162,10 +169,10 @@ class ObjectTable(ObjectIndex):
         return item
 
     def check_seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> None:
-        """Whether `seal` would be permitted.
+        """Check whether `seal` is permitted.
 
         Raises:
-            NotPermitted: It would not.
+            NotPermitted: It is not.
         """
         if item.state is not ObjectState.CREATED:
             raise NotPermitted("the object is sealed already")
@@ -177,7 +184,7 @@ class ObjectTable(ObjectIndex):
             )
 
     def abort(self, lease: Lease, item: StoredObject) -> None:
-        """Give up the writing.
+        """Abandon the writing.
 
         Raises:
             NotPermitted: ``lease`` is not the writer.
@@ -185,7 +192,7 @@ class ObjectTable(ObjectIndex):
         self.abort_all(lease, [item])
 
     def abort_all(self, lease: Lease, items: Sequence[StoredObject]) -> None:
-        """`abort` for each: all or none. Each is named once."""
+        """Call `abort` for each, all or none. No item occurs twice."""
         if any(item.writer != lease for item in items):
             raise NotPermitted("only the request that created an object aborts it")
         for item in items:
@@ -194,7 +201,7 @@ class ObjectTable(ObjectIndex):
         self._settle_all(items)
 
     def delete(self, item: StoredObject) -> None:
-        """Take an object's key away and remove it: at once, or when its last holder lets go."""
+        """Remove an object's key, and the object at once or with its last writer or pin."""
         was_evictable = item.state is ObjectState.SEALED and not item.held
         if item.state is ObjectState.CREATED and item.key is not None:
             self._orphaned.append(item.key)
@@ -205,11 +212,11 @@ class ObjectTable(ObjectIndex):
             self._remove(item)
 
     def pin(self, lease: Lease, item: StoredObject) -> None:
-        """Keep a sealed object where it is until ``lease`` lets go.
+        """Make a sealed object unevictable until ``lease`` unpins it.
 
         Raises:
             StaleHandle: It is not sealed.
-            StoreFull: It may be evicted for others, to whom its bytes are promised.
+            StoreFull: It is evictable, and its bytes are reserved for other requests.
         """
         if item.state is not ObjectState.SEALED:
             raise StaleHandle("the object is not sealed")
@@ -222,7 +229,7 @@ class ObjectTable(ObjectIndex):
             self._leases.add(lease, item)
 
     def pin_all(self, lease: Lease, items: Sequence[StoredObject]) -> None:
-        """`pin` for each: all or none."""
+        """Call `pin` for each: all or none."""
         before = self.budget.reservations_of(lease, (item.kind for item in items))
         pinned: list[StoredObject] = []
         try:
@@ -236,7 +243,7 @@ class ObjectTable(ObjectIndex):
             raise
 
     def unpin(self, lease: Lease, item: StoredObject) -> None:
-        """Take back one `pin`."""
+        """Undo one `pin`."""
         count = item.pins.get(lease, 0)
         if count == 0:
             raise NotPermitted("the request does not hold the object")
@@ -248,10 +255,10 @@ class ObjectTable(ObjectIndex):
         self._settle(item)
 
     def evict(self, kind: ObjectKind, nbytes: int | None) -> tuple[int, int]:
-        """Evict the least recently used of a kind until ``nbytes`` are gone, or all.
+        """Evict the least recently used objects of a kind until ``nbytes`` are gone, or all.
 
         Returns:
-            How many objects, and how many bytes.
+            The number of objects, and of bytes.
         """
         region = self.regions[kind]
         oldest, freed = [], 0
@@ -264,7 +271,7 @@ class ObjectTable(ObjectIndex):
         return len(oldest), freed
 
     def drop_lease(self, lease: Lease) -> None:
-        """Drop all that one request of one client holds, and its reservations."""
+        """Release all writes, pins and reservations of one request of one client."""
         self.budget.drop(lease)
         held = self._leases.drop(lease)
         for item in held:
@@ -275,7 +282,7 @@ class ObjectTable(ObjectIndex):
         self._settle_all(held)
 
     def written_by(self, client: ClientId) -> list[StoredObject]:
-        """What a client is writing."""
+        """Return the objects that a client is writing."""
         return [
             item
             for lease in self._leases.of_client(client)
@@ -284,31 +291,32 @@ class ObjectTable(ObjectIndex):
         ]
 
     def drop_client(self, client: ClientId) -> None:
-        """Drop all that a dead process holds."""
+        """Release all leases of a dead process."""
         for lease in (*self._leases.of_client(client), *self.budget.leases_of(client)):
             self.drop_lease(lease)
 
-    # What an event has changed for others
+    # Effects of an event on waiting requests
 
     def take_orphaned(self) -> list[ContentKey]:
-        """Keys of objects that were deleted while somebody wrote them, since the last call."""
+        """Return the keys of objects that were deleted while written, since the last call."""
         orphaned, self._orphaned = self._orphaned, []
         return orphaned
 
     def look_again(self) -> None:
-        """Memory that was refused may be there now."""
+        """Retry: memory that was refused may be available now."""
         self.budget.look_again()
         self._has_freed = True
 
     def take_freed(self) -> bool:
-        """Whether, since the last call, something was freed or may be evicted now, so that an
-        extent may have become long enough.
+        """Whether blocks were freed or became evictable since the last call.
+
+        An extent may have become long enough.
         """
         has_freed, self._has_freed = self._has_freed, False
         return has_freed
 
     def validate(self) -> None:
-        """Check every rule of objects; for tests."""
+        """Check every invariant; for tests."""
         check(self._by_generation.values(), self._by_key, self._leases, self.regions, self.budget)
 
     # Inner steps
@@ -316,10 +324,10 @@ class ObjectTable(ObjectIndex):
     def _create_together(
         self, lease: Lease, news: Sequence[NewObject]
     ) -> list[StoredObject] | None:
-        """Objects that lie side by side: one search, and one extent when they are evicted.
+        """Create adjacent objects: one search, and one extent when they are evicted.
 
         Returns:
-            ``None`` where they have to be created one by one.
+            ``None`` if they have to be created one by one.
         """
         kinds, keys = {new.kind for new in news}, [new.key for new in news if new.key is not None]
         if (
@@ -337,7 +345,7 @@ class ObjectTable(ObjectIndex):
         return self._place(lease, news, offsets, sizes)
 
     def _parts(self, news: Iterable[NewObject]) -> Iterator[list[NewObject]]:
-        """Neighbours for which one extent may be made."""
+        """Split objects into groups of neighbours; each group may evict for one extent."""
         part: list[NewObject] = []
         nbytes = 0
         for new in news:
@@ -354,13 +362,13 @@ class ObjectTable(ObjectIndex):
     def _allocate(
         self, lease: Lease, kind: ObjectKind, nbytes: int, *, is_for_many: bool = False
     ) -> int | None:
-        """A block that counts as held; ``None`` when there is no extent for it."""
+        """Allocate a block that counts as held; ``None`` if there is no extent for it."""
         spent = self.budget.hold(lease, kind, nbytes)
         region = self.regions[kind]
         offset = region.allocator.allocate(nbytes)
         if offset is None and self.budget.grow(kind, region.missing_nbytes(nbytes)):
             offset = region.allocator.allocate(nbytes)
-        # A large extent costs what was used lately, where several small ones would not.
+        # A large extent would evict recently used objects; several small extents might not.
         if offset is None and not (
             is_for_many and nbytes * _MAX_MADE_PART > region.capacity_nbytes
         ):
@@ -372,7 +380,7 @@ class ObjectTable(ObjectIndex):
     def _make_room(self, kind: ObjectKind, nbytes: int) -> int | None:
         region = self.regions[kind]
         victims = region.choose_victims(nbytes)
-        # Where the end has no memory yet, an extent may reach into it.
+        # An extent may include the end of the region, which has no memory yet.
         if victims is None and self.budget.grow(kind, nbytes):
             victims = region.choose_victims(nbytes)
         if victims is None:
@@ -387,13 +395,13 @@ class ObjectTable(ObjectIndex):
         offsets: Iterable[int],
         sizes: Iterable[int],
     ) -> list[StoredObject]:
-        """Objects for blocks that have been allocated."""
+        """Add objects for allocated blocks."""
         created = self._add(lease, news, offsets, sizes)
         self._leases.add(lease, *created)
         return created
 
     def _evict(self, region: Region, items: Sequence[StoredObject]) -> None:
-        """Remove evictable objects, named in order of address."""
+        """Remove evictable objects, given in order of address."""
         for item in items:
             self.num_evicted[item.kind] += 1
             region.keep(item)
@@ -409,8 +417,10 @@ class ObjectTable(ObjectIndex):
         reservations: Amounts,
         evicted: list[StoredObject],
     ) -> None:
-        """Take back a part of `create_all`; the lease has its reservations again, and what made
-        way for that part, which nobody has written yet, is there again.
+        """Undo a part of `create_all`.
+
+        Restores the lease's reservations, and the evicted objects, whose bytes are not overwritten
+        yet.
         """
         for item in created:
             self.abort(lease, item)
@@ -425,23 +435,23 @@ class ObjectTable(ObjectIndex):
             region.put_evictable(item, is_next=True)
 
     def _give_up(self, item: StoredObject) -> None:
-        """Nobody writes this object any more, nor finds it."""
+        """Delete an object and remove its writer."""
         self.delete(item)
         item.writer = None
 
     def _settle(self, item: StoredObject) -> None:
-        """Put an object that has perhaps lost its last holder where it belongs."""
+        """Make an object evictable or remove it, if it has lost its last writer or pin."""
         if item.held:
             return
         self._has_freed = True
         self.budget.release(item.kind, item.block_nbytes)
         if item.state is ObjectState.SEALED and item.key is not None:
             self.regions[item.kind].put_evictable(item)
-        else:  # deleted, or without a key: nobody could ever find it again
+        else:  # deleted, or without a key: it can't be found again
             self._remove(item)
 
     def _settle_all(self, items: Sequence[StoredObject]) -> None:
-        """`_settle` for each, which may be tens of thousands: nobody else is answered meanwhile."""
+        """Call `_settle` for each, in batches: tens of thousands would delay all clients."""
         unheld = [item for item in items if item.writer is None and not item.pins]
         for kind, group in groupby(unheld, key=_kind):
             found, region, sealed = list(group), self.regions[kind], ObjectState.SEALED

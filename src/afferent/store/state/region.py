@@ -1,4 +1,4 @@
-"""The part of the arena that belongs to one kind of object. Pure."""
+"""Region of the arena that belongs to one kind of object. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from afferent.types import ObjectKind
 from afferent.wording import any_of, shown
 
 Shares = Mapping[ObjectKind, float]
-"""What part of the arena each kind has; a kind that is not named has none."""
+"""Part of the arena for each kind; a kind that is not named has none."""
 
 DEFAULT_SHARES: Shares = {
     ObjectKind.RAW: 0.25,
@@ -22,25 +22,25 @@ DEFAULT_SHARES: Shares = {
     ObjectKind.EMBEDDINGS: 0.25,
     ObjectKind.RECORDS: 0.02,
 }
-"""Of a server's store."""
+"""Shares of a server's store."""
 
 LIBRARY_SHARES: Shares = {ObjectKind.FEATURES: 1.0}
-"""Of a program's own store: it has raw media or embeddings only where it asks for them."""
+"""Shares of a program's own store: it has raw media or embeddings only on request."""
 
 
 Back = Callable[[int, int], int]
-"""Has memory for ``[start, end)`` of the arena; where what has memory ends, which may be before."""
+"""Backs ``[start, end)`` of the arena with memory; returns where the memory ends, maybe before."""
 
 
 def all_has_memory(start: int, end: int) -> int:
-    """Of an arena that was allocated as a whole."""
+    """Return the end of the memory of an arena that was allocated as a whole."""
     return sys.maxsize
 
 
 class Region:
-    """Blocks of one kind, and which objects may be evicted, least recently used first.
+    """Blocks of one kind, and the evictable objects, least recently used first.
 
-    Its allocator has what has memory of it, from the start on; `grow` gets more.
+    The allocator manages the part that has memory, which begins at the start; `grow` extends it.
     """
 
     def __init__(self, capacity_nbytes: int, *, start: int, back: Back = all_has_memory) -> None:
@@ -51,16 +51,16 @@ class Region:
 
     @property
     def backed_nbytes(self) -> int:
-        """What has memory of it, used or not."""
+        """Bytes that have memory, used or not."""
         return self.allocator.capacity_nbytes
 
     @property
     def largest_free_nbytes(self) -> int:
-        """The longest extent that can be had without evicting anything, memory permitting."""
+        """Longest extent that is available without eviction, memory permitting."""
         return max(self.allocator.largest_free_nbytes, self._last_nbytes)
 
     def grow(self, nbytes: int) -> int:
-        """Get memory for so much more, as far as there is any; how much more has memory now."""
+        """Get memory for up to ``nbytes`` more; return the number of added bytes."""
         begin = self.start + self.backed_nbytes
         end = min(begin + nbytes, self.start + self.capacity_nbytes)
         if end <= begin:
@@ -72,29 +72,29 @@ class Region:
         return grown
 
     def missing_nbytes(self, nbytes: int) -> int:
-        """By how much to `grow` for an extent of ``nbytes`` at the end; 0 if none fits there."""
+        """Return the bytes to `grow` by for an extent of ``nbytes`` at the end; 0 if impossible."""
         end = self.start + self.backed_nbytes
         free = end - self.allocator.free_start(end)
         return nbytes - free if free < nbytes <= self._last_nbytes else 0
 
     def put_evictable(self, item: StoredObject, *, is_next: bool = False) -> None:
-        """The object may go; it is the most recently used now, or else the first to go."""
+        """Make an object evictable, as the most recently used, or else the next to be evicted."""
         self.evictable[item.handle.offset] = item
         if is_next:
             self.evictable.move_to_end(item.handle.offset, last=False)
 
     def keep(self, item: StoredObject) -> None:
-        """The object may not go any more."""
+        """Make an object unevictable."""
         del self.evictable[item.handle.offset]
 
     def choose_victims(self, nbytes: int) -> list[StoredObject] | None:
-        """What to evict so that an extent of ``nbytes`` opens; ``None`` when nothing would."""
+        """Choose the objects to evict for an extent of ``nbytes``; ``None`` if impossible."""
         chosen = choose_victims(self.allocator, self.evictable, nbytes)
         return None if chosen is None else [self.evictable[offset] for offset in chosen]
 
     @property
     def _last_nbytes(self) -> int:
-        """From the last block to the end, whether it has memory or not."""
+        """Bytes from the last block to the end, with or without memory."""
         end = self.start + self.backed_nbytes
         return self.start + self.capacity_nbytes - self.allocator.free_start(end)
 
@@ -102,13 +102,14 @@ class Region:
 def divide(
     capacity_nbytes: int, shares: Shares, back: Back | None = None
 ) -> dict[ObjectKind, Region]:
-    """One region for each kind, side by side.
+    """Divide the arena into one region for each kind, side by side.
 
     Args:
-        back: Gets them memory as they need it; without it, all have theirs.
+        back: Gets memory for the regions on demand; without it, all have their memory.
 
     Raises:
-        ConfigError: It is no size; or the shares are of no kind, negative, or more than the whole.
+        ConfigError: The size is invalid; or a share has an unknown kind, is negative, or the shares
+            exceed the whole.
     """
     if not hasattr(capacity_nbytes, "__index__") or capacity_nbytes <= 0:
         raise ConfigError(

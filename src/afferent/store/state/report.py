@@ -1,4 +1,4 @@
-"""What the store says of itself. Questions only."""
+"""Statistics and listings of the store. Queries only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from afferent.types import ClientId, Lease, ObjectKind
 
 
 class Report:
+    """Reads the state of a store for its statistics and listings."""
+
     def __init__(
         self,
         objects: ObjectTable,
@@ -34,7 +36,7 @@ class Report:
         self._semaphores, self._clients = semaphores, clients
 
     def statistics(self) -> Statistics:
-        """Figures that cost nothing to have, however many objects there are."""
+        """Return statistics at constant cost, however many objects there are."""
         kinds = {kind: self._kind(kind) for kind in self._objects.regions}
         flights, jobs = self._flights, self._flights.jobs
         connected = [client for client in self._clients.values() if client.connected]
@@ -63,7 +65,7 @@ class Report:
         )
 
     def objects(self, kind: ObjectKind | None, *, limit: int) -> list[ObjectInfo]:
-        """The largest objects first."""
+        """Return the largest objects first."""
         wanted = (item for item in self._objects if kind in (None, item.kind))
         return [
             self._describe(item)
@@ -91,7 +93,7 @@ class Report:
         ]
 
     def tenants(self, share_of: Callable[[Lease], Share]) -> list[TenantInfo]:
-        """It costs as much as there are requests that wait, whatever the store holds."""
+        """Return the tenants with waiting work. The cost depends only on waiting requests."""
         budget, found = self._objects.budget, dict[str, TenantInfo]()
 
         def of(share: Share) -> TenantInfo:

@@ -1,4 +1,4 @@
-"""What is always true of the objects of an arena; for tests. Pure."""
+"""Invariants of the objects of an arena; for tests. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(
     regions: Mapping[ObjectKind, Region],
     budget: Budget,
 ) -> None:
-    """Check every rule.
+    """Check every invariant.
 
     Raises:
         StoreError: One is broken.

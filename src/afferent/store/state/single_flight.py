@@ -1,12 +1,12 @@
-"""How a missing object comes to be, once, whoever asks for it. Pure.
+"""Single flight: a missing object is produced once, however many requests need it. Pure.
 
-It is made by a worker that takes the job, or by a request that creates and seals it itself; all
-others who want it meanwhile wait. When a maker dies, another takes over. A key that has killed two
-makers is quarantined for a minute, so that one image that crashes a decoder can't take the pool
-down again and again. A job that nobody waits for any more is dropped.
+A worker that takes the job produces it, or a request that creates and seals it itself; all other
+requests wait. When a producer dies, another takes over. A key that has killed two producers is
+quarantined for a minute, so that one image that crashes a decoder can't kill the workers again and
+again. A job that no request waits for is dropped.
 
-Where a tier is connected and has time, a job goes to it first: what is missing here may have been
-made on another machine. Nothing ever waits for its turn there.
+If a tier process is connected and idle, it gets a job first: another machine may have produced the
+missing object. No job ever queues for the tier.
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ _QUARANTINED = Failure(
 
 
 class SingleFlight:
-    """Events go in; what the `Wait`s and `Take`s of clients are answered with is taken out."""
+    """Objects, jobs and waiting requests; `take_answers` returns the answers to `Wait` and `Take`.
+
+    Invariants:
+        - No worker is idle while a job is ready for it.
+        - A job without a target is in ``_unplaced``, and a request waits for its key.
+        - A job's key leads to its target, whose writer is the job's worker, or the store.
+    """
 
     def __init__(
         self,
@@ -52,10 +58,11 @@ class SingleFlight:
         share_of: Callable[[Lease], Share] = lambda _: NAMELESS,
         failure_of: Callable[[AfferentError], Failure] = Failure.of,
     ) -> None:
-        """
+        """Create it without jobs.
+
         Args:
-            share_of: Whose a request is.
-            failure_of: An error as it is sent.
+            share_of: Returns the tenant share of a request.
+            failure_of: Converts an error for sending.
         """
         self.objects, self._share_of, self._failure_of = objects, share_of, failure_of
         self.jobs = JobQueue(first_id=objects.segment << JOB_ID_BITS)
@@ -66,20 +73,20 @@ class SingleFlight:
         self.keeping = KeepQueue(objects, self._answers)
         self._crashes = CrashCounts()
         self.idle = IdleWorkers(objects, self.jobs, self._answers)
-        # What has bytes, but waits for an extent that is long enough: jobs, and keys to hand on.
+        # Jobs, and keys to hand on, that have bytes and wait for a long enough extent.
         self._unplaced: deque[Job | ContentKey] = deque()
 
     def take_answers(self) -> list[Answer]:
-        """What is to be said, since the last call."""
+        """Return the answers since the last call."""
         answers = list(self._answers)
         self._answers.clear()
         return answers
 
-    # Asking
+    # Requests
 
     def acquire(self, lease: Lease, items: Sequence[Wanted], *, now_s: float) -> list[Outcome]:
-        """Pin what exists, join what is being made, have made what is missing."""
-        # What exists is pinned first: making room for the rest must not evict it.
+        """Pin existing objects, join the production of others, and start that of missing ones."""
+        # Existing objects are pinned first: space for the others must not evict them.
         outcomes: list[Outcome | None] = [None] * len(items)
         if not self._are_unknown(items):
             outcomes = [self._find(lease, item, now_s) for item in items]
@@ -87,7 +94,7 @@ class SingleFlight:
             return [outcome for outcome in outcomes if outcome is not None]
         missing = [item for item, found in zip(items, outcomes, strict=True) if found is None]
         claimed = self._claim_all(lease, [item for item in missing if isinstance(item, Claim)])
-        # What is named twice is made once, and then found.
+        # A key that occurs twice is made once and then found.
         made = [
             outcome
             or claimed.pop(item.key, None)
@@ -99,24 +106,24 @@ class SingleFlight:
         return made
 
     def running_for(self, lease: Lease) -> list[tuple[int, ClientId]]:
-        """The jobs that run for this request alone, each with its worker."""
+        """Return the jobs that run for this request alone, each with its worker."""
         found = (self.jobs.find(key) for key in self.waiters.awaited_alone(lease))
         return [(job.id, job.worker) for job in found if job is not None and job.worker is not None]
 
     def stop_waiting(self, lease: Lease) -> None:
-        """The request has gone; a job that nobody else waits for is dropped if nobody works on it.
+        """End a request. A job that only it waits for is dropped if no worker has it.
 
-        One under way is finished: its object will be found by the next who asks.
+        A running job is finished: a later request finds its object.
         """
         for key in self.waiters.stop(lease):
             job = self.jobs.find(key)
             if job is not None and job.worker is None:
                 self._drop(job)
 
-    # Making
+    # Jobs
 
     def worker_idle(self, worker: ClientId, seq: int, *, now_s: float, role: Role = "make") -> None:
-        """A worker waits for a job."""
+        """Note that a worker waits for a job."""
         if role == "keep":
             self.keeping.keeper_idle(worker, seq)
             return
@@ -124,11 +131,11 @@ class SingleFlight:
         self._hand_out_jobs(now_s)
 
     def finish(self, worker: ClientId, request: requests.Finish, *, now_s: float) -> None:
-        """The end of a job.
+        """End a job.
 
         Raises:
-            NotPermitted: The worker does not hold it.
-            StoreRestarted: It is of a former life of the store.
+            NotPermitted: The worker does not have this job.
+            StoreRestarted: The job is from an earlier epoch of the store.
         """
         if request.job >> JOB_ID_BITS != self.objects.segment:
             raise StoreRestarted("the job was lost with a former life of the store")
@@ -159,7 +166,7 @@ class SingleFlight:
         sources: Iterable[StoredObject] = (),
         made_us: int,
     ) -> None:
-        """A request has made an object itself; who encodes does so for any tenant's."""
+        """Report an object made by a request; by default it belongs to its source's tenant."""
         owners = [source.tenant for source in sources]
         item.tenant = self._share_of(lease).tenant or next(iter(owners), "")
         self._tell_sealed(item, ())
@@ -180,10 +187,10 @@ class SingleFlight:
             self.keeping.add(job.target, cost_us=job.cost_us, made_us=made_us)
 
     def _tell_sealed(self, item: StoredObject, spans: Sequence[Span]) -> None:
-        """Pin an object for all who wait for it, and tell them."""
+        """Pin an object for all requests that wait for it, and notify them."""
 
         def made(lease: Lease) -> Outcome:
-            self.objects.pin(lease, item)  # its writer holds it, so it takes no room
+            self.objects.pin(lease, item)  # can't fail: its writer has it pinned
             return Outcome("made", item.handle, spans=list(spans))
 
         if item.key is not None:
@@ -192,16 +199,16 @@ class SingleFlight:
                 self.waiters.resolve(item.key, made)
 
     def failed(self, key: ContentKey, failure: Failure, spans: Sequence[Span] = ()) -> None:
-        """Nobody can make this: all who wait for it fail."""
+        """Report that a key can't be made: all requests that wait for it fail."""
         outcome = Outcome("failed", failure=failure, spans=list(spans))
         self.waiters.resolve(key, lambda _: outcome)
 
-    # Death
+    # Disconnects and crashes
 
     def client_lost(self, client: ClientId, *, now_s: float) -> None:
-        """A connection has ended: nobody can find what its requests were writing.
+        """Handle the end of a connection: objects that its requests write lose their keys.
 
-        Its jobs wait for its death: until then it could still write into their objects.
+        Its jobs are handed on at its death: until then it could still write into their objects.
         """
         self.idle.lose(client)
         self.keeping.client_lost(client)
@@ -216,9 +223,9 @@ class SingleFlight:
             self.stop_waiting(lease)
 
     def maker_died(self, worker: ClientId, *, now_s: float) -> None:
-        """Hand the jobs of a dead worker on."""
+        """Hand on the jobs of a dead worker."""
         for job in self.jobs.held_by(worker):
-            if job.is_fetch:  # no fault of what was to be fetched
+            if job.is_fetch:  # not the fault of the item
                 self._not_fetched(job, worker, now_s=now_s)
                 continue
             self._crashes.add(job.key, now_s=now_s)
@@ -232,12 +239,12 @@ class SingleFlight:
         self._hand_out_jobs(now_s)
 
     def hand_on(self, orphaned: Iterable[ContentKey], *, now_s: float) -> None:
-        """Find new makers for objects whose writers have given up or gone."""
+        """Find new producers for objects whose writers have aborted or are gone."""
         for key in orphaned if self.waiters else ():
             self._hand_on(key, now_s=now_s)
 
     def place_waiting(self, *, now_s: float) -> None:
-        """Something was freed: try again what waits for an extent that is long enough."""
+        """Retry the jobs and keys that wait for an extent, after blocks were freed."""
         waiting, self._unplaced = self._unplaced, deque()
         for entry in waiting:
             if not isinstance(entry, Job):
@@ -251,11 +258,11 @@ class SingleFlight:
         self._hand_out_jobs(now_s)
 
     def unplaced_keys(self) -> list[ContentKey]:
-        """What has bytes, but waits for an extent."""
+        """Return the keys that have bytes and wait for an extent."""
         return [entry.key if isinstance(entry, Job) else entry for entry in self._unplaced]
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check every invariant; for tests."""
         self.waiters.validate()
         self.jobs.validate()
         if self.idle.can_make and self.jobs.num_ready:
@@ -275,7 +282,7 @@ class SingleFlight:
     # Inner steps
 
     def _are_unknown(self, items: Sequence[Wanted]) -> bool:
-        """Whether `_find` would find none of these: a whole request's new media, as a rule."""
+        """Whether `_find` would find none of these; common for a request with new media."""
         return (
             not self.waiters
             and not self._crashes
@@ -284,7 +291,7 @@ class SingleFlight:
         )
 
     def _find(self, lease: Lease, item: Wanted, now_s: float) -> Outcome | None:
-        """What can be said of an item without making anything; ``None`` if it has to be made."""
+        """Return an item's outcome if nothing has to be made; ``None`` if it has to be made."""
         key = ContentKey(item.key)
         untold = self.waiters.untold(lease, key) if self.waiters else None
         if untold is not None:
@@ -300,8 +307,8 @@ class SingleFlight:
         if isinstance(item, Find):
             return Outcome("absent")
         if found is not None and found.writer == lease:
-            return Outcome("owner", found.handle)  # as it was told before
-        # What is made and has no place yet is awaited, or nobody would make it any more.
+            return Outcome("owner", found.handle)  # repeats its first outcome
+        # Without this, a key that waits for an extent would be made twice.
         if found is not None or self.waiters.is_awaited(key):
             would_make = _new(item) if isinstance(item, Claim) else None
             self.waiters.join(lease, key, would_make=would_make)
@@ -314,7 +321,7 @@ class SingleFlight:
         return None
 
     def _claim_all(self, lease: Lease, items: Sequence[Claim]) -> dict[bytes, Outcome]:
-        """Have a request make these objects itself: as many of them as there is room for."""
+        """Let a request make these objects itself, as far as there is space."""
         news = {item.key: NewObject(item.kind, item.nbytes, ContentKey(item.key)) for item in items}
         self.num_misses += len(news)
         try:
@@ -339,7 +346,7 @@ class SingleFlight:
     def _create(
         self, lease: Lease, new: NewObject, unplaced: Job | ContentKey
     ) -> StoredObject | None:
-        """A new object; without an extent for it, ``unplaced`` is what waits, if it is reserved."""
+        """Create an object; if it is reserved and has no extent, ``unplaced`` waits for one."""
         created = self.objects.create(lease, new)
         if created is None:
             if self.objects.budget.reservation_of(lease, new.kind) < round_up(new.nbytes):
@@ -377,8 +384,8 @@ class SingleFlight:
         )
         own, budget = (STORE, job.id), self.objects.budget
         try:
-            # Pinned first, so that making room does not evict them; and before the reservation
-            # comes, which is for the target alone.
+            # Inputs are pinned first, so that space for the target does not evict them. The
+            # reservation follows, because it is for the target alone.
             self.objects.pin_all(own, inputs)
             budget.hand_over(lease, own, new.kind, round_up(new.nbytes))
             job.target = self._create(own, new, job)
@@ -389,7 +396,7 @@ class SingleFlight:
         return job
 
     def _hand_on(self, key: ContentKey, *, now_s: float) -> None:
-        """Let the first of those who wait for ``key`` and could make it do so."""
+        """Let the first waiting request that can make ``key`` do so."""
         if not self.waiters.is_awaited(key) or self.objects.find(key) or self.jobs.find(key):
             return
         if self._crashes.is_quarantined(key, now_s=now_s):
@@ -411,7 +418,7 @@ class SingleFlight:
             self._drop_absent(job)
 
     def _not_fetched(self, job: Job, worker: ClientId, *, now_s: float) -> None:
-        """What a tier did not have is made here; nobody writes into its block any more."""
+        """Make a job here that the tier did not have; its fetcher no longer writes."""
         self.objects.move_lease((worker, job.id), (STORE, job.id))
         self.jobs.make_instead(job)
         if not job.can_be_made or not self.waiters.is_awaited(job.key):
@@ -422,7 +429,7 @@ class SingleFlight:
         return Outcome("failed", failure=self._failure_of(error))
 
     def _drop_absent(self, job: Job) -> None:
-        """Nobody makes this; of those who wait, somebody may: see `hand_on`."""
+        """Drop a job that can't be made here; a waiting request may make it: see `hand_on`."""
         for lease in self.waiters.bystanders(job.key):
             self.waiters.resolve_one(job.key, lease, Outcome("absent", spans=job.spans))
         self._drop(job)

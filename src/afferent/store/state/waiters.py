@@ -1,4 +1,4 @@
-"""Who waits for which objects to be made, and what became of them. Pure."""
+"""Requests that wait for objects in production, and the outcomes. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from afferent.types import ClientId, ContentKey, Failure, Lease
 
 
 class Answer(NamedTuple):
-    """What a `Wait`, or a `Take`, of a client is answered with."""
+    """Answer to a `Wait` or a `Take` of a client."""
 
     client: ClientId
     seq: int
@@ -32,9 +32,9 @@ class _Wait:
 
 @dataclass(slots=True, eq=False)
 class _Interest:
-    """What one request has to be told of one key: nothing, while the object is being made.
+    """One request's interest in one key: it has no outcome while the object is being made.
 
-    ``would_make`` is what the request would create if it were to make the object.
+    ``would_make`` is the object to create if the request makes it itself.
     """
 
     would_make: NewObject | None
@@ -43,27 +43,32 @@ class _Interest:
 
 
 class Waiters:
-    """``answers`` is where the answers to the calls of `wait` go.
+    """Interests of requests in keys; ``answers`` receives the answers to `Wait`.
 
-    What a request has been told is forgotten, so that a long request costs no more than a short
+    An outcome is forgotten once it is reported, so that a long request costs no more than a short
     one.
+
+    Invariants:
+        - ``_waiting`` has exactly the interests without an outcome.
+        - A call waits until all its keys have an outcome, or one is the caller's to make.
+        - A request without interests has no entry.
     """
 
     def __init__(self, answers: list[Answer]) -> None:
         self._answers = answers
         self._interests: dict[Lease, dict[ContentKey, _Interest]] = {}
-        # Those of them that have no outcome yet, in order of arrival.
+        # The interests without an outcome, in order of arrival.
         self._waiting: dict[ContentKey, dict[Lease, _Interest]] = {}
 
     def __len__(self) -> int:
-        """How many requests have something to be told."""
+        """Return the number of requests with an interest."""
         return len(self._interests)
 
     def is_awaited(self, key: ContentKey) -> bool:
         return key in self._waiting
 
     def awaited_alone(self, lease: Lease) -> list[ContentKey]:
-        """The keys for which this request waits, and no other."""
+        """Return the keys that only this request waits for."""
         interests = self._interests.get(lease, {})
         return [key for key in interests if self._waiting.get(key, {}).keys() == {lease}]
 
@@ -71,17 +76,17 @@ class Waiters:
         return [lease for lease in self._interests if lease[0] == client]
 
     def candidates(self, key: ContentKey) -> Iterator[tuple[Lease, NewObject]]:
-        """Those who would make the object themselves, in order of arrival."""
+        """Yield the requests that would make the object themselves, in order of arrival."""
         waiting = list(self._waiting.get(key, {}).items())
         return ((lease, it.would_make) for lease, it in waiting if it.would_make is not None)
 
     def bystanders(self, key: ContentKey) -> list[Lease]:
-        """Those who would not make the object themselves."""
+        """Return the requests that would not make the object themselves."""
         waiting = self._waiting.get(key, {})
         return [lease for lease, it in waiting.items() if it.would_make is None]
 
     def untold(self, lease: Lease, key: ContentKey) -> Outcome | None:
-        """What became of ``key``, where the request has not been told; it is now."""
+        """Return the outcome of ``key`` if it is not reported yet, and mark it as reported."""
         if lease not in self._interests or (known := self._interests[lease].get(key)) is None:
             return None
         if known.outcome is not None and not known.waits:
@@ -89,7 +94,7 @@ class Waiters:
         return known.outcome
 
     def join(self, lease: Lease, key: ContentKey, *, would_make: NewObject | None = None) -> None:
-        """The request wants to know what becomes of ``key``, which has no outcome yet."""
+        """Register a request's interest in ``key``, which has no outcome yet."""
         interests = self._interests.setdefault(lease, {})
         interest = interests.get(key)
         if interest is None:
@@ -99,10 +104,10 @@ class Waiters:
             interest.would_make = would_make
 
     def wait(self, seq: int, lease: Lease, keys: list[ContentKey]) -> None:
-        """Answer ``seq`` when there is something to say about all of ``keys``.
+        """Answer ``seq`` once all ``keys`` have an outcome, or one is the request's to make.
 
         Raises:
-            NotPermitted: The request has not joined one of them, or was told.
+            NotPermitted: The request has not joined one of them, or it is already reported.
         """
         interests = self._interests.get(lease, {})
         if any(key not in interests for key in keys):
@@ -118,16 +123,16 @@ class Waiters:
             self._tell(lease, wait)
 
     def resolve(self, key: ContentKey, outcome: Callable[[Lease], Outcome]) -> None:
-        """The key has an end, for all who wait for it."""
+        """Set the outcome of a key for all requests that wait for it."""
         for lease, interest in self._waiting.pop(key, {}).items():
             self._note(lease, key, interest, outcome(lease))
 
     def resolve_one(self, key: ContentKey, lease: Lease, outcome: Outcome) -> None:
-        """The key has an end for one request; the others go on waiting."""
+        """Set the outcome of a key for one request; the others still wait."""
         self._note(lease, key, self._stop_one(key, lease), outcome)
 
     def stop(self, lease: Lease) -> list[ContentKey]:
-        """The request has gone; the keys that nobody waits for any more."""
+        """End a request; return the keys that no request waits for any more."""
         interests = self._interests.pop(lease, {})
         waits = {wait.seq: wait for it in interests.values() for wait in it.waits}
         failure = Failure(RELEASED.code, RELEASED.message)
@@ -143,7 +148,7 @@ class Waiters:
         return abandoned
 
     def validate(self) -> None:
-        """Check every rule of this class; for tests."""
+        """Check every invariant; for tests."""
         being_made = {
             (lease, key)
             for lease, interests in self._interests.items()
@@ -168,7 +173,7 @@ class Waiters:
         return interest
 
     def _note(self, lease: Lease, key: ContentKey, interest: _Interest, outcome: Outcome) -> None:
-        """Answer each `Wait` of a request whose keys all have an end, or one is its own to make."""
+        """Set an outcome and answer each `Wait` that is complete, or has a key to make itself."""
         interest.outcome = outcome
         for wait in list(interest.waits):
             wait.being_made.discard(key)

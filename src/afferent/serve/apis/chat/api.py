@@ -1,4 +1,4 @@
-"""OpenAI chat completions: requests into our words, and answers into OpenAI's."""
+"""OpenAI chat completions: translation of requests and answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARAMS = {Param.MESSAGES: "messages"}
 
 
 class OpenAIChat:
-    """See `afferent.serve.apis.api.Api`."""
+    """Chat completions; see `afferent.serve.apis.api.Api`."""
 
     name = "openai_chat"
     path = "/v1/chat/completions"
@@ -80,7 +80,7 @@ def _reply(chat: ChatRequest, request_id: str) -> Reply:
 
 
 class _ChatReply:
-    """See `afferent.serve.apis.api.Reply`."""
+    """Answer in chat completions; see `afferent.serve.flow.call.Reply`."""
 
     def __init__(self, model: str, request_id: str, num_answers: int, *, with_usage: bool) -> None:
         self._num_answers, self._with_usage = num_answers, with_usage

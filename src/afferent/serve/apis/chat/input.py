@@ -1,4 +1,4 @@
-"""The messages of OpenAI's chat completions: parts to ours."""
+"""Messages of OpenAI's chat completions: translation of their content parts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _ROLES: dict[str, Role] = {
 def read_messages(
     given: Sequence[openai_schema.ChatMessage], body: ReceivedBody
 ) -> tuple[Message, ...]:
-    """
+    """Translate the messages of a request.
+
     Args:
-        body: Whose media the messages refer to.
+        body: Body with the media that the messages refer to.
 
     Raises:
-        InvalidRequest: A part stands where it can't, or is none.
+        InvalidRequest: A part is not allowed there, or invalid.
     """
     media, calls = dict(body.media), ToolCalls()
     messages = tuple(_message(i, each, media, calls) for i, each in enumerate(given))
@@ -62,7 +63,7 @@ def _message(
 def _add_calls(
     calls: ToolCalls, turn: list[Part], message: openai_schema.ChatMessage, where: str
 ) -> None:
-    """What the assistant asked of tools, written out; what has no name is no call."""
+    """Write the assistant's tool calls as text; an entry without a name is not a call."""
     asked = schema.read_part(
         openai_schema.tool_calls_decoder, message.tool_calls, f"{where}.tool_calls"
     )
@@ -75,7 +76,7 @@ def _add_calls(
 
 
 def _part(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -> Part:
-    """``media`` loses what stands here."""
+    """Translate a part; its media are removed from ``media``."""
     match part:
         case openai_schema.TextContent(text) | openai_schema.RefusalContent(text):
             return TextPart(text)
@@ -105,5 +106,5 @@ def _audio_source(
 ) -> str | RawMedia | None:
     if audio is None or audio.data is None:
         return None
-    # What is so short that it was not cut out of the body goes the way of a URL.
+    # Data too short to be cut out of the body are handled like a URL.
     return media.pop(audio.data, f"data:audio/{audio.format};base64,{audio.data}")

@@ -1,8 +1,8 @@
-"""The schema of OpenAI's chat completions, as far as it is served.
+"""Schema of the supported part of OpenAI's chat completions.
 
-In messages, content parts and what those hold, unknown keys are ignored: clients send back what
-other servers and libraries put there (``refusal``, ``annotations``, ``reasoning_content``,
-``cache_control``), and there is nothing in them for a model that takes text and media.
+Unknown keys in messages and content parts are ignored: clients send back keys of other servers and
+libraries (``refusal``, ``annotations``, ``reasoning_content``, ``cache_control``). They mean
+nothing to a model that takes text and media.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from afferent.serve.apis.schema import MAX_PARTS, MaxTokens, Name
 from afferent.serve.flow.request import Detail
 
 Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
-"""The client's own name of an item; the item itself may be left out where it has been before."""
+"""Client's own id of an item; with it, the item itself may be omitted later."""
 
 
 class TextContent(Struct, tag="text"):
@@ -54,7 +54,7 @@ class AudioUrlContent(Struct, tag="audio_url"):
 
 
 class InputAudio(Struct):
-    """``format`` is a hint: the bytes decide."""
+    """Audio data; ``format`` is a hint, as the bytes decide."""
 
     data: str | None = None
     format: Annotated[str, Meta(pattern="^[a-z0-9]{1,8}$")] = "wav"
@@ -71,14 +71,14 @@ Content = (
 
 
 class FunctionCall(Struct):
-    """``arguments`` is JSON as a string; some clients send the JSON itself."""
+    """Tool call; ``arguments`` is JSON in a string, or from some clients the JSON itself."""
 
     name: Name | None = None
     arguments: Raw | UnsetType = UNSET
 
 
 class CustomCall(Struct):
-    """Its ``input`` is text of any form."""
+    """Call of a custom tool; its ``input`` is free text."""
 
     name: Name | None = None
     arguments: Raw | UnsetType = msgspec.field(name="input", default=UNSET)
@@ -95,7 +95,7 @@ class ToolCall(Struct):
 class ChatMessage(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[Content], Meta(max_length=MAX_PARTS)] | None = None
-    # Looked into where the assistant calls; elsewhere they mean nothing.
+    # Parsed only in the assistant's messages; elsewhere they mean nothing.
     tool_calls: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
 
@@ -122,4 +122,4 @@ tool_calls_decoder = msgspec.json.Decoder(
     Annotated[list[ToolCall], Meta(max_length=MAX_PARTS)] | None
 )
 function_call_decoder = msgspec.json.Decoder(FunctionCall | str | None)
-"""A string says what may be called, not what is."""
+"""A string selects the allowed function; it is not a call."""

@@ -1,1 +1,1 @@
-"""OpenAI completions: text that is gone on with."""
+"""OpenAI completions: the continuation of a text."""

@@ -1,4 +1,4 @@
-"""OpenAI completions: a text or its tokens, which the answer goes on with; there are no media."""
+"""OpenAI completions: the answer continues a text or its tokens; there are no media."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_MAX_TOKENS = 16
 _PARAMS = {Param.MESSAGES: "prompt"}
 
 Text = str | list[Any]
-"""A prompt as clients send it: text, its tokens, or a list that has one of these."""
+"""Prompt of a client: text, its tokens, or a list with one of these."""
 
 
 class CompletionRequest(schema.AnyRequest, kw_only=True):
@@ -42,7 +42,7 @@ class CompletionRequest(schema.AnyRequest, kw_only=True):
 
 
 class OpenAICompletions:
-    """See `afferent.serve.apis.api.Api`."""
+    """Completions; see `afferent.serve.apis.api.Api`."""
 
     name = parameters.COMPLETIONS
     path = "/v1/completions"
@@ -83,10 +83,11 @@ class OpenAICompletions:
 
 
 def read_prompt(given: Text) -> str | tuple[int, ...]:
-    """
+    """Return the text or tokens of a prompt.
+
     Raises:
         InvalidRequest: It is neither text nor tokens.
-        UnsupportedParameter: There are several.
+        UnsupportedParameter: There are several prompts.
     """
     if isinstance(given, list) and given and isinstance(given[0], str | list):
         if len(given) > 1:
@@ -105,7 +106,7 @@ def read_prompt(given: Text) -> str | tuple[int, ...]:
 
 
 class _Reply:
-    """See `afferent.serve.flow.call.Reply`."""
+    """Answer in completions; see `afferent.serve.flow.call.Reply`."""
 
     def __init__(self, asked: CompletionRequest, request_id: str) -> None:
         options = asked.stream_options

@@ -1,4 +1,4 @@
-"""Anthropic Messages: the request's schema, and what it means in our words."""
+"""Anthropic Messages: schema of requests, and their translation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from afferent.serve.flow.request import GenerateRequest, Rendered
 
 
 class _OutputConfig(Struct, forbid_unknown_fields=True):
-    """``effort`` is of models that think."""
+    """Output settings; ``effort`` is for models with reasoning."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: forms.OutputFormat | None = None
 
 
 class _Request(schema.ConversationRequest, kw_only=True):
-    """What a request to count tokens has, too."""
+    """Fields common to requests for an answer and for a token count."""
 
     max_tokens: schema.MaxTokens | None = None
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
@@ -46,12 +46,13 @@ class _Request(schema.ConversationRequest, kw_only=True):
         )
 
     def generate(self, body: ReceivedBody, request_id: str) -> GenerateRequest:
-        """
+        """Translate the request.
+
         Args:
-            body: Whose media the messages refer to.
+            body: Body with the media that the messages refer to.
 
         Raises:
-            InvalidRequest: A block stands where it can't, or parameters can't be had together.
+            InvalidRequest: A block is not allowed there, or parameters are mutually exclusive.
         """
         generate = GenerateRequest(
             request_id=request_id,
@@ -69,14 +70,14 @@ class MessagesRequest(_Request, kw_only=True):
 
 
 class CountRequest(_Request, kw_only=True):
-    """A request to count the prompt's tokens; of others only the prompt counts."""
+    """Request to count the prompt's tokens; all other fields are ignored."""
 
     def generate(self, body: ReceivedBody, request_id: str) -> GenerateRequest:
         return structs.replace(super().generate(body, request_id), max_tokens=1)
 
 
 class _Anthropic:
-    """What a request for an answer and one for a number have in common."""
+    """Common part of the APIs for an answer and for a token count."""
 
     example: Mapping[str, Any] = {
         "max_tokens": 100,
@@ -112,7 +113,7 @@ class _Anthropic:
 
 
 class AnthropicTokenCount(_Anthropic):
-    """How many tokens a prompt has; nothing is generated."""
+    """Number of a prompt's tokens; no answer is generated."""
 
     name = "anthropic_count_tokens"
     path = "/v1/messages/count_tokens"
@@ -125,7 +126,7 @@ def _count(rendered: Rendered) -> Mapping[str, Any]:
 
 
 class AnthropicMessages(_Anthropic):
-    """See `afferent.serve.apis.api.Api`."""
+    """Messages; see `afferent.serve.apis.api.Api`."""
 
     name = "anthropic_messages"
     path = "/v1/messages"

@@ -1,4 +1,4 @@
-"""Anthropic Messages: the answer, whole and as events, and errors."""
+"""Answers of Anthropic Messages, as JSON and as events, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARAMS = {Param.MESSAGES: "messages"}
 
 
 def error_body(error: AfferentError, request_id: str) -> dict[str, Any]:
-    """The error as this API writes it. A defect of ours shows no detail."""
+    """Return the error in the format of this API. An internal error shows no detail."""
     status, message, param = status_of(error), message_of(error), param_of(error, _PARAMS)
     is_missing = param is not None and not message.startswith(param)
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -39,7 +39,7 @@ def count_body(num_tokens: int) -> dict[str, Any]:
 
 
 class AnthropicReply:
-    """See `Reply`. One block of text."""
+    """Answer with one text block; see `Reply`."""
 
     def __init__(self, message_id: str, model: str) -> None:
         self._id, self._model = message_id, model
@@ -54,7 +54,7 @@ class AnthropicReply:
         )
 
     def begin(self) -> list[bytes]:
-        """Nothing: the first event says how long the prompt is, which `PromptInfo` says."""
+        """Return no frames: the first event contains the prompt length from `PromptInfo`."""
         return []
 
     def output(self, output: Output) -> list[bytes]:

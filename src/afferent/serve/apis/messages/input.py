@@ -1,9 +1,8 @@
-"""The messages of Anthropic Messages: blocks to parts.
+"""Messages of Anthropic Messages: translation of blocks to parts.
 
-What a tool said is a message of its own; what it was asked is a part of the assistant's.
-
-Keys of blocks that nobody knows are ignored: clients send back what answers held, and
-``cache_control`` changes nothing, since what was seen before is known anyway.
+A tool result becomes a message of its own; a tool call becomes a part of the assistant's message.
+Unknown keys of blocks are ignored: clients send back the content of answers. ``cache_control``
+changes nothing, since caching is by content.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Text(Struct, tag="text"):
 
 
 class _Base64(Struct, tag="base64"):
-    """``media_type`` is a hint: the bytes decide."""
+    """Inline media; ``media_type`` is a hint, as the bytes decide."""
 
     data: str
     media_type: Annotated[str, Meta(pattern="^[a-z]{1,16}/[a-z0-9.+-]{1,64}$")]
@@ -39,7 +38,7 @@ class _Url(Struct, tag="url"):
 
 
 class _File(Struct, tag="file"):
-    """Known, so that its refusal can say so."""
+    """File by id; declared for a clear error message."""
 
 
 class _Image(Struct, tag="image"):
@@ -47,7 +46,7 @@ class _Image(Struct, tag="image"):
 
 
 class _Document(Struct, tag="document"):
-    """Known, so that its refusal can say so."""
+    """Document; declared for a clear error message."""
 
 
 class _ToolUse(Struct, tag="tool_use"):
@@ -74,13 +73,14 @@ class InputMessage(Struct):
 def read_messages(
     system: str | Sequence[Text] | None, given: Sequence[InputMessage], body: ReceivedBody
 ) -> tuple[Message, ...]:
-    """
+    """Translate the system prompt and the messages.
+
     Args:
-        body: Whose media the messages refer to.
+        body: Body with the media that the messages refer to.
 
     Raises:
-        InvalidRequest: A block stands where it can't.
-        UnsupportedParameter: A block is known and not served.
+        InvalidRequest: A block is not allowed there.
+        UnsupportedParameter: A block is known and not supported.
     """
     reader = _Reader(body)
     if system:
@@ -96,7 +96,7 @@ def _as_blocks(content: str | Sequence[_Block]) -> Sequence[_Block]:
 
 
 class _Reader:
-    """Reads turns; ``media`` loses what they refer to."""
+    """Reader of turns; media of a turn are removed from ``media``."""
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
@@ -108,7 +108,7 @@ class _Reader:
             self._block(role, block, f"{where}[{index}]")
 
     def _turn_of(self, role: Role) -> list[Part]:
-        """What one speaker says in several messages, one after another, is one turn."""
+        """Return the turn of this role; consecutive messages of one role are one turn."""
         if not self.turns or self.turns[-1][0] != role:
             self.turns.append((role, []))
         return self.turns[-1][1]
@@ -122,7 +122,7 @@ class _Reader:
             case _ToolUse(name, given) if role == "assistant":
                 self._calls.write(self._turn_of(role), name, given, where)
             case _ToolResult(content) if role == "user":
-                self.turns.append(("tool", []))  # each of them a turn
+                self.turns.append(("tool", []))  # each of them is a turn
                 for index, inner in enumerate(_as_blocks(content)):
                     self._block("tool", inner, f"{where}.content[{index}]")
             case _Document():

@@ -1,4 +1,4 @@
-"""OpenAI Responses: the request's schema, and what it means in our words."""
+"""OpenAI Responses: schema of requests, and their translation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 _Include = Literal[
     "message.output_text.logprobs",
-    # Of these an answer holds none.
+    # An answer contains none of these.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -37,7 +37,7 @@ class _Reasoning(Struct):
 
 
 class _Text(Struct, forbid_unknown_fields=True):
-    """``format`` is for the answer to repeat, too."""
+    """Text settings; ``format`` is also repeated by the answer."""
 
     format: Raw | UnsetType = UNSET
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -47,7 +47,7 @@ _format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
 
 
 class ResponsesRequest(OpenAIRequest, kw_only=True):
-    """What is asked for; parameters without a meaning here only where that changes nothing."""
+    """Request; a parameter that is not supported is only accepted if it changes nothing."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=schema.MAX_PARTS)]
     instructions: str | None = None
@@ -64,7 +64,7 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
     ) = None
     reasoning: _Reasoning | None = None
     text: _Text | None = None
-    # For the answer to repeat.
+    # Repeated by the answer.
     max_tool_calls: Any = None
     parallel_tool_calls: Any = True
     prompt_cache_key: Any = None
@@ -80,7 +80,7 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
 
 
 class OpenAIResponses:
-    """See `afferent.serve.apis.api.Api`."""
+    """Responses; see `afferent.serve.apis.api.Api`."""
 
     name = "openai_responses"
     path = "/v1/responses"
@@ -141,7 +141,7 @@ def _format(request: ResponsesRequest) -> Any:
 
 
 def _echo(request: ResponsesRequest) -> dict[str, Any]:
-    """What the answer repeats of the request, or says of what was not asked for."""
+    """Return the fields that the answer repeats from the request, with defaults."""
     return {
         "background": False,
         "instructions": request.instructions,

@@ -1,4 +1,4 @@
-"""OpenAI Responses: the answer, whole and as events, and errors."""
+"""Answers of OpenAI Responses, as JSON and as events, and errors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PARAMS = {Param.MESSAGES: "input", Param.PREVIOUS_ANSWER: "previous_response_id
 
 
 def error_body(error: AfferentError) -> dict[str, Any]:
-    """The error as this API writes it. A defect of ours shows no detail."""
+    """Return the error in the format of this API. An internal error shows no detail."""
     return openai.error_body(error, _PARAMS)
 
 
 class ResponsesReply:
-    """See `Reply`. One output item, a message, with one part of text."""
+    """Answer with one output item, a message, with one text part; see `Reply`."""
 
     def __init__(self, response_id: str, echo: Mapping[str, Any]) -> None:
-        """``echo``: what the answer says besides itself, such as the model's name."""
+        """Create it; ``echo`` has the repeated fields of the request, such as the model's name."""
         self._id, self._echo = response_id, echo
         self._message_id = "msg_" + response_id.removeprefix("resp_")
         self._created_at = int(time.time())
@@ -79,7 +79,7 @@ class ResponsesReply:
         return [self._event(f"response.{status}", response=self.whole(answers))]
 
     def fail(self, error: AfferentError) -> list[bytes]:
-        """What is known of the error, and that the response has failed, in the API's own words."""
+        """Return the API's events for an error and for the failed response."""
         known = error_body(error)["error"]
         is_clients = isinstance(error, InvalidRequest)
         failed = {

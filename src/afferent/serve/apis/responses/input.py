@@ -1,6 +1,6 @@
-"""The input of OpenAI Responses: items with their parts, to messages.
+"""Input of OpenAI Responses: translation of items and their parts to messages.
 
-Keys of items and parts that nobody knows are ignored: clients send back what answers held.
+Unknown keys of items and parts are ignored: clients send back the content of answers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _InputFile(Struct, tag="input_file"):
 
 
 class _AudioData(Struct):
-    """``format`` is a hint: the bytes decide."""
+    """Audio data; ``format`` is a hint, as the bytes decide."""
 
     data: str
     format: Annotated[str, Meta(pattern="^[a-z0-9]{1,8}$")]
@@ -65,12 +65,12 @@ _Content = str | Annotated[list[_Part], Meta(max_length=schema.MAX_PARTS)]
 
 
 class InputItem(Struct):
-    """A message, which need not say that it is one; or something else, which does."""
+    """Message, for which ``type`` may be omitted; or another item, with its type."""
 
     type: Annotated[str, Meta(max_length=64)] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: _Content | None = None
-    # Of a call of a tool, and of what the tool said. In other items they mean other things.
+    # For tool calls and tool results. In other items they have other meanings.
     name: Raw | UnsetType = UNSET
     arguments: Raw | UnsetType = UNSET
     input: Raw | UnsetType = UNSET
@@ -90,13 +90,14 @@ _ROLES: dict[str, Role] = {
 
 
 def read_input(given: str | list[InputItem], body: ReceivedBody) -> tuple[Message, ...]:
-    """
+    """Translate the input of a request.
+
     Args:
-        body: Whose media the items refer to.
+        body: Body with the media that the items refer to.
 
     Raises:
-        InvalidRequest: An item is not of the schema, or stands where it can't.
-        UnsupportedParameter: An item, or a part of one, is known and not served.
+        InvalidRequest: An item is not of the schema, or not allowed there.
+        UnsupportedParameter: An item, or a part of one, is known and not supported.
     """
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
@@ -108,7 +109,7 @@ def read_input(given: str | list[InputItem], body: ReceivedBody) -> tuple[Messag
 
 
 class _Reader:
-    """Reads items, to turns; ``media`` loses what they refer to."""
+    """Reader of items, to turns; media of an item are removed from ``media``."""
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
@@ -143,7 +144,7 @@ class _Reader:
         called = schema.read_part(_name_decoder, name, f"{where}.name")
         if called is None:
             raise InvalidRequest("a call of a tool has a name", param=where)
-        # What the assistant says and then asks of tools is one turn, as in the other APIs.
+        # The assistant's text and its tool calls are one turn, as in the other APIs.
         if not self.turns or self.turns[-1][0] != "assistant":
             self.turns.append(("assistant", []))
         self._calls.write(self.turns[-1][1], called, arguments, where)
@@ -201,10 +202,10 @@ class _Reader:
 
 
 def _only(where: str, *, file_id: str | None, **urls: str | None) -> str:
-    """The one of them that is there.
+    """Return the only given URL.
 
     Raises:
-        UnsupportedParameter: It is a file's id.
+        UnsupportedParameter: A file's id is given.
         InvalidRequest: There is none, or more than one.
     """
     if file_id is not None:

@@ -1,4 +1,4 @@
-"""OpenAI Responses: answers that are kept, to read again and to delete."""
+"""Stored answers of OpenAI Responses: read and delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from afferent.serve.flow.conversations import History, not_found
 
 
 async def read(history: History, asked: Asked) -> object:
-    """An answer that is kept, as it was given."""
+    """Return a stored answer, as it was given."""
     kept = await history.find(asked.request_id, asked.tenant, asked.id)
     if kept is None:
         raise not_found(asked.id)
@@ -17,7 +17,7 @@ async def read(history: History, asked: Asked) -> object:
 
 
 async def delete(history: History, asked: Asked) -> object:
-    """Forget an answer that is kept, and its conversation."""
+    """Delete a stored answer, and its conversation."""
     if not await history.delete(asked.tenant, asked.id):
         raise not_found(asked.id)
     return {"id": asked.id, "object": "response", "deleted": True}

@@ -1,1 +1,1 @@
-"""Text and conversations to tokens, and tokens to text."""
+"""Conversion of text and conversations to tokens, and of tokens to text."""

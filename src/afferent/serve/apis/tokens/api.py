@@ -1,5 +1,6 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them: what a text, a conversation or tokens are to
-the model. Nothing is generated.
+"""``/tokenize`` and ``/detokenize``, as in vLLM: tokens of a text or conversation, and back.
+
+No answer is generated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=schema.MA
 
 
 class TokenizeRequest(schema.ConversationRequest, kw_only=True):
-    """Either of ``prompt`` and ``messages``."""
+    """Request with either ``prompt`` or ``messages``."""
 
     prompt: str | None = None
     messages: _Messages | None = None
@@ -35,7 +36,7 @@ class DetokenizeRequest(schema.AnyRequest, kw_only=True):
 
 
 class _Tokens:
-    """What both have in common."""
+    """Common part of both APIs."""
 
     id_prefix = "tokens-"
     media_keys = openai.MEDIA_KEYS
@@ -47,7 +48,7 @@ class _Tokens:
 
 
 class Tokenize(_Tokens):
-    """See `afferent.serve.apis.api.Api`."""
+    """Tokenization; see `afferent.serve.apis.api.Api`."""
 
     name = parameters.TOKENIZE
     path = "/tokenize"
@@ -81,7 +82,7 @@ class Tokenize(_Tokens):
 
 
 class Detokenize(_Tokens):
-    """See `afferent.serve.apis.api.Api`."""
+    """Detokenization; see `afferent.serve.apis.api.Api`."""
 
     name = parameters.DETOKENIZE
     path = "/detokenize"
@@ -119,7 +120,7 @@ def text_body(rendered: Rendered) -> dict[str, Any]:
 
 
 class _NoReply:
-    """See `afferent.serve.flow.call.Reply`. Nothing is generated."""
+    """Empty answer, as no answer is generated; see `afferent.serve.flow.call.Reply`."""
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         return {}
