@@ -484,8 +484,8 @@ LAST_ANSWERS = {
 
 
 @pytest.mark.parametrize("name", LAST_ANSWERS)
-def test_last_answer_that_is_taken_slowly_is_whole(hasty_host: Host, name: str) -> None:
-    with hasty_host.connect_with_little_room(LAST_ANSWERS[name]) as sock:
+def test_last_answer_that_is_taken_slowly_is_whole(host: Host, name: str) -> None:
+    with host.connect_with_little_room(LAST_ANSWERS[name]) as sock:
         start, answer = time.monotonic(), b""
         while data := sock.recv(64 * KiB):
             answer += data
