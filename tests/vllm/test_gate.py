@@ -165,18 +165,19 @@ def grown_nbytes(server: Server, *, seed: int) -> int:
     urls = [data_url(file + bytes([number])) for number in range(16) for file in files]
     process = api_server(server)
 
-    def ask(url: str) -> int:
+    def ask(url: str) -> tuple[int, str]:
         asked = body(url, max_tokens=1, **BYTES)
-        return httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=600).status_code
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=600)
+        return answer.status_code, "" if answer.status_code == 200 else answer.text
 
-    assert ask(urls[0]) == 200
+    assert ask(urls[0]) == (200, "")
     before = most = process.memory_full_info().uss
     with ThreadPoolExecutor(NUM_REQUESTS) as threads:
         asked = [threads.submit(ask, url) for url in urls[:NUM_REQUESTS]]
         while not all(each.done() for each in asked):
             most = max(most, process.memory_full_info().uss)
             time.sleep(0.05)  # how often it is looked at
-        assert {each.result() for each in asked} == {200}
+        assert {each.result() for each in asked} == {(200, "")}
     return int(most - before)
 
 
