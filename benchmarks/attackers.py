@@ -30,12 +30,12 @@ _SENT_NBYTES = 400_000
 _numbers = itertools.count()
 
 
-def small_image(seed: int) -> bytes:
-    """A PNG of 300 x 200 that nobody has seen."""
+def small_image(seed: int, width: int = 300, height: int = 200) -> bytes:
+    """A PNG that no server has seen."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (10, 15, 3), np.uint8)
     out = io.BytesIO()
-    Image.fromarray(coarse).resize((300, 200)).save(out, "PNG", compress_level=1)
+    Image.fromarray(coarse).resize((width, height)).save(out, "PNG", compress_level=1)
     return out.getvalue()
 
 
@@ -262,7 +262,7 @@ HOSTED: Final = {"dripping URLs": _drip, "redirect loops": _redirect}
 KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
     "8 answers, read": functools.partial(_send_streams, num=4, n=8, is_read=True),
     "8 answers, unread": functools.partial(_send_streams, num=4, n=8, is_read=False),
-    "128 images": _with(lambda: small_image(0), "png", 128),
+    "128 images": _with(lambda: small_image(0, 112, 112), "png", 128),
     "8 photos": _with(lambda: _photo(1400, 1400, 75), "jpeg", 8),
     "schema bombs": lambda url: _repeat(url, _bomb),
     "large PNGs": _with(_large_png, "png", 4),
