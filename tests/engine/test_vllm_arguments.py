@@ -29,6 +29,7 @@ class Serve:
         parser.add_argument("--enable-mm-embeds", action="store_true")
         parser.add_argument("--mm-processor-kwargs")
         parser.add_argument("--root-path")
+        parser.add_argument("--tokens-only", action="store_true")
         parser.add_argument("--max-model-len", type=int)
 def cmd_init():
     return [Serve()]
@@ -70,10 +71,18 @@ def test_every_spelling_counts(python: str, text: str, names: set[str]) -> None:
     assert arguments.changed(python, text) == names
 
 
-@pytest.mark.parametrize("text", ["--enable_mm_embeds", "--enable-mm-emb"])
-def test_a_way_around_the_limits_is_refused(python: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("--enable_mm_embeds", "--enable-mm-embeds"),
+        ("--enable-mm-emb", "--enable-mm-embeds"),
+        ("--tokens_only", "--tokens-only"),
+        ("--tokens-on", "--tokens-only"),
+    ],
+)
+def test_a_way_around_the_limits_is_refused(python: str, text: str, name: str) -> None:
     settings = VllmSettings(engine_args=text, engine_python=python)
-    with pytest.raises(ConfigError, match="--enable-mm-embeds would lead around"):
+    with pytest.raises(ConfigError, match=f"{name} would lead around"):
         VllmUpstream().check(SHAPES, settings)
 
 
