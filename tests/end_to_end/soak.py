@@ -34,6 +34,7 @@ from tests.server import Server, ask, data_url, wait_until
 MOST_GROWTH_NBYTES = 4_000_000
 _NUM_CLIENTS = 4
 _NUM_SAMPLES = 120
+_NUM_REPORTS = 12
 _TIMEOUT_S = 120.0
 
 
@@ -222,6 +223,9 @@ def main() -> int:
                 due_s = start_s + given.minutes * 60 * number / _NUM_SAMPLES
                 time.sleep(max(0.0, due_s - time.monotonic()))
                 sample(server, found)
+                if number % (_NUM_SAMPLES // _NUM_REPORTS) == 0:
+                    minutes = given.minutes * number / _NUM_SAMPLES
+                    print(f"{minutes:.0f} of {given.minutes:.0f} minutes", file=sys.stderr)
         finally:
             load.stop()
         wait_until(lambda: server.metric("afferent_requests_in_flight") == 0)
