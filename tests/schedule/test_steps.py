@@ -270,9 +270,19 @@ def test_step_encodes_within_the_rows_that_its_engine_asks_for() -> None:
     add(scheduler, "a", 12, *(item(b"a%d" % n, 4 * n, 4) for n in range(3)))
     found = scheduler.next_step(num_embeds=1)
     assert found.encode == [Encode("a", 0, b"a0")], "one item, however large"
-    assert found.prefill == [Chunk("a", 0, 4, False)]
+    assert found.prefill == [], "a chunk of four tokens waits for more items"
     found = scheduler.next_step(num_embeds=8)
     assert found.encode == [Encode("a", 1, b"a1"), Encode("a", 2, b"a2")]
+    assert found.prefill == [Chunk("a", 0, 12, True)]
+
+
+def test_chunk_is_computed_once_it_is_long_enough() -> None:
+    scheduler = scheduler_with(max_num_batched_tokens=16)
+    add(scheduler, "a", 16, *(item(b"a%d" % n, 2 * n, 2) for n in range(8)))
+    found = [scheduler.next_step(num_embeds=2) for _ in range(8)]
+    assert all(len(each.encode) == 1 for each in found)
+    chunks = [(chunk.start, chunk.num_tokens) for each in found for chunk in each.prefill]
+    assert chunks == [(0, 4), (4, 4), (8, 4), (12, 4)], "a quarter of a step at least"
 
 
 def test_rows_of_a_step_go_to_the_request_that_is_next() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from afferent.schedule.allotment import Allotment
 from afferent.schedule.encoder_cache import EncoderCache, Plan
 from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Sequence
 from afferent.schedule.step import Chunk, Encode, EncoderInput, Limits
+
+_LEAST_CHUNK: Final = 128
+"""Tokens of a chunk that ends because more items could not be encoded in its step."""
 
 
 class StepBuilder:
@@ -45,6 +49,7 @@ class StepBuilder:
         self._embeds_left = num_embeds
         self._lacks_room = False
         self._lacks_kv = False
+        self._lacks_rows = False
         self.encode: list[Encode] = []
         self.prefill: list[Chunk] = []
         self.decode: list[str] = []
@@ -107,8 +112,9 @@ class StepBuilder:
         end = start + room
         if not self._limits.can_split_items:
             end = sequence.index.whole_before(start, end)
+        wanted, self._lacks_rows = end, False
         end = self._acquire_window(sequence, start, end)
-        if end == start:
+        if end == start or (end < wanted and self._is_put_off(end - start)):
             return False
         self._kv.grow(sequence, end)
         self._tokens_left -= end - start
@@ -118,6 +124,13 @@ class StepBuilder:
         self.prefill.append(Chunk(sequence.id, start, end - start, samples))
         self.advanced.append(sequence)
         return True
+
+    def _is_put_off(self, num_tokens: int) -> bool:
+        """Whether a chunk waits for more items: it is short, and ends where the step's rows did. A
+        step has costs of its own, however few tokens it computes.
+        """
+        least = min(_LEAST_CHUNK, self._limits.max_num_batched_tokens // 4)
+        return self._lacks_rows and not self._lacks_room and num_tokens < least
 
     def _kv_room(self, sequence: Sequence, least: int = 1) -> int:
         """Return the positions that fit; preempt later sequences to fit the first ``least``."""
@@ -158,6 +171,7 @@ class StepBuilder:
         if plan.needs_encode:
             reserved = self._allotment.num_rows
             if plan.num_embeds > self._embeds_left - reserved and (self.encode or reserved > 0):
+                self._lacks_rows = True
                 return False
             self._embeds_left -= plan.num_embeds
             self.work[sequence.id] += plan.num_embeds

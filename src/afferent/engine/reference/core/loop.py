@@ -24,7 +24,7 @@ from afferent.engine.reference.asked_form import form_of
 from afferent.engine.reference.core.forms import Forms
 from afferent.engine.reference.core.pins import Grids, Pins, Wanted
 from afferent.engine.reference.core.ranks import Ranks
-from afferent.engine.reference.core.step_budget import StepBudget
+from afferent.engine.reference.core.step_budget import ALONE_S, STEP_S, StepBudget
 from afferent.engine.remote import messages as remote
 from afferent.errors import AfferentError, ConnectionClosed, FormatError, InternalError, WorkerDied
 from afferent.runtime import wire
@@ -71,8 +71,8 @@ class EngineLoop:
         self._ranks, self._pins, self._forms, self._stats = ranks, pins, forms, stats
         self._info = ranks.info
         self._scheduler = Scheduler(limits)
-        self._rows_budget = StepBudget(1)
-        self._decodes_budget = StepBudget(limits.most_decodes)
+        self._row_budget = StepBudget(1)
+        self._decode_budget = StepBudget(limits.most_decodes)
         self._requests: dict[str, _Running] = {}
         self._numbers = itertools.count(1)
         self._stirred = asyncio.Event()
@@ -185,8 +185,15 @@ class EngineLoop:
     # Steps
 
     def _next_step(self) -> Step:
-        num_decodes = max(_LEAST_DECODES, self._decodes_budget.num)
-        return self._scheduler.next_step(num_embeds=self._rows_budget.num, num_decodes=num_decodes)
+        is_alone = self._scheduler.num_running + self._scheduler.num_waiting <= 1
+        return self._scheduler.next_step(
+            num_embeds=self._row_budget.num_within(ALONE_S if is_alone else STEP_S),
+            num_decodes=self._most_decodes,
+        )
+
+    @property
+    def _most_decodes(self) -> int:
+        return max(_LEAST_DECODES, self._decode_budget.num_within(STEP_S))
 
     async def _do(self, step: Step) -> None:
         self._stats.num_steps += 1
@@ -215,8 +222,8 @@ class EngineLoop:
         self._stats.num_decode_tokens += len(decode)
         start_s = time.monotonic()
         answers = await self._ranks.do(work)
-        if not prefill and len(decode) >= self._decodes_budget.num:
-            self._decodes_budget.measured(len(decode), time.monotonic() - start_s)
+        if not prefill and len(decode) >= self._most_decodes:
+            self._decode_budget.measured(len(decode), time.monotonic() - start_s)
         self._take(work, answers)
 
     async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
@@ -241,7 +248,7 @@ class EngineLoop:
             )
             start_s = time.monotonic()
             answers = await self._ranks.do(work)
-            self._rows_budget.measured(_num_rows(wanted, held.items), time.monotonic() - start_s)
+            self._row_budget.measured(_num_rows(wanted, held.items), time.monotonic() - start_s)
         finally:
             if lease:
                 self._pins.let_go(lease)

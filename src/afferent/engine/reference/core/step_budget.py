@@ -6,27 +6,26 @@ from typing import Final
 
 STEP_S: Final = 0.025
 """For the encoder's part of a step, and for the answers' part: together they take 50 ms at most."""
+ALONE_S: Final = 0.05
+"""For the encoder's part of a step while one request is served."""
 _WEIGHT: Final = 0.2
 """Of the newest measurement in the mean."""
 
 
 class StepBudget:
-    """Units of work (rows, tokens) that are expected to take `STEP_S`, by a moving mean of their
-    time.
-    """
+    """Speed of one kind of work (rows, tokens), by a moving mean of the time of a unit."""
 
     def __init__(self, first: int) -> None:
-        """``first``: the budget before the first measurement."""
+        """``first``: units of a step before the first measurement."""
         self._first = first
         self._unit_s: float | None = None
 
-    @property
-    def num(self) -> int:
-        """Units for the next step, one at least."""
-        return self._first if self._unit_s is None else max(1, int(STEP_S / self._unit_s))
+    def num_within(self, seconds: float) -> int:
+        """Return the units that are expected to take so long, one at least."""
+        return self._first if self._unit_s is None else max(1, int(seconds / self._unit_s))
 
     def measured(self, num: int, seconds: float) -> None:
-        """Take the time that so many units took."""
+        """Record the time that so many units took."""
         if num > 0:
             unit_s = max(seconds / num, 1e-9)
             before = unit_s if self._unit_s is None else self._unit_s
