@@ -29,6 +29,7 @@ CHECKED: Final = (
     "README.md",
     "docs/architecture.md",
     "docs/index.md",
+    "docs/vllm.md",
     "src/afferent/schedule",
     "src/afferent/quota",
     "src/afferent/admit",
