@@ -28,7 +28,9 @@ _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunct
 CHECKED: Final = (
     "README.md",
     "docs/architecture.md",
+    "docs/gate.md",
     "docs/index.md",
+    "docs/tier.md",
     "docs/vllm.md",
     "src/afferent/schedule",
     "src/afferent/quota",
