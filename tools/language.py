@@ -30,6 +30,7 @@ CHECKED: Final = (
     "docs/architecture.md",
     "docs/gate.md",
     "docs/index.md",
+    "docs/security.md",
     "docs/tier.md",
     "docs/vllm.md",
     "src/afferent/schedule",
