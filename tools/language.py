@@ -31,6 +31,7 @@ CHECKED: Final = (
     "docs/gate.md",
     "docs/index.md",
     "docs/security.md",
+    "docs/store.md",
     "docs/tier.md",
     "docs/vllm.md",
     "src/afferent/schedule",
