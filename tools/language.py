@@ -32,6 +32,7 @@ CHECKED: Final = (
     "docs/index.md",
     "docs/security.md",
     "docs/store.md",
+    "docs/tenants.md",
     "docs/tier.md",
     "docs/vllm.md",
     "src/afferent/schedule",
