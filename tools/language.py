@@ -22,7 +22,9 @@ _ROOT: Final = Path(__file__).parent.parent
 _FIRST: Final = re.compile(
     r"(What|Who|Whose|Whom|Of|How|Where|Which|Nobody|Everybody|Somebody|Whoever|Whatever)\b"
 )
-_PRONOUN: Final = re.compile(r"\b(nobody|everybody|somebody|whoever|whatever)\b", re.IGNORECASE)
+_PRONOUN: Final = re.compile(
+    r"(?<!-)\b(nobody|everybody|somebody|whoever|whatever)\b(?!-)", re.IGNORECASE  # not in file names
+)
 _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 CHECKED: Final = (
@@ -34,6 +36,7 @@ CHECKED: Final = (
     "docs/store.md",
     "docs/tenants.md",
     "docs/tier.md",
+    "docs/troubleshooting.md",
     "docs/vllm.md",
     "src/afferent/schedule",
     "src/afferent/quota",
