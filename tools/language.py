@@ -32,6 +32,7 @@ CHECKED: Final = (
     "docs/architecture.md",
     "docs/gate.md",
     "docs/index.md",
+    "docs/library.md",
     "docs/security.md",
     "docs/store.md",
     "docs/tenants.md",
