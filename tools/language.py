@@ -23,7 +23,8 @@ _FIRST: Final = re.compile(
     r"(What|Who|Whose|Whom|Of|How|Where|Which|Nobody|Everybody|Somebody|Whoever|Whatever)\b"
 )
 _PRONOUN: Final = re.compile(
-    r"(?<!-)\b(nobody|everybody|somebody|whoever|whatever)\b(?!-)", re.IGNORECASE  # not in file names
+    r"(?<!-)\b(nobody|everybody|somebody|whoever|whatever)\b(?!-)",
+    re.IGNORECASE,  # hyphens: not in the names of files
 )
 _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
