@@ -31,6 +31,7 @@ _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunct
 CHECKED: Final = (
     "README.md",
     "docs/architecture.md",
+    "docs/engine.md",
     "docs/gate.md",
     "docs/index.md",
     "docs/library.md",
@@ -40,6 +41,7 @@ CHECKED: Final = (
     "docs/tier.md",
     "docs/troubleshooting.md",
     "docs/vllm.md",
+    "docs/writing-an-engine.md",
     "src/afferent/schedule",
     "src/afferent/quota",
     "src/afferent/admit",
