@@ -36,6 +36,7 @@ CHECKED: Final = (
     "docs/index.md",
     "docs/library.md",
     "docs/live-page.md",
+    "docs/metrics.md",
     "docs/preprocessing.md",
     "docs/scheduling.md",
     "docs/security.md",
