@@ -30,6 +30,8 @@ _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunct
 
 CHECKED: Final = (
     "README.md",
+    "docs/anthropic.md",
+    "docs/api.md",
     "docs/architecture.md",
     "docs/engine.md",
     "docs/gate.md",
@@ -38,6 +40,7 @@ CHECKED: Final = (
     "docs/live-page.md",
     "docs/metrics.md",
     "docs/preprocessing.md",
+    "docs/responses.md",
     "docs/scheduling.md",
     "docs/security.md",
     "docs/store.md",
