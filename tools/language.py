@@ -72,6 +72,7 @@ CHECKED: Final = (
     "src/afferent/store",
     "src/afferent/tier",
     "src/afferent/serve",
+    "src/afferent/http_server",
     "tools/language.py",
 )
 

@@ -1,10 +1,10 @@
-"""The engine: what any engine must offer, how one is plugged in, and the reference engine.
+"""Engine interface: the contract of all engines, the registry, and the built-in engine.
 
-For authors of engines that a server is told to use, ``afferent serve --engine MODULE:FACTORY``: an
-`EngineKind` describes the engine, its `Settings` stand beside the server's, and each of its
-processes is a `ChildProcess`. `RemoteKind` and `EngineHost` put any `afferent.Engine` into a
-process of its own. What it counts it declares by `counter` and its like. `to_tree` describes the
-items of vLLM's processors as trees that a store takes.
+This package is for authors of engines that a server loads by ``afferent serve --engine
+MODULE:FACTORY``. An `EngineKind` describes the engine; its `Settings` stand beside the server's;
+each of its processes is a `ChildProcess`. `RemoteKind` and `EngineHost` run any `afferent.Engine`
+in a process of its own. An engine declares its metrics by `counter` and its like. `to_tree`
+describes the items of vLLM's processors as trees that a store takes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Embeddings that others have made, brought into the arena before an engine looks for them there.
+"""Embedding prefetcher: fetches embeddings into the arena before an engine looks them up there.
 
-They may be in a tier, where another node has left them. Whoever accepts a request has them fetched;
-the engine looks for embeddings as ever, and encodes what is not there. So nothing ever depends on
-this, and no process of an engine talks to a network.
+The embeddings may be in a tier, where another node has left them. The process that accepts a
+request fetches them. The engine looks up embeddings as usual, and encodes missing ones. So nothing
+depends on the prefetcher, and no process of an engine talks to a network.
 
-An encoder of an engine that is not ours says in the store which one it is (`announce`).
+The encoder of a plugged-in engine announces itself in the store (`announce`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from afferent.types import ContentKey, KeyBytes, KiB, NonNegative, ObjectKind, S
 log = logging.getLogger(__name__)
 
 LONGEST_FETCH_S: Final = 10.0
-"""Who has waited for so long goes on without: the tier has its own, shorter limits."""
+"""Longest wait of a request for its embeddings: the tier has its own, shorter limits."""
 _BESIDE_ROWS_NBYTES = 16 * KiB
-"""What a block of embeddings has beside its rows."""
+"""Upper bound of the bytes of a block of embeddings besides its rows."""
 _ENCODE_ROW_US = 50
-"""About what an encoder takes for a row, until one has been measured by what talks to the tier."""
+"""Approximate encoder time of a row, used until the tier process has measured one."""
 _LOOK_AGAIN_S = 1.0
 _RECORD: Final = ContentKey(keys.frame(b"afferent/encoder/v1"))
 _MAX_RECORD_NBYTES = 64
 
 
 class Encoder(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Whose embeddings.
+    """Identity of an encoder, whose embeddings are looked up.
 
     Attributes:
-        weights: Digest of all that shapes them besides an item's features.
-        row_nbytes: Of one row, the layers that go with it included.
+        weights: Digest of everything that shapes the embeddings besides an item's features.
+        row_nbytes: Bytes of one row, including its further layers.
     """
 
     weights: KeyBytes
@@ -54,15 +54,15 @@ _decoder = msgspec.msgpack.Decoder(Encoder)
 
 
 def announce(store: Store, encoder: Encoder, *, is_first: bool) -> None:
-    """Say in a store, which may have been started again, whose embeddings are looked for there.
+    """Announce in a store, which may have been restarted, which encoder's embeddings are looked up.
 
     Args:
-        store: Writable.
-        encoder: This process's.
-        is_first: Another one that is named there is no more.
+        store: A writable store.
+        encoder: This process's encoder.
+        is_first: Replace another encoder that is announced there.
 
     Raises:
-        AfferentError: It can't be said now.
+        AfferentError: The encoder can't be announced now.
     """
     request = "encoder"
     try:
@@ -83,7 +83,12 @@ def announce(store: Store, encoder: Encoder, *, is_first: bool) -> None:
 
 
 class Ahead:
-    """Has embeddings fetched, for one process that accepts requests."""
+    """Embedding prefetcher of one process that accepts requests.
+
+    Invariants:
+        - Each fetch has its own lease, which is released at its end.
+        - The announced encoder is looked up at most once a second.
+    """
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         self._store = store
@@ -92,7 +97,7 @@ class Ahead:
         self._looked_s = float("-inf")
 
     async def fetch_announced(self, num_rows: Mapping[ContentKey, int]) -> list[Span]:
-        """`fetch`, for the encoder that is announced; nothing, while none is."""
+        """Call `fetch` for the announced encoder; do nothing while none is announced."""
         lease = self._new_lease()
         try:
             encoder = await self._find_announced(lease)
@@ -104,16 +109,16 @@ class Ahead:
             self._store.forget(lease)
 
     async def fetch(self, num_rows: Mapping[ContentKey, int], encoder: Encoder) -> list[Span]:
-        """Wait until what others have of these items' embeddings is here, if it comes in time.
+        """Fetch the embeddings of these items, and wait until they are here, within the time limit.
 
-        It never fails: what does not come is encoded.
+        It never fails: the engine encodes the items that did not come.
 
         Args:
-            num_rows: Of each item, by the key of its features.
-            encoder: Whose embeddings.
+            num_rows: Rows of each item, by the key of its features.
+            encoder: The encoder of the embeddings.
 
         Returns:
-            What was done for it.
+            The spans of the fetches.
         """
         lease = self._new_lease()
         try:
@@ -153,7 +158,7 @@ class Ahead:
         return [span for outcome in came for span in outcome.spans]
 
     async def _find_announced(self, lease: str) -> Encoder | None:
-        """As it was said last; nobody is asked again within a second."""
+        """Return the announced encoder; the store is asked at most once a second."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_AGAIN_S:
             self._looked_s = now_s

@@ -1,13 +1,13 @@
-"""How an engine is chosen, started and reached: what a server asks of an engine's package.
+"""Contract between a server and an engine's package: how an engine is chosen, started and reached.
 
 ``afferent serve --engine NAME`` finds a description (`afferent.engine.registry`), checks it, counts
 its memory, and starts its processes; each frontend connects to them. A description is a subclass of
-`EngineKind`. It is imported by the supervisor and by each frontend, so its module imports neither
-torch nor anything else that takes long: what does belongs into the processes that it names.
+`EngineKind`. The supervisor and each frontend import it, so its module imports neither torch nor
+anything else that takes long: slow imports belong into the processes that it names.
 
-`Backend` is what any description says of its start. An `EngineKind` adds how frontends get an
-`Engine`, which takes token ids and handles; an `UpstreamKind`, how they get an `Upstream`: a server
-with an API of its own, which a request is passed on to.
+`Backend` has the part of a description that concerns the start. An `EngineKind` adds how frontends
+get an `Engine`, which takes token ids and handles. An `UpstreamKind` adds how they get an
+`Upstream`: a server with its own API, to which requests are forwarded.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ LinkT = TypeVar("LinkT", bound=Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSite:
-    """Where an engine is to run.
+    """Environment in which an engine runs.
 
     Attributes:
-        model_folder: The weights' and the tokenizer's.
-        model_name: As clients call it, and as answers do.
-        family: What features are made for the model; ``None`` if there are none, which an upstream
-            may do without.
-        store_address: Each of the engine's processes that looks at features connects there.
-        shares: What part of the arena each kind of object has.
-        left_nbytes: Memory that is left to the server beside the arena, all processes, and what
-            the engine has reserved; an engine may divide it as it likes.
-        has_tier: Whether there is something beyond this machine to look for embeddings in.
-        aliases: Other names that clients may call the model by.
+        model_folder: Folder of the weights and the tokenizer.
+        model_name: The model's name in requests and answers.
+        family: The model's family; ``None`` if no features are made for the model, which an
+            upstream may do without.
+        store_address: Address of the store, for each process of the engine that reads features.
+        shares: The region share of each kind of object in the arena.
+        left_nbytes: Memory that is left to the server beside the arena, all processes, and the
+            bytes that the engine has reserved; an engine may divide it as it likes.
+        has_tier: Whether a tier beyond this machine may have embeddings.
+        aliases: Other names of the model that clients may use.
     """
 
     model_folder: Path
@@ -61,7 +61,8 @@ class EngineSite:
 
     @property
     def needed_family(self) -> AnyFamily:
-        """
+        """Return the family.
+
         Raises:
             UnsupportedModel: No features are made for the model.
         """
@@ -72,23 +73,25 @@ class EngineSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcess:
-    """A process of an engine: ``python -m module FD``, started again whenever it ends.
+    """Process of an engine: ``python -m module FD``, restarted whenever it ends.
 
-    It reads its settings from `ChildProcess.start`, says `report(..., ready=True)` once it can be
-    used, and ends on SIGTERM. What is no Python module is the child of one that watches it. A
-    process that ends because one that it works with is gone does so with `LOST_PARTNERS`; any other
-    end before it was ready counts as a failed start, of which the server takes three. One that
-    beats (`ChildProcess.keep_beating`) is killed and started again when it does so no more.
+    - It reads its settings from `ChildProcess.start`, calls `report(..., ready=True)` once it is
+      usable, and ends on SIGTERM.
+    - A program that is no Python module is the child of one that watches it.
+    - A process that ends because a partner process is gone ends with `LOST_PARTNERS`. Any other end
+      before it was ready counts as a failed start; the server takes three of these.
+    - A process that sends heartbeats (`ChildProcess.keep_beating`) is killed and restarted when
+      they stop.
 
     Attributes:
-        name: In log lines; no other process of the server has it.
-        module: What ``python -m`` runs.
-        settings: What it is told at each start.
-        fds: Descriptors that it inherits, under the same numbers. They are the server's from now
-            on, which keeps them open for the next start.
+        name: Its name in log lines; no other process of the server has it.
+        module: The module that ``python -m`` runs.
+        settings: The settings that it gets at each start.
+        fds: Descriptors that it inherits, under the same numbers. The server owns them from now on,
+            and keeps them open for the next start.
         env: Added to its environment, which has none of the server's own settings.
-        watches: Processes of its own that it beats for (`ChildProcess.beat`), as long as it sees
-            them go on: ``/ready`` names those that do not. To end them is its own business.
+        watches: Child processes for which it sends heartbeats (`ChildProcess.beat`) as long as they
+            make progress: ``/ready`` names those that hang. The process itself ends them.
     """
 
     name: str
@@ -101,16 +104,16 @@ class EngineProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan(Generic[LinkT]):
-    """What a server starts for an engine.
+    """Processes and addresses of an engine.
 
     Attributes:
-        processes: In the order in which they are started; none for an engine that runs elsewhere,
-            or in the frontends.
-        link: All that a frontend has to know to reach it: addresses, and secrets of this start.
+        processes: The processes in the order of their start; none for an engine that runs
+            elsewhere, or in the frontends.
+        link: All that a frontend needs to reach the engine: addresses, and secrets of this start.
         notes: Lines for the operator.
-        files: What is removed when the server ends.
-        start_timeout_s: How long ``afferent restart engine`` waits until its processes are ready;
-            those that are not are then killed, and started again.
+        files: Files that are removed when the server ends.
+        start_timeout_s: Time that ``afferent restart engine`` waits until its processes are ready;
+            the others are then killed, and restarted.
     """
 
     processes: tuple[EngineProcess, ...]
@@ -122,11 +125,11 @@ class EnginePlan(Generic[LinkT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A frontend that wants to reach the engine.
+    """Frontend that connects to the engine.
 
     Attributes:
-        name: New for each process.
-        store_address: Where it and the engine find the store.
+        name: The frontend's name, new for each process.
+        store_address: The store's address, for the frontend and the engine.
     """
 
     name: str
@@ -134,14 +137,14 @@ class Caller:
 
 
 class Backend(ABC, Generic[SettingsT, LinkT]):
-    """What answers requests, as far as it has to be started. It is made without arguments.
+    """Program that answers requests, as far as it must be started. It is created without arguments.
 
     Attributes:
-        name: What it calls itself.
-        summary: What it is for, in a few words; the server says so at its start.
-        settings_type: Settings of its own, which stand beside the server's: as flags, variables and
+        name: Its name.
+        summary: Its purpose, in a few words; the server prints it at its start.
+        settings_type: Its own settings, which stand beside the server's: as flags, variables and
             keys of the file.
-        link_type: What frontends are told, from the supervisor's process to theirs.
+        link_type: Type of the link that the supervisor's process sends to frontends.
         resize_rule: How a model's own processor resizes in this engine's environment.
     """
 
@@ -152,7 +155,7 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
     resize_rule: ClassVar[ResizeRule] = "pillow"
 
     def check(self, model_folder: Path, settings: SettingsT) -> None:
-        """Refuse what can be refused before a process is started.
+        """Refuse unusable models and settings before a process is started.
 
         Raises:
             ConfigError: The engine can't run this model, or not with these settings.
@@ -160,49 +163,51 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
         """
 
     def needs_weights(self, settings: SettingsT) -> bool:
-        """Whether the folder has to have the model's weights; a hub's are downloaded then."""
+        """Whether the folder must have the model's weights; they are downloaded from a hub then."""
         return True
 
     @abstractmethod
     def reserved_nbytes(self, model_folder: Path, settings: SettingsT) -> int:
-        """The machine's memory that its processes take whatever is asked of them, and keep for
-        what requests leave behind; the arena is fitted in beside it.
+        """Return the machine's memory that its processes take regardless of the load, and retain
+        for finished requests; the arena gets a part of the rest.
         """
 
     @abstractmethod
     def plan(self, site: EngineSite, settings: SettingsT) -> EnginePlan[LinkT]:
-        """Which processes to start, and how they are reached. Called once, in the supervisor; of
-        an `EngineKind` by ``afferent config check``, too: it makes what ends with its caller.
+        """Return the processes to start, and the link to them.
+
+        It is called once, in the supervisor; for an `EngineKind` also by ``afferent config check``:
+        all that it creates ends with its caller.
 
         Raises:
-            ConfigError: What `check` could not see.
+            ConfigError: An error that `check` could not find.
         """
 
 
 class EngineKind(Backend[SettingsT, LinkT]):
-    """A backend that takes token ids and handles."""
+    """Backend that takes token ids and handles."""
 
     @abstractmethod
     def connect(self, link: LinkT, caller: Caller) -> AbstractAsyncContextManager[Engine]:
-        """The engine as this frontend sees it, for as long as the context lasts.
+        """Return the engine as this frontend sees it, for as long as the context lasts.
 
-        It is entered before the engine's processes are ready, and does not wait for them:
-        `Engine.info` is ``None`` until then. It sees to it that a lost connection comes back.
+        The context is entered before the engine's processes are ready, and does not wait for them:
+        `Engine.info` is ``None`` until then. It reconnects after a lost connection.
         """
 
 
 class UpstreamKind(Backend[SettingsT, LinkT]):
-    """A backend with an API of its own: chat templates, tokens and answers are its own."""
+    """Backend with its own API: it has its own chat templates, tokens and answers."""
 
     @abstractmethod
     def takes_features(self, model_folder: Path, settings: SettingsT) -> bool:
-        """Whether features that are made here may stand for media of this model; if not, it gets
-        them as they came.
+        """Whether features that are made here may replace the media of this model; if not, the
+        upstream gets the media as they came.
         """
 
     @abstractmethod
     def connect(self, link: LinkT, caller: Caller) -> AbstractAsyncContextManager[Upstream]:
-        """The upstream as this frontend sees it, for as long as the context lasts.
+        """Return the upstream as this frontend sees it, for as long as the context lasts.
 
-        It is entered before the upstream is ready, and does not wait for it.
+        The context is entered before the upstream is ready, and does not wait for it.
         """

@@ -1,8 +1,8 @@
-"""An engine's metrics: what its `EngineStats` say, by the names that it has outside.
+"""Metrics of an engine: the values of its `EngineStats`, by their public names.
 
-An engine that counts more declares that where it counts (`afferent.telemetry.registry`): in the
+An engine declares its further metrics where it counts (`afferent.telemetry.registry`): in the
 frontend's process, or in one of its own that pushes its counts to the store
-(`afferent.telemetry.pushing`). It is on the same page, and nothing has to be changed here.
+(`afferent.telemetry.pushing`). They appear on the same page, without a change here.
 """
 
 from __future__ import annotations
@@ -80,6 +80,6 @@ _ENCODED: Observed[int] = observed(
 
 
 def engine_readings(stats: EngineStats) -> list[Reading]:
-    """All of them, since the engine was started and as they are now."""
+    """Return all counts since the engine was started, and all current values."""
     encoded = {str(rank): number for rank, number in enumerate(stats.num_encoded)}
     return [*(metric.reading(stats) for metric in _OF_ENGINE), _ENCODED.reading_by(encoded)]

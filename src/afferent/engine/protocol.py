@@ -1,10 +1,9 @@
-"""What an engine must offer to be put behind Afferent's frontends.
+"""Interface of an engine behind Afferent's frontends.
 
-A request arrives as token ids and `Item`s: handles of sealed features, with the placeholder each
-one fills. The engine pins the handles under its own connection to the store and says `Accepted`;
-from then on the frontend holds nothing for the request. How to write an engine:
-`docs/writing-an-engine.md`; whether it keeps what is promised here:
-`afferent.testing.engine_conformance`.
+A request arrives as token ids and `Item`s: handles of sealed features, with the placeholder that
+each one fills. The engine pins the handles under its own connection to the store and sends
+`Accepted`; from then on the frontend pins nothing for the request. `docs/writing-an-engine.md`
+describes how to write an engine; `afferent.testing.engine_conformance` tests one.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from afferent.types import Item, Modality, NonNegative, RequestId, Sampling, Spa
 
 
 class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an engine is asked.
+    """Request to an engine.
 
     Attributes:
-        request_id: Used once; only a request that was refused may come again under its own.
-        token_ids: The prompt, with a token in each place that an item fills.
-        items: In prompt order.
+        request_id: An id that is used once; only a refused request may come again under its own.
+        token_ids: The prompt, with a token in each position that an item fills.
+        items: The items in prompt order.
         sampling: How the answer's tokens are chosen.
-        share: Whose it is, for an engine that divides its steps fairly; with
-            `afferent.schedule.Scheduler` that is to pass it on.
+        share: The tenant and its weight, for an engine that divides its steps fairly; with
+            `afferent.schedule.Scheduler` the engine passes it on.
         answer_of: The request that this one answers, where several answer one (``n`` above 1): an
             engine that divides its steps fairly counts them as one. Empty: it stands alone.
     """
@@ -44,15 +43,15 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Accepted(Struct, frozen=True):
-    """The engine holds its own pins now."""
+    """The engine has its own pins now."""
 
 
 class Tokens(Struct, frozen=True):
-    """The next tokens of the answer.
+    """Next tokens of the answer.
 
     Attributes:
-        token_ids: At least one.
-        spans: What has been added to the request's trace; may be empty.
+        token_ids: At least one token.
+        spans: New spans of the request's trace; may be empty.
         logprobs: An entry for each token if the request asked for them, and none otherwise.
     """
 
@@ -62,12 +61,13 @@ class Tokens(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """The end of the answer.
+    """End of the answer.
 
     Attributes:
         reason: ``stop`` after a token that ends the answer, ``length`` after ``max_tokens``.
         spans: The rest of the request's trace; may be empty.
-        token_id: The token that ended it, which is not said before; ``None``: none, or not told.
+        token_id: The token that ended the answer, which `Tokens` never contain; ``None``: no such
+            token, or not reported.
     """
 
     reason: Literal["stop", "length"]
@@ -79,7 +79,7 @@ EngineEvent = Accepted | Tokens | Finished
 
 
 class Chosen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The token that a step chose for a sequence."""
+    """Token that a step chose for a sequence."""
 
     sequence_id: RequestId
     token_id: int
@@ -87,7 +87,7 @@ class Chosen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 SamplingField = Literal["temperature", "top_p", "top_k", "seed", "num_logprobs"]
-"""What an engine is taken to do unless it says that it doesn't."""
+"""Fields that an engine supports unless its `EngineInfo` lists them as unsupported."""
 
 SamplingExtra = Literal[
     "min_p",
@@ -101,31 +101,32 @@ SamplingExtra = Literal[
     "regex",
     "choice",
 ]
-"""What no engine is taken to do unless it says so."""
+"""Fields that an engine supports only if its `EngineInfo` lists them."""
 
 
 class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What frontends have to know of the engine's model. A value that they could not read is a
-    `ConfigError` where it is made.
+    """Properties of the engine's model that frontends need. A value that frontends could not decode
+    raises a `ConfigError` in the constructor.
 
     Attributes:
         max_model_len: Most tokens of a prompt and its answer.
-        eos_token_ids: Those that end an answer.
+        eos_token_ids: Tokens that end an answer.
         embed_nbytes: Bytes of one row of embeddings, all its layers together.
         can_split_items: Whether a chunk of prompt may end inside an item; not where an item attends
             to itself.
         cross_attention: An encoder-decoder model: its items are beside the prompt, at offset 0.
         kv_token_nbytes: This machine's memory that a token of a running request may take, in all
-            workers together; 0: none, or not said.
-        modalities: What its items may be, of what the model's family makes features of.
-        unsupported: Fields of `Sampling` that it can't do: ``temperature``, ``top_p``, ``top_k``,
-            ``seed``, ``num_logprobs``. Frontends refuse requests that ask for them, so that it
-            never gets one that does.
-        supported: Fields of `Sampling` that it does besides: ``min_p``, ``repetition_penalty``,
+            workers together; 0: none, or unknown.
+        modalities: Modalities of its items, among those of the model's family.
+        unsupported: Fields of `Sampling` that it does not support: ``temperature``, ``top_p``,
+            ``top_k``, ``seed``, ``num_logprobs``. Frontends refuse requests that use them, so that
+            it never gets one.
+        supported: Further fields of `Sampling` that it supports: ``min_p``, ``repetition_penalty``,
             ``frequency_penalty``, ``presence_penalty``, ``logit_bias``, ``min_tokens``,
-            ``stop_token_ids``, ``json_schema``, ``regex``, ``choice``. Requests that ask for others
-            are refused likewise.
-        vocab_size: How many tokens the model chooses from; ids beyond are refused. 0: not said.
+            ``stop_token_ids``, ``json_schema``, ``regex``, ``choice``. Requests that use others are
+            refused likewise.
+        vocab_size: Number of tokens that the model chooses from; larger ids are refused. 0:
+            unknown.
     """
 
     max_model_len: int
@@ -141,7 +142,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """All fields of `Sampling` that it can't do."""
+        """Return all fields of `Sampling` that it does not support."""
         extras = [name for name in get_args(SamplingExtra) if name not in self.supported]
         return (*self.unsupported, *extras)
 
@@ -162,25 +163,25 @@ _CHOICES: Final = {
 }
 
 
-@functools.cache  # each look at them evaluates every annotation
+@functools.cache  # `fields` evaluates every annotation at each call
 def _info_fields() -> tuple[msgspec.structs.FieldInfo, ...]:
     return msgspec.structs.fields(EngineInfo)
 
 
 class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
-    """What an engine has done since it was started, and what it does now.
+    """Counts of an engine since its start, and its current state.
 
     Attributes:
         num_waiting: Requests that wait to be run.
-        num_running: Requests that steps are done for.
+        num_running: Requests that take part in steps.
         num_steps: Steps.
         num_prompt_tokens: Positions computed in chunks, after a preemption again.
-        num_decode_tokens: Positions of answers that were computed.
-        num_preempted: Requests that had to begin again for want of room.
-        num_restarts: How often workers were lost.
+        num_decode_tokens: Computed positions of answers.
+        num_preempted: Requests that had to begin again for lack of space.
+        num_restarts: Number of times that workers were lost.
         num_embeddings_found: Items whose embeddings were in the store.
         num_encoded: Items that each worker has encoded, by rank.
-        cache_nbytes: Bytes of embeddings that each worker keeps.
+        cache_nbytes: Bytes of embeddings in each worker's cache.
     """
 
     num_waiting: int = 0
@@ -196,38 +197,39 @@ class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Engine(Protocol):
-    """An engine as a frontend sees it."""
+    """Engine as a frontend sees it."""
 
     @property
     def info(self) -> EngineInfo | None:
         """`None` while the engine can't take requests."""
 
     def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Run a request: `Accepted` once, then `Tokens`, then `Finished`.
+        """Run a request: yield `Accepted` once, then `Tokens`, then `Finished`.
 
-        Closing the iterator early aborts the request. However a request ends, the engine gives back
-        all that it held for it. The token that ends an answer is not among its tokens, unless
-        ``ignore_eos`` asks to go on; `Finished` may tell it.
+        Closing the iterator early aborts the request. However a request ends, the engine releases
+        all its pins and memory. The token that ends an answer is not among its tokens, unless
+        ``ignore_eos`` continues the answer; `Finished` may report it.
 
         Raises:
-            EngineUnavailable: The engine is not there, or went away (so may any `Unavailable` say);
-                retryable.
+            EngineUnavailable: The engine is not running, or went away (any `Unavailable` may be
+                raised); retryable.
             InvalidPlaceholders: They overlap, are not in order, or lie outside of the prompt.
-            UnsupportedParameter: The sampling asks for what this engine can't do.
-            InvalidForm: Answers of the form that it asks for can't be made; also later, where one
-                becomes too much to go on with.
+            UnsupportedParameter: The engine does not support a field of the sampling.
+            InvalidForm: The response format is impossible; also later, when an answer becomes too
+                expensive to continue.
             StaleHandle: An item's features are gone.
-            StoreRestarted: They were lost with a former life of the store.
+            StoreRestarted: They were lost when the store restarted.
         """
         ...
 
     async def stats(self) -> EngineStats | None:
-        """`None` if there are none to be had now."""
+        """Return the statistics; `None` if there are none now."""
         ...
 
 
 def check_engine(engine: object) -> None:
-    """
+    """Check that an object has all parts of `Engine`.
+
     Raises:
         ConfigError: It lacks a part of `Engine`, which the error names.
     """

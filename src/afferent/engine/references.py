@@ -1,7 +1,7 @@
-"""References: what stands in a request in the place of its media, and leads back to the arena.
+"""Media handles: signed URLs that replace media in a request, and name blocks of the arena.
 
-A reference is a URL of a few hundred bytes. It is signed, so that nobody but the server that made
-it can name a block of the arena, and it expires. Pure, but for the time.
+A reference is a URL of a few hundred bytes. Its signature proves that this server made it, so no
+client can name a block of the arena by its own; and it expires. Pure, but for the time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MAC_NBYTES = 16
 _MAX_CHARS = 16_384
 
 Run = tuple[NonNegative, Annotated[int, Meta(ge=1, le=2**31)]]
-"""A token, and how often it stands there."""
+"""A token, and the number of its repetitions."""
 
 
 class Of(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The request that a reference belongs to. After the request, it leads nowhere.
+    """Request that a reference belongs to. After the request, the reference is invalid.
 
     Attributes:
-        request: Its id.
-        index: Of the reference among those of the request.
-        number: Of its references.
+        request: The request's id.
+        index: Index of the reference among those of the request.
+        number: Number of the request's references.
     """
 
     request: str = ""
@@ -46,17 +46,18 @@ class Of(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_unknown_fields=True):
-    """An item whose features are made.
+    """Item with computed features.
 
     Attributes:
-        modality: Of the item.
-        key: Of its features.
-        handle: Where these are; pinned by who made the reference, until the answer has ended.
+        modality: Modality of the item.
+        key: Key of its features.
+        handle: The block of its features; the process that made the reference pins it until the
+            answer has ended.
         marker: The token that the chat template writes for the item.
         embed: The token that stands for each row of embeddings.
-        prompt: What takes the marker's place.
-        small: Features that are needed beside the encoder, for positions: ``image_grid_thw``.
-        expires_s: `time.time` from which on it leads nowhere.
+        prompt: Tokens that replace the marker.
+        small: Features that are needed outside the encoder, for positions: ``image_grid_thw``.
+        expires_s: `time.time` from which on the reference is invalid.
         of: The request that it belongs to.
     """
 
@@ -72,33 +73,33 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
 
     @property
     def num_embeds(self) -> int:
-        """Rows of embeddings that the encoder has to give."""
+        """Rows of embeddings that the encoder has to produce."""
         return sum(number for token, number in self.prompt if token == self.embed)
 
     @property
     def token_ids(self) -> list[int]:
-        """`prompt`, token by token."""
+        """Tokens of `prompt`, one by one."""
         return [token for token, number in self.prompt for _ in range(number)]
 
     @property
     def cache_name(self) -> str:
-        """What caches of the engine call the item.
+        """Name of the item in the engine's caches.
 
-        It names the block too: what was computed of features that turned out to be lost is never
-        found again, since those that are made in their place have another generation.
+        It names the block too: results computed from features that turned out to be lost are never
+        found again, since the features that replace them have another generation.
         """
         return f"{self.key.hex()}-{self.handle.segment:x}-{self.handle.generation:x}"
 
 
 class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown_fields=True):
-    """An item as it was sent, for an engine that decodes it itself.
+    """Item as it was sent, for an engine that decodes it itself.
 
     Attributes:
-        modality: Of the item.
-        handle: The object that its bytes are in, perhaps with others'; pinned likewise.
-        start: Where in it they begin.
-        nbytes: How many they are.
-        expires_s: `time.time` from which on it leads nowhere.
+        modality: Modality of the item.
+        handle: The object with its bytes, perhaps with others' bytes; pinned likewise.
+        start: Offset of the item's bytes in the object.
+        nbytes: Number of its bytes.
+        expires_s: `time.time` from which on the reference is invalid.
         is_frames: The bytes are the text behind ``data:video/jpeg;base64,``.
         of: The request that it belongs to.
     """
@@ -117,10 +118,10 @@ _decoder = msgspec.msgpack.Decoder(Reference)
 
 
 def key_of(name: str) -> bytes:
-    """The content key in a `FeaturesReference.cache_name`, or an end of one.
+    """Return the content key in a `FeaturesReference.cache_name`, or in a suffix of one.
 
     Raises:
-        FormatError: There is none in it.
+        FormatError: It contains no key.
     """
     try:
         key = bytes.fromhex(name.partition("-")[0])
@@ -132,16 +133,16 @@ def key_of(name: str) -> bytes:
 
 
 def sign(reference: Reference, secret: bytes) -> str:
-    """The URL that stands for an item."""
+    """Return the URL of a reference."""
     payload = encode(reference)
     return SCHEME + base64.urlsafe_b64encode(_mac(secret, payload) + payload).decode()
 
 
 def verify(url: str, secret: bytes, *, now_s: float | None = None) -> Reference:
-    """What a URL stands for.
+    """Return the reference of a URL.
 
     Raises:
-        FormatError: It is none of ours, was made under another secret, or has expired.
+        FormatError: The URL is no reference, was signed with another secret, or has expired.
     """
     if not url.startswith(SCHEME) or len(url) > _MAX_CHARS:
         raise FormatError("not a reference")

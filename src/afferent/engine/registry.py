@@ -1,8 +1,8 @@
-"""From the name of an engine to its description.
+"""Registry of engines: from an engine's name to its description.
 
-``--engine`` is the name of an entry point in the group `GROUP`, by which a package that is
-installed offers an engine, or ``MODULE:FACTORY``; an entry point names the same. The factory is
-called without arguments and gives an `EngineKind` or an `UpstreamKind`: a subclass will do.
+``--engine`` is the name of an entry point in the group `GROUP`, by which an installed package
+offers an engine, or ``MODULE:FACTORY``; an entry point names the same. The factory is called
+without arguments and returns an `EngineKind` or an `UpstreamKind`; a subclass is a factory too.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ BUILT_IN: Mapping[str, str] = {
     "reference": "afferent.engine.reference.kind:ReferenceEngine",
     "vllm": "afferent.engine.vllm.kind:VllmUpstream",
 }
-"""Declared as entry points too. They are not looked for: that reads every package's metadata, and
-there may be none of ours where the sources were never installed.
+"""Engines of this package; they are also declared as entry points.
+
+They are not looked up there: that reads every package's metadata, and the entry points are missing
+where the sources were never installed.
 """
 
 
 def find(name: str) -> AnyKind:
-    """The description of the engine of this name.
+    """Return the description of the engine with this name.
 
     Raises:
-        ConfigError: There is none, or what is there can't be used; one line says why.
+        ConfigError: There is no such engine, or it is unusable; one line gives the reason.
     """
     if ":" in name:
         # Its processes are started with `python -m`, which looks in the current folder too.
@@ -64,7 +66,7 @@ def _made(name: str, path: str) -> AnyKind:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
         made = factory()
-    except Exception as error:  # it is not ours, and may raise anything
+    except Exception as error:  # foreign code may raise anything
         raise ConfigError(f"{chosen}: {path} can't be loaded: {in_a_line(error)}") from error
     if not isinstance(made, EngineKind | UpstreamKind):
         raise ConfigError(f"{chosen}: {path} gives a {type(made).__name__}, which is no EngineKind")
@@ -77,7 +79,7 @@ _TYPES: Final = {"settings_type": Settings, "link_type": Struct}
 
 
 def _missing(kind: AnyKind) -> Iterator[str]:
-    """What a description has to say besides what is abstract."""
+    """Yield the members that a description lacks besides its abstract methods."""
     for member in ("name", "summary"):
         if not isinstance(getattr(kind, member, None), str):
             yield f"{member}, a text"

@@ -1,4 +1,4 @@
-"""What a server must offer to be stood in front of: it takes requests in its own API's words."""
+"""Interface of a server behind Afferent that takes requests in its own API."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamRequest:
-    """A request as it is passed on.
+    """Request as it is forwarded.
 
     Attributes:
-        method: Such as ``POST``.
+        method: HTTP method, such as ``POST``.
         target: Path and query, as they came.
-        headers: Without those that are about the connection it came by.
-        body: All of it, or piece by piece.
-        keys: Content keys of its items: who has seen them may find them again.
+        headers: Headers without those about the client's connection.
+        body: The whole body, or its pieces.
+        keys: Content keys of its items: a server that has seen them may have cached them.
     """
 
     method: str
@@ -36,7 +36,7 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamAnswer:
-    """An answer as it comes: ``chunks`` may be walked once, within the context it came by."""
+    """Answer as it arrives: ``chunks`` may be iterated once, within the context that yielded it."""
 
     status: int
     headers: Headers
@@ -44,15 +44,15 @@ class UpstreamAnswer:
 
 
 class UpstreamStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an upstream does now, and what it has done since it was started.
+    """Current state of an upstream, and its counts since its start.
 
     Attributes:
-        num_running: Requests that steps are done for.
+        num_running: Requests that take part in steps.
         num_waiting: Requests that wait to be run.
-        kv_in_use: The part of its memory for keys and values that is in use, 0 to 1; of several
-            servers the largest.
-        num_prompt_tokens: Of all prompts.
-        num_tokens: Of all answers.
+        kv_in_use: The part of its KV cache that is in use, 0 to 1; the largest one of several
+            servers.
+        num_prompt_tokens: Tokens of all prompts.
+        num_tokens: Tokens of all answers.
     """
 
     num_running: int
@@ -63,31 +63,35 @@ class UpstreamStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class UpstreamSocket(Protocol):
-    """A WebSocket to an upstream, which is open."""
+    """Open WebSocket to an upstream."""
 
     @property
     def subprotocol(self) -> str | None:
-        """What the upstream has chosen."""
+        """The subprotocol that the upstream has chosen."""
 
     @property
     def close_code(self) -> int:
-        """Why it was closed, when it is."""
+        """The close code, once it is closed."""
 
     async def send(self, message: str | bytes) -> None:
-        """Raises: EngineUnavailable: It is closed."""
+        """Send a message.
+
+        Raises:
+            EngineUnavailable: It is closed.
+        """
         ...
 
     def messages(self) -> AsyncIterator[str | bytes]:
-        """What comes, until it is closed."""
+        """Yield the messages that arrive, until it is closed."""
         ...
 
     async def close(self, code: int) -> None:
-        """Say why, and wait a moment for the answer."""
+        """Send a close code, and wait a moment for the answer."""
         ...
 
 
 class Upstream(Protocol):
-    """A server as a frontend sees it."""
+    """Server as a frontend sees it."""
 
     @property
     def is_ready(self) -> bool:
@@ -95,57 +99,57 @@ class Upstream(Protocol):
 
     @property
     def takes_any_file(self) -> bool:
-        """Whether it decodes images of formats whose headers are not known here."""
+        """Whether it decodes images of formats whose headers are unknown here."""
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
-        """Whether it would make the same features of a file as are made here; if not, it is given
+        """Whether it would compute the features of a file that are computed here; if not, it gets
         the file.
 
         Args:
-            modality: What the file stands for.
-            file: All of it; ``None`` for an item that is known by its name alone, and may have
+            modality: Modality of the item.
+            file: The whole file; ``None`` for an item that is known by its name alone, and may have
                 been taken before.
         """
         ...
 
     @property
     def salt_key(self) -> bytes:
-        """Secret that salts of the upstream's prefix cache are made with: the same in all frontends
-        of a server.
+        """Secret key for the salts of the upstream's prefix cache: the same in all frontends of a
+        server.
         """
 
     def sign(self, reference: Reference) -> str:
-        """The URL that stands for an item in a request's body."""
+        """Return the URL that replaces an item in a request's body."""
         ...
 
     def forward(self, request: UpstreamRequest) -> AbstractAsyncContextManager[UpstreamAnswer]:
-        """Pass a request on; to leave the context early is to abort it.
+        """Forward a request; leaving the context early aborts it.
 
         Raises:
-            EngineUnavailable: It is not there, or went away; retryable.
+            EngineUnavailable: The upstream is not running, or went away; retryable.
         """
         ...
 
     def connect(
         self, request: UpstreamRequest, subprotocols: Sequence[str]
     ) -> AbstractAsyncContextManager[UpstreamSocket]:
-        """Open a WebSocket; to leave the context is to close it.
+        """Open a WebSocket; leaving the context closes it.
 
         Args:
-            subprotocols: Of which the upstream may choose one.
+            subprotocols: Subprotocols; the upstream may choose one.
 
         Raises:
-            EngineUnavailable: It is not there; retryable.
-            InvalidRequest: It takes no WebSocket there.
+            EngineUnavailable: The upstream is not running; retryable.
+            InvalidRequest: It takes no WebSocket at this path.
         """
         ...
 
     async def metrics(self) -> Sequence[tuple[str, bytes]]:
-        """The text that it shows on its page of metrics, of each server by name; none, if it does
-        not answer.
+        """Return the metrics page of each server, by the server's name; servers that do not answer
+        are left out.
         """
         ...
 
     async def stats(self) -> UpstreamStats | None:
-        """What its servers do now, all together; ``None`` if they don't say."""
+        """Return the statistics of all its servers together; ``None`` if they report none."""
         ...

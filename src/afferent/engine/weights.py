@@ -1,6 +1,6 @@
-"""The files of a model's weights, and their digest: embeddings of other weights are others.
+"""Weight files of a model, and their digest, which is a part of the keys of embeddings.
 
-Only safetensors are read: to read weights of the older form is to unpickle them.
+Only safetensors are read: the older format is a pickle, which may run code.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _OTHER_FORMS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class _Index(Struct):
-    """Which file each tensor is in."""
+    """Index of weights: the file of each tensor."""
 
     weight_map: dict[str, str]
 
 
 def weights_files(folder: Path) -> list[Path]:
-    """Those that are loaded; a folder may have the same weights in other forms besides.
+    """Return the files that are loaded; a folder may have the same weights in other formats too.
 
     Raises:
-        ConfigError: The folder has no weights that are read.
+        ConfigError: The folder has no weights in a supported format.
     """
     if (whole := folder / _WHOLE).is_file():
         return [whole]
@@ -52,11 +52,11 @@ def weights_files(folder: Path) -> list[Path]:
 
 
 def check_weights(folder: Path) -> None:
-    """Read the files' headers, and nothing else of them.
+    """Read the headers of the weight files, and nothing else of them.
 
     Raises:
-        ConfigError: The folder has no weights that are read, one of the files is broken, or they
-            are of another model than its ``config.json`` says.
+        ConfigError: The folder has no weights in a supported format, one of the files is broken, or
+            they are of another model than its ``config.json``.
     """
     from safetensors import SafetensorError, safe_open  # readers of digests lack it
 
@@ -79,15 +79,15 @@ def check_weights(folder: Path) -> None:
 
 
 def weights_nbytes(folder: Path) -> int:
-    """What they take, as they are stored; 0 where there are none."""
+    """Return the stored size of the weights; 0 where there are none."""
     try:
         return sum(file.stat().st_size for file in weights_files(folder))
-    except (ConfigError, OSError):  # who loads the model says what is wrong with it
+    except (ConfigError, OSError):  # the process that loads the model reports the error
         return 0
 
 
 def weights_digest(folder: Path) -> bytes:
-    """Of the files' bytes, whatever their dates; a few GB/s.
+    """Return the digest of the files' bytes, regardless of their dates; a few GB/s.
 
     Raises:
         ConfigError: The folder has no weights.

@@ -1,7 +1,7 @@
-"""Accepting connections in batches.
+"""Batched accept for a listening socket.
 
 An event loop of libuv accepts one connection at each iteration. With hundreds of connections an
-iteration takes long, and a new connection, such as that of a health probe, would wait for seconds
+iteration takes long. A new connection, such as that of a health probe, would wait for seconds
 behind the others.
 """
 
@@ -21,7 +21,13 @@ _RETRY_S = 0.1
 
 
 class Acceptor:
-    """Accepts all connections that wait, and gives each a protocol of its own."""
+    """Accepts all pending connections in one batch, and creates a protocol for each.
+
+    Invariants:
+        - A failed accept (no descriptors) pauses the acceptor for `_RETRY_S`; open connections
+          stay.
+        - `close` returns after all accepted sockets have a protocol or are closed.
+    """
 
     def __init__(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         listener.setblocking(False)
@@ -31,12 +37,12 @@ class Acceptor:
         self._seldom = Seldom(log)
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Begin to accept connections."""
         self._paused = None
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def close(self) -> None:
-        """Accept no more connections; those that were accepted stay, and have their protocols."""
+        """Close the listener; accepted connections stay open and have their protocols."""
         if self._paused is not None:
             self._paused.cancel()
         asyncio.get_running_loop().remove_reader(self._listener.fileno())

@@ -1,6 +1,6 @@
-"""A client's connection: its requests one after another, their limits in time and size, its end.
+"""HTTP/1.1 connection of a client: its successive requests, their limits in time and size, its end.
 
-The parser stops at the end of each request: what a client sends ahead waits in its socket.
+The parser stops at the end of each request: pipelined bytes stay in the client's socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TCP_KEEPALIVE_S: Final = 10
 def guard(listener: socket.socket, *, timeout_s: float) -> None:
     """Have the kernel end accepted connections whose client receives nothing for ``timeout_s``.
 
-    It ends streams that are not read, and connections of hosts that vanished.
+    This ends unread streams and connections of hosts that vanished.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _TCP_KEEPALIVE_S)
@@ -52,24 +52,27 @@ class _Phase(enum.Enum):
     DISCARD = enum.auto()
     """In the body of a request that was answered."""
     LINGER = enum.auto()
-    """Behind the last answer; all that still comes is dropped."""
+    """Behind the last answer; later bytes are dropped."""
 
 
 class HttpConnection(asyncio.Protocol):
     """HTTP/1.1 connection of one client.
 
     Invariants:
-        - At most one request of a connection is worked on, and answers leave in order.
-        - Reading is paused in ``ANSWER`` once the client has sent more.
+        - At most one request of a connection is processed at a time; answers leave in order.
+        - In ``ANSWER``, reading is paused once the client has sent more bytes.
         - When the connection is lost, the task of its request is cancelled.
+        - ``_exchange`` and ``_framing`` are ``None`` between requests.
+        - The timer limits a head, a discarded body, an idle connection or a linger; it is stopped
+          while a request is processed.
     """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._timer = Timer()
         self._phase = _Phase.HEAD
-        self._rest: bytes | bytearray = b""  # received, and not parsed
-        self._num_searched = 0  # bytes of it, in which no head ends
+        self._rest: bytes | bytearray = b""  # received, not parsed
+        self._num_searched = 0  # leading bytes of `_rest` in which no head ends
         self._may_skip_line = True
         self._is_idle = False
         self._lingering: Linger | None = None
@@ -101,11 +104,12 @@ class HttpConnection(asyncio.Protocol):
         self._flow.resume_writing()
 
     def shut_down(self) -> None:
-        """Close the connection after the request that it serves, or at once if it is idle."""
+        """Close the connection after its current request, or at once if it is idle."""
         if self._phase is not _Phase.HEAD:
             exchange = self._exchange
             if exchange is not None and not (exchange.is_begun and self._shared.is_lingering):
-                exchange.keep_alive = False  # else its client has read that it may ask again
+                # The exception: a client that has read a head that allows another request.
+                exchange.keep_alive = False
         elif self._shared.is_lingering:
             if not self._rest:
                 self._timer.start(LINGER_S, self._on_time)
@@ -113,7 +117,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """End the connection, whatever it serves."""
+        """End the connection at once, also during a request."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -127,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
             self._grow_head(data)
 
     def _grow_head(self, data: bytes) -> None:
-        """Add to a head that is not complete; parse it once it may be, or has to be refused."""
+        """Append to an incomplete head; parse it once it may be complete, or must be refused."""
         if not isinstance(self._rest, bytearray):
             self._rest = bytearray(self._rest)
         self._rest += data
@@ -142,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
             self._parse(bytes(self._rest))
 
     def _parse(self, data: bytes) -> None:
-        """Read ``data`` as far as it goes, and keep the rest."""
+        """Parse as much of ``data`` as possible, and store the rest in ``_rest``."""
         pos, before = 0, -1
         self._rest = b""
         try:
@@ -169,7 +173,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_idle = False
             self._timer.start(self._shared.limits.header_timeout_s, self._on_time)
         if self._may_skip_line and data.startswith(b"\r\n", pos):
-            self._may_skip_line = False  # RFC 9112 2.2: one, behind a body of an old client
+            self._may_skip_line = False  # RFC 9112 2.2: one empty line, sent by old clients
             return pos + 2
         end = data.find(END, pos)
         if (len(data) if end < 0 else end) - pos > MAX_HEAD_NBYTES:
@@ -217,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
         return pos
 
     def _on_answered(self) -> None:
-        """The answer is complete; its request may not be."""
+        """Handle the end of an answer; its request may still be incomplete."""
         exchange = self._exchange
         if exchange is None or self._transport.is_closing():
             return
@@ -231,7 +235,7 @@ class HttpConnection(asyncio.Protocol):
         elif exchange.keep_alive:
             self._await_next()
             if self._rest:
-                # Not from within the task of the last request.
+                # The task of the previous request must not run the next one.
                 asyncio.get_running_loop().call_soon(self._go_on)
             else:
                 self._flow.resume_reading()
@@ -248,14 +252,14 @@ class HttpConnection(asyncio.Protocol):
         self._timer.start(idle_s, self._on_time)
 
     def _end(self) -> None:
-        """End the connection behind a last answer; requests sent ahead are dropped."""
+        """End the connection behind a last answer; drop pipelined requests."""
         if self._rest:
             self._linger()
         else:
             self._transport.close()
 
     def _go_on(self) -> None:
-        """Read the request that was sent ahead."""
+        """Parse the pipelined request."""
         if self._phase is not _Phase.HEAD or self._transport.is_closing():
             return
         self._flow.resume_reading()
@@ -285,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what no application sees, or end an answer that has begun."""
+        """Answer a request that no application sees, or end an answer that has begun."""
         if (exchange := self._exchange) is not None and self._phase is not _Phase.HEAD:
             has_begun = exchange.is_begun
             exchange.end()
@@ -304,7 +308,7 @@ class HttpConnection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """End our side; read and drop what comes until the client ends its own."""
+        """Close the write side; read and drop bytes until the client closes its own."""
         self._phase, self._rest, self._framing = _Phase.LINGER, b"", None
         self._flow.resume_reading()
         self._lingering = Linger(

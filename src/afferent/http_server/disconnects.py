@@ -1,8 +1,8 @@
-"""Noticing that a client has gone while its socket is not read.
+"""Detection of disconnected clients while their sockets are not read.
 
-Where reading is paused, an event loop does not see the end of a connection: the end is behind bytes
-that stay in the socket. The kernel knows it as soon as it arrives, and reports it to a poll that
-asks for nothing else.
+While reading is paused, an event loop does not see the end of a connection: the end is behind bytes
+that stay in the socket. The kernel sees it as soon as it arrives, and reports it to a poll that
+requests no other event.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class HangUps:
-    """Watches sockets for the end of their peers only; one for an event loop, which must run.
+    """Disconnect watcher: watches sockets for the end of their peers only; one for each event loop.
 
-    A client that is killed in the middle of a large body leaves what it wrote in its own kernel,
-    and behind that its end: the end may be seen only after more of the body was read.
+    The event loop must run when the watcher is created. A client that is killed in the middle of a
+    large body leaves its unsent bytes in its own kernel, and its end behind them: the watcher may
+    see the end only after more of the body was read.
+
+    Invariants:
+        - Each callback runs at most once, and never after `forget`.
     """
 
     def __init__(self) -> None:
@@ -30,17 +34,17 @@ class HangUps:
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._on_ready)
 
     def watch(self, fd: int, call: Callable[[], None]) -> None:
-        """Call once when the peer has hung up or was lost, until the socket is closed."""
+        """Call ``call`` once when the peer has hung up or was lost, until the socket is closed."""
         self._calls[fd] = call
-        # Edge-triggered: the state lasts, and one notification is enough.
+        # Edge-triggered: the state is permanent, so one notification is enough.
         self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLET)
 
     def forget(self, fd: int) -> None:
-        """Do not call; the kernel forgets the socket itself when it is closed."""
+        """Drop the callback; the kernel forgets the socket itself when it is closed."""
         self._calls.pop(fd, None)
 
     def close(self) -> None:
-        """Watch no socket any more."""
+        """Stop watching all sockets."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -53,7 +57,8 @@ class HangUps:
 def reset(transport: asyncio.Transport) -> None:
     """End a connection, and drop all bytes that its client has not received.
 
-    An orderly close would wait for them, and the kernel would go on sending at the client's pace.
+    An orderly close would wait for them, and the kernel would continue to send at the client's
+    pace.
     """
     sock: socket.socket = transport.get_extra_info("socket")
     with suppress(OSError, ValueError):  # it may be closed already

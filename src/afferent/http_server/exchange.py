@@ -1,4 +1,4 @@
-"""One request and its answer, as an ASGI application sees them."""
+"""Request and answer, as an ASGI application sees them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Application = Callable[
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HANG_UP: Final = "afferent.hang_up"
 _OWN_FIELDS: Final = frozenset((b"connection", b"keep-alive", b"transfer-encoding"))
-"""The server writes these itself; by the first, an application ends the connection."""
+"""The server writes these itself; an application ends the connection with ``connection: close``."""
 _BREAKS: Final = (b"\r", b"\n", b"\0")
 _LARGE_NBYTES: Final = 16 << 10
-"""From here on, a write of its own costs less than a copy."""
+"""From this size on, a separate write costs less than a copy."""
 
 
 class ClientGone(OSError):
-    """Raised by ``send`` when the connection has ended, as ASGI 2.4 asks."""
+    """Raised by ``send`` when the connection has ended, as ASGI 2.4 requires."""
 
 
 def status_line(status: int) -> bytes:
@@ -46,7 +46,7 @@ def status_line(status: int) -> bytes:
 
 
 def date_field() -> bytes:
-    """Return the ``date`` field, written once a second."""
+    """Return the ``date`` field, formatted once per second."""
     return _date_field(int(time.time()))
 
 
@@ -56,13 +56,13 @@ def _date_field(now: int) -> bytes:
 
 
 def hang_up(scope: Scope) -> None:
-    """End the connection of a request, and drop all of its answer that was not received."""
+    """End the connection of a request, and drop the part of its answer that was not received."""
     if (call := scope.get("state", {}).get(_HANG_UP)) is not None:  # else another server runs it
         call()
 
 
 class Exchange:
-    """One request that an application answers.
+    """Request that an application answers.
 
     Invariants:
         - ``is_answered`` is set once, after the last byte of the answer was written.
@@ -108,7 +108,7 @@ class Exchange:
     # What the connection reports
 
     def feed(self, pieces: list[bytes], *, is_complete: bool) -> None:
-        """Take more of the body; pause reading when much of it waits."""
+        """Add a part of the body; pause reading when much of it waits."""
         self._owes_continue = False
         self.is_body_complete = is_complete
         if not self.is_answered:
@@ -147,7 +147,7 @@ class Exchange:
 
     @property
     def _is_end_due(self) -> bool:
-        """Whether the application was not told yet that the body is complete."""
+        """Whether the application has yet to be notified that the body is complete."""
         return self.is_body_complete and not self._is_body_taken
 
     async def _send(self, message: Message) -> None:
@@ -173,7 +173,7 @@ class Exchange:
         """Return the head of the answer, and decide how its body ends.
 
         Args:
-            nbytes: Of the whole body, where it is known.
+            nbytes: Size of the whole body, where it is known.
         """
         lines, length, has_date = [status_line(status)], None, False
         for name, value in fields:
@@ -201,7 +201,7 @@ class Exchange:
         return b"".join(lines)
 
     def _announce(self, lines: list[bytes], nbytes: int | None) -> int | None:
-        """Add the field that tells where an answer without a length ends."""
+        """Add the field that announces the end of an answer without a length."""
         if nbytes is not None:
             lines.append(b"content-length: %d\r\n" % nbytes)
         elif self._head.version == "1.1":
@@ -232,9 +232,10 @@ class Exchange:
             self._transport.writelines(parts)
 
     def _count(self, nbytes: int, *, is_last: bool) -> None:
-        """
+        """Check the size of the body against the announced length.
+
         Raises:
-            RuntimeError: The answer is longer or shorter than it announced.
+            RuntimeError: The answer is longer or shorter than announced.
         """
         if self._left_nbytes < 0:
             return
@@ -262,7 +263,7 @@ class Exchange:
             raise RuntimeError("the application did not answer")
 
     async def _fail(self) -> None:
-        """Answer 500; end an answer that has begun, so that no client takes it for complete."""
+        """Answer 500; abort an answer that has begun, so that no client takes it for complete."""
         if self.is_begun or self.is_gone:
             self._hang_up()
             return

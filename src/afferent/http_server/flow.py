@@ -9,16 +9,20 @@ from afferent.http_server.timer import Timer
 from afferent.types import KiB
 
 MAX_BUFFERED_NBYTES = 64 * KiB
-"""Of a body that the application has not received yet; then reading pauses."""
+"""Most bytes of a body that wait for the application; beyond, reading pauses."""
 MIN_NBYTES_PER_S = 32 * KiB
-"""Of an answer that is ready to be sent."""
+"""Lowest rate at which a client must read an answer that is ready to be sent."""
 
 
 class Flow:
     """Pauses and resumes both directions of a connection.
 
-    It ends the connection when its client hangs up while reading is paused, or reads too little of
+    It ends the connection when the client hangs up while reading is paused, or reads too little of
     an answer for ``write_timeout_s``.
+
+    Invariants:
+        - `drain` waits between `pause_writing` and `resume_writing`, and never after `end`.
+        - The write timeout runs only while writing is paused.
     """
 
     def __init__(
@@ -34,7 +38,7 @@ class Flow:
         hang_ups.watch(self._fd, self._on_hang_up)
 
     def pause_reading(self) -> None:
-        """Leave what the client sends in the socket."""
+        """Stop reading: the client's bytes stay in the socket."""
         if not self._is_read_paused and not self._transport.is_closing():
             self._is_read_paused = True
             self._transport.pause_reading()
@@ -42,28 +46,28 @@ class Flow:
                 self._transport.abort()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if self._is_read_paused and not self._transport.is_closing():
             self._is_read_paused = False
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """Have `drain` wait; called by the event loop."""
+        """Block `drain`; called by the event loop."""
         self._is_writable.clear()
         self._watch_client()
 
     def resume_writing(self) -> None:
-        """Let `drain` go on; called by the event loop."""
+        """Unblock `drain`; called by the event loop."""
         self._is_writable.set()
         self._timer.stop()
 
     async def drain(self) -> None:
-        """Wait while more is written ahead than the event loop buffers."""
+        """Wait while the event loop's write buffer is full."""
         if not self._is_writable.is_set():
             await self._is_writable.wait()
 
     def end(self) -> None:
-        """The connection is lost."""
+        """Stop the timer and the watcher, and unblock `drain`: the connection is lost."""
         self._timer.stop()
         self._hang_ups.forget(self._fd)
         self._is_writable.set()
@@ -80,7 +84,10 @@ class Flow:
             self._watch_client()
 
     def _on_hang_up(self) -> None:
-        """While the socket is read, what the client sent before its end comes first."""
+        """Note the hang-up, and abort if reading is paused.
+
+        While the socket is read, the bytes that the client sent before its end come first.
+        """
         self._has_hung_up = True
         if self._is_read_paused:
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""Finding the end of a body: by its length, or by its chunks."""
+"""Framing of a request's body: by its length, or by its chunks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MAX_CHUNK_NBYTES: Final = 1 << 31
 _MAX_TRAILER_NBYTES: Final = 8 * KiB
 _MANY_CHUNKS: Final = 1024
 _LEAST_MEAN_NBYTES: Final = 16
-"""Of many chunks: each costs as much as some thousand bytes."""
+"""Least mean size of many chunks: each chunk costs as much as some thousand bytes."""
 
 
 class Framing(Protocol):
-    """Body of one request, cut out of what the connection receives."""
+    """Body of one request, cut out of the bytes that the connection receives."""
 
     is_complete: bool
 
@@ -28,7 +28,7 @@ class Framing(Protocol):
         """Append the body's bytes in ``data`` from ``pos`` on to ``pieces``.
 
         Returns:
-            The position behind what was read; the rest is needed again, with more behind it.
+            The position behind the consumed bytes; pass the rest again, with more behind it.
 
         Raises:
             BadRequest: These are not the bytes of a body.
@@ -36,7 +36,7 @@ class Framing(Protocol):
 
 
 class LengthFraming:
-    """Body whose length was announced."""
+    """Body with an announced length."""
 
     def __init__(self, nbytes: int) -> None:
         self._left_nbytes = nbytes
@@ -52,7 +52,7 @@ class LengthFraming:
 
 
 class ChunkedFraming:
-    """Body in chunks. Extensions and trailers are checked, bounded, and dropped: a trailer never
+    """Chunked body. Extensions and trailers are checked, bounded, and dropped: a trailer never
     becomes a header.
     """
 
@@ -121,9 +121,9 @@ class ChunkedFraming:
 
 
 def framing_of(length: int | None) -> Framing:
-    """Return what finds the end of a body.
+    """Return the framing of a body.
 
     Args:
-        length: In bytes; ``None`` for a chunked body.
+        length: Bytes of the body; ``None`` for a chunked body.
     """
     return ChunkedFraming() if length is None else LengthFraming(length)

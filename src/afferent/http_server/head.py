@@ -1,7 +1,7 @@
-"""Parsing the head of a request: the request line and the fields, up to the empty line.
+"""Parser of a request's head: the request line and the fields, up to the empty line.
 
-The grammar is smaller than that of RFC 9112: a request that two programs could read differently is
-refused. See `docs/adr/0037-http-server.md`.
+The grammar is smaller than that of RFC 9112: the parser refuses a request that two programs could
+read differently. See `docs/adr/0037-http-server.md`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ _SINGLE: Final = frozenset(
         *(b"expect", b"host", b"origin", b"transfer-encoding", b"upgrade"),
     )
 )
-"""Fields of which a second one could count for a proxy where the first one counts here."""
+"""Fields that may occur once only: a proxy could use the second one where this server uses the
+first.
+"""
 
 Fields = list[tuple[bytes, bytes]]
 
 
 class BadRequest(Exception):
-    """A request that is refused before any application sees it."""
+    """Request that is refused before any application sees it."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
@@ -48,16 +50,16 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A request up to its body.
+    """Request up to its body.
 
     Attributes:
         version: ``"1.0"`` or ``"1.1"``.
-        path: As the client wrote it, percent-encoded.
-        fields: With names in lower case, in their order.
+        path: The path as the client wrote it, percent-encoded.
+        fields: Names, in lower case, and values, in their order.
         length: Bytes of the body; ``None``: the body is chunked.
         keep_alive: Whether the client allows another request on the connection.
         expects_continue: Whether the client waits for ``100 Continue``.
-        is_websocket: Whether the client asks for a WebSocket, as RFC 6455 4.1 requires.
+        is_websocket: Whether the client requests a WebSocket, as RFC 6455 4.1 requires.
     """
 
     method: str
@@ -75,11 +77,11 @@ def parse_head(data: bytes, *, single: Collection[bytes] = ()) -> Head:
     """Parse a head.
 
     Args:
-        data: From the request line to the last field, without the final empty line.
-        single: Names, in lower case, of further fields of which at most one may stand in a head.
+        data: The bytes from the request line to the last field, without the final empty line.
+        single: Names, in lower case, of further fields that may occur at most once.
 
     Raises:
-        BadRequest: The head is not one that this server accepts.
+        BadRequest: The server does not accept this head.
     """
     first, *lines = data.split(b"\r\n")
     if (request := _REQUEST_LINE.fullmatch(first)) is None:
@@ -114,8 +116,8 @@ def parse_head(data: bytes, *, single: Collection[bytes] = ()) -> Head:
 
 
 def has_bare_lf(data: bytes | bytearray, pos: int) -> bool:
-    """Return whether a line ends with LF alone, from a position on: such a head never gets the end
-    that is expected.
+    """Return whether a line ends with LF alone, from a position on: such a head never gets the
+    expected end.
     """
     return _BARE_LF.search(data, pos) is not None
 

@@ -1,4 +1,4 @@
-"""Ending a connection behind its last answer, without destroying the answer."""
+"""End of a connection behind its last answer, without loss of the answer."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ _MAX_DROPPED_NBYTES: Final = 4 * MiB
 
 
 class Linger:
-    """Reads and drops what a client still sends, until it has taken the last answer.
+    """Reads and drops the client's further bytes, until the client has received the last answer.
 
-    A socket that is closed with unread bytes sends a reset, which destroys what the client has not
-    received.
+    A socket that is closed with unread bytes sends a reset, which destroys the part of the answer
+    that the client has not received.
 
     Invariants:
-        - The connection ends when the client ends it, after `LINGER_S` without anything to send, or
-          when the client has taken too little for the write timeout.
+        - The connection ends in one of these cases: the client ends it; `LINGER_S` pass with
+          nothing to send; the client receives too little for the write timeout; more than 4 MiB
+          were dropped.
     """
 
     def __init__(
         self, transport: asyncio.Transport, timer: Timer, *, write_timeout_s: float
     ) -> None:
-        """
+        """Close the write side, and start the timer.
+
         Args:
-            timer: Of the connection, which stops it when the connection is lost.
+            timer: The connection's timer; the connection stops it when it is lost.
         """
         self._transport, self._timer = transport, timer
         self._slow_left_s = write_timeout_s
@@ -44,7 +46,7 @@ class Linger:
         timer.start(LINGER_S, self._look)
 
     def drop(self, nbytes: int) -> None:
-        """Take note of bytes that came."""
+        """Count dropped bytes; abort the connection when they are too many."""
         self._num_dropped += nbytes
         if self._num_dropped > _MAX_DROPPED_NBYTES:
             self._transport.abort()
@@ -61,7 +63,7 @@ class Linger:
             reset(self._transport)
 
     def _untaken_nbytes(self) -> int:
-        """Return how much the client's machine has not received, here and in the kernel."""
+        """Return how many bytes the client's machine has not received, here and in the kernel."""
         in_kernel = bytearray(4)
         with suppress(OSError, ValueError):  # it is closed already
             fd = self._transport.get_extra_info("socket").fileno()

@@ -1,8 +1,8 @@
-"""Whether a request comes from a page of another origin, or by a name that is not this server's.
+"""Checks of a request's origin and host: a page of another origin, or a name of another server.
 
 A page of any origin, open in a browser on this machine, can send requests to a server here: by a
-form (CSRF), or by a name of its own that leads here (DNS rebinding). Programs other than browsers
-send neither `Origin` nor `Sec-Fetch-Site`.
+form (CSRF), or by a name of its own that resolves to this machine (DNS rebinding). Programs other
+than browsers send neither `Origin` nor `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_reached_by(host: str, names: Container[str]) -> bool:
     """Return whether a `Host` field is an address, or one of these names.
 
     Args:
-        names: In lower case.
+        names: Host names in lower case.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -27,7 +27,7 @@ def is_reached_by(host: str, names: Container[str]) -> bool:
 
 
 def is_from_own_page(headers: Mapping[str, str]) -> bool:
-    """Return whether a browser says that a page of this origin asks; or no browser asks."""
+    """Return whether the request comes from a page of this origin, or from no browser."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
@@ -49,7 +49,7 @@ def own_names(host: str) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address that a server listens on is reached from this machine alone."""
+    """Return whether a server's listen address is reachable from this machine alone."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

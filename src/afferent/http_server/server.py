@@ -1,4 +1,4 @@
-"""Serving an ASGI application on a listening socket, and ending without losing a request."""
+"""HTTP server for an ASGI application on a listening socket; it ends without losing a request."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ _ABORT_TIMEOUT_S = 5.0
 
 
 class HttpServer:
-    """Serves until SIGTERM, or until it is ended. It has no timer of its own.
+    """Serves until SIGTERM, or until one of its end methods is called. It has no timer of its own.
 
     Attributes:
         is_ending: Set when the server begins to end.
+
+    Invariants:
+        - At the end, the listener is closed before the connections are drained.
+        - Running requests get ``drain_timeout_s``; then their connections are aborted and their
+          tasks are cancelled.
     """
 
     def __init__(
@@ -36,13 +41,14 @@ class HttpServer:
         single_fields: Collection[bytes] = (),
         max_connections: int = 0,
     ) -> None:
-        """
+        """Store the settings; `serve` starts the server.
+
         Args:
             refuse: Writes the JSON body of a refusal, from its status and a sentence.
-            drain_timeout_s: For the requests that run when the server ends.
-            websocket_paths: Where WebSockets are accepted; everywhere else `Upgrade` is ignored.
-            single_fields: Names, in lower case, of fields of which a request has at most one.
-            max_connections: More than these get 503; 0: no limit.
+            drain_timeout_s: Time for the requests that run when the server ends.
+            websocket_paths: Paths that accept WebSockets; all others ignore `Upgrade`.
+            single_fields: Names, in lower case, of fields that may occur at most once in a request.
+            max_connections: Further connections get 503; 0: no limit.
         """
         self._app, self._listener, self._limits = app, listener, limits
         self._refuse, self._drain_timeout_s = refuse, drain_timeout_s
@@ -54,7 +60,7 @@ class HttpServer:
         self.is_ending = asyncio.Event()
 
     async def serve(self) -> None:
-        """Serve, and return when the last request has ended or the time for it is over."""
+        """Serve, and return when the last request has ended or its drain timeout is over."""
         self._loop = asyncio.get_running_loop()
         hang_ups = HangUps()
         self._shared = shared = Shared(
@@ -79,19 +85,20 @@ class HttpServer:
         hang_ups.close()
 
     def end_soon(self) -> None:
-        """End after the requests that run; idle connections are closed."""
+        """End after the running requests; idle connections are closed."""
         self.is_ending.set()
 
     def leave(self) -> None:
-        """End in favour of a successor that accepts from the same socket: an idle connection stays
-        open for a moment, so that a request that is on its way is answered.
+        """End in favour of a successor that accepts from the same socket.
+
+        An idle connection stays open for a moment, so that a request in transit is answered.
         """
         if self._shared is not None:
             self._shared.is_lingering = True
         self.is_ending.set()
 
     def end_now(self) -> None:
-        """End at once, whatever runs; from any thread."""
+        """End at once, also during requests; may be called from any thread."""
         self._drain_timeout_s = 0.0
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.is_ending.set)

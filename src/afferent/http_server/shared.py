@@ -13,12 +13,12 @@ from afferent.http_server.exchange import Application
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Times that a client may take, in seconds.
+    """Timeouts for a client, in seconds.
 
     Attributes:
         header_timeout_s: For the head of a request.
         discard_timeout_s: For the rest of a body that the application did not read.
-        write_timeout_s: For an answer of which more is ready than the event loop buffers.
+        write_timeout_s: For an answer that exceeds the event loop's write buffer.
         idle_timeout_s: Between two requests. It is longer than proxies keep idle connections: a
             request that a proxy sends while the server closes the connection is lost.
     """
@@ -33,7 +33,7 @@ class Connection(Protocol):
     """Connection of any protocol, as the server sees it."""
 
     def shut_down(self) -> None:
-        """End in order: after the request that is served, or at once if there is none."""
+        """End in order: after the current request, or at once if there is none."""
 
     def abort(self) -> None:
         """End at once."""
@@ -45,17 +45,17 @@ class Shared:
 
     Attributes:
         app: The ASGI application.
-        limits: Of each connection.
-        hang_ups: Watches their sockets.
+        limits: Timeouts of each connection.
+        hang_ups: The disconnect watcher of their sockets.
         refuse: Writes the JSON body of a refusal, from its status and a sentence.
-        websocket_paths: Where an upgrade to a WebSocket is accepted; everywhere else `Upgrade` is
-            ignored, as RFC 9110 7.8 allows.
+        websocket_paths: Paths that accept an upgrade to a WebSocket; all others ignore `Upgrade`,
+            as RFC 9110 7.8 allows.
         single_fields: See `afferent.http_server.head.parse_head`.
         max_connections: Requests of further connections get 503; 0: no limit.
-        connections: Those that are open.
-        tasks: Those of requests that are served.
-        on_change: Called when one of these has ended.
-        is_ending: No connection serves another request after the one that it serves.
+        connections: The open connections.
+        tasks: The tasks of running requests.
+        on_change: Called when a connection or a task has ended.
+        is_ending: No connection serves another request after its current one.
         is_lingering: At the end, an idle connection is not closed at once: its client may have sent
             a request already.
     """
@@ -74,12 +74,12 @@ class Shared:
     is_lingering: bool = False
 
     def run(self, task: asyncio.Task[None]) -> None:
-        """Keep the task of a request until it ends."""
+        """Register the task of a request until it ends."""
         self.tasks.add(task)
         task.add_done_callback(self._end)
 
     def leave(self, connection: Connection) -> None:
-        """A connection was lost."""
+        """Unregister a lost connection."""
         self.connections.discard(connection)
         self.on_change()
 

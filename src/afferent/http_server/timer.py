@@ -1,4 +1,4 @@
-"""A timer that is set again and again."""
+"""Restartable timer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Timer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, timeout_s: float, call: Callable[[], object]) -> None:
-        """Call in ``timeout_s`` seconds, and not when an earlier start would have called."""
+        """Schedule a call in ``timeout_s`` seconds, and cancel an earlier one."""
         self.stop()
         self._handle = asyncio.get_running_loop().call_later(timeout_s, call)
 
     def stop(self) -> None:
-        """Do not call."""
+        """Cancel the scheduled call."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -1,4 +1,4 @@
-"""A WebSocket, for an ASGI application, on the public sans-I/O protocol of `websockets`."""
+"""WebSocket for an ASGI application, on the public sans-I/O protocol of `websockets`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_NBYTES: Final = 16 * MiB
 _MAX_WAITING: Final = 16
-"""Messages that the application has not received yet; then reading pauses."""
+"""Most messages that the application has not received; beyond, reading pauses."""
 _PING_S: Final = 20.0
-"""Proxies end connections on which nothing is said for a minute."""
+"""Proxies end connections that are silent for a minute."""
 _CLOSE_TIMEOUT_S: Final = 10.0
 _NO_CODE, _ABNORMAL, _RESTART = 1005, 1006, 1012
 
@@ -37,9 +37,9 @@ class WebSocketConnection(asyncio.Protocol):
 
     Invariants:
         - The application decides whether the WebSocket is opened: before, nothing is written, and
-          frames that the client sent ahead are not looked at.
-        - Reading is paused while the client does not take what is written: each ping has an answer.
-        - It gets ``websocket.disconnect`` once, however the connection ends.
+          frames that the client sent ahead are not parsed.
+        - Reading is paused while the client does not read: each ping causes an answer.
+        - The application gets ``websocket.disconnect`` once, however the connection ends.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WebSocketConnection(asyncio.Protocol):
         """Answer the handshake.
 
         Args:
-            data: The request's head, and what was received behind it.
+            data: The request's head, and the bytes received behind it.
         """
         end = data.index(END) + len(END)
         self._early = data[end:]
@@ -113,13 +113,13 @@ class WebSocketConnection(asyncio.Protocol):
         self._resume_reading()
 
     def _resume_reading(self) -> None:
-        """Read again, if there is room for what may come and for the answers to it."""
+        """Resume reading, if there is space for further messages and for the answers to them."""
         is_connecting = self._protocol.state is State.CONNECTING
         if not (is_connecting or self._is_write_paused or len(self._events) > _MAX_WAITING):
             self._flow.resume_reading()
 
     def shut_down(self) -> None:
-        """Tell the client that the server restarts."""
+        """Notify the client that the server restarts."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(_RESTART)
             self._flush()
@@ -169,7 +169,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._add({"type": "websocket.disconnect", "code": code, "reason": reason})
 
     def _flush(self) -> None:
-        """Write what the protocol has to say."""
+        """Write the protocol's pending bytes."""
         for data in self._protocol.data_to_send():
             if self._transport.is_closing():
                 return
@@ -201,7 +201,7 @@ class WebSocketConnection(asyncio.Protocol):
             await self._leave()
 
     async def _leave(self) -> None:
-        """End what the application left open."""
+        """End a WebSocket that the application left open."""
         if self._protocol.state is State.CONNECTING:
             await self._send({"type": "websocket.http.response.start", "status": 500})
             await self._send({"type": "websocket.http.response.body", "body": b""})

@@ -1,1 +1,1 @@
-"""An engine in a process of its own: frontends reach it over a socket."""
+"""Engine in a process of its own: frontends reach it over a socket."""

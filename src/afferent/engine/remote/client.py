@@ -1,4 +1,4 @@
-"""An engine of another process as a frontend sees it: `Engine` over a connection."""
+"""Frontend side of a remote engine: `Engine` over a connection."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 _RECONNECT_S = 0.2
 _MAX_RECONNECT_S = 5.0
-"""After connections that ended before the engine said anything that could be understood."""
+"""Pause after connections that ended before the engine sent a valid message."""
 _STATS_TIMEOUT_S = 0.5
 _Event = EngineEvent | AfferentError
 
 
 class RemoteEngine:
-    """Keeps a connection to the engine; while there is none, requests fail retryably."""
+    """Maintains a connection to the engine; while there is none, requests fail retryably.
+
+    Invariants:
+        - ``info`` is ``None`` while there is no connection.
+        - A request has an entry in ``_queues`` from its submission to the end of its generator.
+        - When the connection closes, all requests get `EngineUnavailable`, and all callers of
+          `stats` get ``None``.
+    """
 
     def __init__(self, address: str, *, name: str) -> None:
         self._address, self._name = address, name
@@ -47,7 +54,7 @@ class RemoteEngine:
         self.info: EngineInfo | None = None
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the engine went away; until cancelled."""
+        """Connect, and reconnect whenever the engine went away, until cancelled."""
         pause_s = _RECONNECT_S
         while True:
             try:
@@ -106,7 +113,7 @@ class RemoteEngine:
         return None
 
     def _answer(self, stats: EngineStats | None) -> None:
-        """To all who have asked."""
+        """Resolve all pending calls of `stats`."""
         for future in self._asked:
             if not future.done():
                 future.set_result(stats)
@@ -126,7 +133,7 @@ class RemoteEngine:
                 self._on_event(message)
 
     def _on_refused(self, refusal: str) -> None:
-        """Connect again with growing pauses: an engine of this version may take its place."""
+        """Reconnect with growing pauses: an engine of this version may replace the present one."""
         if refusal != self._refusal:
             log.warning(refusal)
         self._refusal, self._is_understood = refusal, False

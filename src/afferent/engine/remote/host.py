@@ -1,4 +1,4 @@
-"""Any `Engine`, served from its own process to all frontends.
+"""Host of any `Engine`: serves it from its own process to all frontends.
 
 await EngineHost(engine).serve(socket.socket(fileno=settings.listener_fd))
 """
@@ -32,10 +32,16 @@ _FAILED = Failure(InternalError.code, "the engine failed on this request")
 
 
 class EngineHost:
-    """Frontends come and go; the requests of one that goes are aborted."""
+    """Serves an engine to frontends, which come and go.
+
+    Invariants:
+        - When a frontend disconnects, its requests are aborted.
+        - `announce` reaches all frontends that have sent a valid hello.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        """
+        """Check the engine.
+
         Raises:
             ConfigError: It lacks a part of `Engine`.
         """
@@ -49,13 +55,13 @@ class EngineHost:
             await _Frontend(self.engine, self._frontends).channel.attach(sock)
 
     def announce(self) -> None:
-        """Tell all frontends that the engine's `info` is another now."""
+        """Send the engine's changed `info` to all frontends."""
         for frontend in self._frontends:
             frontend.send(m.Health(self.engine.info))
 
 
 class _Frontend:
-    """One connection, and the requests that came over it."""
+    """Connection of one frontend, and the requests that came over it."""
 
     def __init__(self, engine: Engine, others: set[_Frontend]) -> None:
         self._engine, self._others = engine, others
@@ -102,7 +108,7 @@ class _Frontend:
             del self._running[request_id]
 
     async def _run(self, request: EngineRequest) -> None:
-        """A request from its submission to its end; to cancel it is to abort it."""
+        """Run a request from its submission to its end; cancelling the task aborts the request."""
         request_id = request.request_id
         try:
             async with contextlib.aclosing(self._engine.submit(request)) as events:
@@ -115,7 +121,7 @@ class _Frontend:
             self._fail(request_id, _FAILED)
 
     def _fail(self, request_id: str, failure: Failure) -> None:
-        # It ends before this is said: who was refused may come again under the same id, at once.
+        # End it before the reply: a refused request may come again under the same id, at once.
         self._end(request_id, asyncio.current_task())
         self.send(m.RequestFailed(request_id, failure))
 

@@ -1,4 +1,4 @@
-"""The half of a description that engines in a process of their own have in common."""
+"""Base class of descriptions of engines that run in a process of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from afferent.runtime.sockets import new_address
 
 
 class RemoteLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the engine listens for frontends.
+    """Address at which the engine listens for frontends.
 
     Attributes:
         address: A unix socket's path.
@@ -26,20 +26,22 @@ class RemoteLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Listening(Struct, frozen=True, kw_only=True):
-    """A socket for an engine's process, which outlives it: who comes meanwhile waits."""
+    """Listening socket of an engine's process, which outlives it: connections wait during a
+    restart.
+    """
 
     link: RemoteLink
     fd: int
 
 
 def listening(name: str) -> Listening:
-    """A new socket, where only this user may connect to it."""
+    """Return a new listening socket, which accepts connections of this user only."""
     address = new_address(name)
     return Listening(link=RemoteLink(address=address), fd=wire.listen(address).detach())
 
 
 class RemoteKind(EngineKind[SettingsT, RemoteLink]):
-    """An engine that speaks `afferent.engine.remote.messages`, by `EngineHost` or by itself."""
+    """Engine that speaks `afferent.engine.remote.messages`, by `EngineHost` or by itself."""
 
     link_type = RemoteLink
 

@@ -1,4 +1,4 @@
-"""What frontends and an engine in another process say to each other: schema'd msgpack."""
+"""Messages between frontends and an engine in another process: schema'd msgpack."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs,
 VERSION = 1
 """Version of all messages between frontends and an engine.
 
-The version stays where it is in `FrontendHello` and in `Refused`, so that processes of any two
-versions can name both.
+The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
+two versions can name both.
 """
 SCHEMA = "1-985a52fc507652e48f84af4fdc60abe2"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
@@ -30,7 +30,7 @@ class _Message(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class FrontendHello(_Message, tag="frontend"):
-    """The first message of a connection; answered by `Health`, or by `Refused`."""
+    """First message of a connection; answered by `Health`, or by `Refused`."""
 
     version: NonNegative
     name: str
@@ -58,7 +58,7 @@ class Health(_Message, tag="health"):
 
 
 class Refused(_Message, tag="refused"):
-    """The answer to a frontend of another version, which leaves then."""
+    """Answer to a frontend of another version, which then disconnects."""
 
     version: NonNegative
 
@@ -87,7 +87,7 @@ class RequestFailed(_Message, tag="failed"):
 
 
 class Stats(_Message, tag="stats"):
-    """``None``: there are none to be had now."""
+    """Statistics; ``None``: there are none now."""
 
     stats: EngineStats | None
 
@@ -102,9 +102,9 @@ _to_frontend_decoder = msgspec.msgpack.Decoder(ToFrontend)
 
 
 def refusal_of(frame: bytes) -> str:
-    """Return why the sender of this first message is refused; empty where it is not.
+    """Return the reason to refuse the sender of this first message; empty if it is accepted.
 
-    A frontend of another version is, whether this version's schema can read its message or not.
+    A frontend of another version is refused, even if this version's schema can decode its message.
     """
     theirs = version_behind(frame, "frontend")
     if theirs == VERSION or not frame[1:].startswith(_FRONTEND):
@@ -113,12 +113,12 @@ def refusal_of(frame: bytes) -> str:
 
 
 def refused_by(refused: Refused) -> str:
-    """Return why this frontend was refused."""
+    """Return the reason why the engine refused this frontend."""
     return mismatch(us="this frontend", ours=VERSION, them="the engine", theirs=refused.version)
 
 
 def from_engine(frame: bytes) -> ToFrontend:
-    """What an engine says.
+    """Decode a message of the engine.
 
     Raises:
         FormatError: It does not follow its schema; the error names the message.

@@ -1,1 +1,1 @@
-"""vLLM as an upstream: one that somebody else runs, or one that the server starts."""
+"""vLLM as an upstream: an external one, or one that the server starts."""

@@ -1,7 +1,7 @@
-"""What arguments of ``vllm serve`` say, as vLLM's own parser reads them.
+"""Arguments of ``vllm serve``, parsed by vLLM's own parser.
 
-It knows underscores, abbreviations and files of arguments (``--config``), which a look at the words
-does not.
+That parser knows underscores, abbreviations and files of arguments (``--config``); a search in the
+words does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WATCHED: Final = (
     *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out", "tokens_only"),
     *("trust_request_chat_template", "mm_processor_kwargs", "media_io_kwargs", "root_path"),
 )
-"""Attributes of what vLLM's parser returns."""
+"""Attributes of the object that vLLM's parser returns."""
 _TIMEOUT_S: Final = 300.0
 _PARSE: Final = """
 import json, sys
@@ -52,14 +52,16 @@ def split(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=8)
 def changed(python: str, text: str) -> frozenset[str]:
-    """Return which of `WATCHED` some arguments change, by asking vLLM (10 s); none are quick.
+    """Return the members of `WATCHED` that some arguments change.
+
+    It runs vLLM's parser, which takes 10 s; without arguments it returns at once.
 
     Args:
         python: The interpreter that has vLLM.
-        text: Of the arguments.
+        text: The arguments.
 
     Raises:
-        ConfigError: vLLM does not take them, or can't be asked.
+        ConfigError: vLLM refuses them, or can't be run.
     """
     if not (words := split(text)):
         return frozenset()

@@ -1,4 +1,4 @@
-"""The way to one or several vLLM, by HTTP."""
+"""HTTP client of one or several vLLM servers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ _SALT_TAG = b"afferent/salt-key/v1"
 _LOOK_S = 1.0
 _LOOK_TIMEOUT_S = 5.0
 _MOST_UNANSWERED = 3
-"""Looks in a row. Who is busy may leave out one; who is frozen keeps what it is given."""
+"""Health checks in a row without an answer, after which a server is down. A busy server may miss
+one; a frozen server accepts requests and never answers them.
+"""
 _METRICS_TIMEOUT_S = 0.8
 _CONNECT_TIMEOUT_S = 5.0
 _WELL_TIMEOUT_S = 2.0
 _KEEP_ALIVE_S = 3.0
-"""Less than vLLM's own (5), which would close a connection while a request is on its way."""
+"""Less than vLLM's own (5), which would close a connection while a request is in transit."""
 _READ_NBYTES = 1 << 18
 _MORE_LOADED = 4
-"""A server that has seen an item may have so many requests more than the least loaded one."""
+"""Excess of running requests, over the least loaded server, up to which a request goes to the
+server that has seen its item.
+"""
 _CONNECTIONS = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
@@ -46,23 +50,24 @@ _CONNECTIONS = frozenset(
 )
 """Headers about one connection, or about a body that may have changed."""
 _OF_ANSWERS = (_CONNECTIONS - {b"content-length"}) | {b"date", b"server"}
-"""Likewise, and those that every HTTP server writes by itself."""
+"""The same, and those that every HTTP server writes by itself."""
 _LOCATIONS = frozenset({b"location", b"content-location"})
 """Headers with a URL, which may name a server that a client can't reach."""
 _FAILED = 500
-"""What vLLM's API server answers when its engine core has ended, among other things."""
+"""Status of vLLM's API server when its engine core has ended, among other cases."""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _OF_SOCKETS = b"sec-websocket-"
-"""Headers that begin so are about one connection, too."""
+"""Prefix of further headers about one connection."""
 _MAX_MESSAGE_NBYTES = 16 << 20
 _SENDABLE_CODES = {None: 1000, 1005: 1000, 1006: 1013}
-"""What is sent on in the place of what only says that no code came: all is well; try again later.
+"""Close codes to forward instead of those that only report a missing code: normal end; try again
+later.
 """
 
 
 @dataclass(eq=False, slots=True)
 class _Server:
-    """One vLLM; ``base`` is what its targets are appended to."""
+    """vLLM server; its targets are appended to ``base``."""
 
     url: str
     base: str
@@ -95,7 +100,13 @@ class _Server:
 
 
 class VllmClient:
-    """See `afferent.engine.upstream.Upstream`."""
+    """HTTP client of vLLM servers; see `afferent.engine.upstream.Upstream`.
+
+    Invariants:
+        - A server's ``num_running`` is the number of requests and WebSockets that are open on it.
+        - Only servers with ``is_ready`` get requests; `watch` sets it, and a failed connection or
+          a failed health check clears it.
+    """
 
     def __init__(
         self,
@@ -114,7 +125,7 @@ class VllmClient:
     async def over(
         cls, urls: Sequence[str], *, api_key: str, secret: bytes, taken: TakenMedia
     ) -> AsyncIterator[Self]:
-        """A client of the servers at these addresses."""
+        """Yield a client of the servers at these addresses."""
         async with contextlib.AsyncExitStack() as stack:
             servers = [_Server.at(url) for url in urls]
             for server in servers:
@@ -204,7 +215,7 @@ class VllmClient:
         return stats_of([page for _, page in await self.metrics()])
 
     async def watch(self) -> None:
-        """Look after all servers, again and again, until cancelled."""
+        """Check the health of all servers, again and again, until cancelled."""
         await asyncio.gather(*map(self._watch, self._servers))
 
     async def _watch(self, server: _Server) -> None:
@@ -215,7 +226,7 @@ class VllmClient:
                 async with server.session.get(server.base + "/health", timeout=timeout) as answer:
                     server.is_ready = answer.status == 200
                     server.num_unanswered = 0
-            except TimeoutError:  # it is busy, at first; who does not listen refuses at once
+            except TimeoutError:  # probably busy: a server that does not listen refuses at once
                 server.num_unanswered += 1
                 server.is_ready = server.is_ready and server.num_unanswered < _MOST_UNANSWERED
             except (aiohttp.ClientError, OSError, RuntimeError):  # or out of threads, for a moment
@@ -228,7 +239,7 @@ class VllmClient:
 
     @contextmanager
     def _at_work(self, keys: Sequence[bytes]) -> Iterator[_Server]:
-        """The one that a request goes to."""
+        """Yield the server for a request, and count the request while the context lasts."""
         server = self._choose(keys)
         server.num_running += 1
         try:
@@ -237,7 +248,7 @@ class VllmClient:
             server.num_running -= 1
 
     def _choose(self, keys: Sequence[bytes]) -> _Server:
-        """By hash the one that has seen the first item, unless it has far more to do."""
+        """Return the server that has seen the first item (by hash), unless it has far more load."""
         ready = [server for server in self._servers if server.is_ready]
         if not ready:
             raise EngineUnavailable("vLLM is not ready; try again")
@@ -263,7 +274,7 @@ class VllmClient:
 
 
 class VllmSocket:
-    """See `afferent.engine.upstream.UpstreamSocket`."""
+    """Open WebSocket to vLLM; see `afferent.engine.upstream.UpstreamSocket`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -297,7 +308,11 @@ class VllmSocket:
 
 @contextmanager
 def _reaching(server: _Server) -> Iterator[None]:
-    """Raises: EngineUnavailable: It was not reached."""
+    """Convert errors of a connection.
+
+    Raises:
+        EngineUnavailable: The server was not reached.
+    """
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:
@@ -306,7 +321,7 @@ def _reaching(server: _Server) -> Iterator[None]:
 
 
 async def _is_well(server: _Server) -> bool:
-    """Whether a server's engine goes on; one that does not say so in time may only be busy."""
+    """Whether a server's engine runs; a server that does not answer in time may only be busy."""
     timeout = aiohttp.ClientTimeout(total=_WELL_TIMEOUT_S)
     try:
         async with server.session.get(server.base + "/health", timeout=timeout) as answer:
@@ -320,7 +335,7 @@ async def _is_well(server: _Server) -> bool:
 
 
 def _relative(location: bytes, base: str) -> bytes:
-    """Return a URL without the server that it names, if that is the upstream itself."""
+    """Return a URL without its server, if that is the upstream itself."""
     origin = base.encode()
     rest = location[len(origin) :]
     if location[: len(origin)].lower() != origin.lower() or rest[:1] not in (b"/", b"?", b"#", b""):
@@ -331,7 +346,7 @@ def _relative(location: bytes, base: str) -> bytes:
 
 
 async def _page(server: _Server) -> bytes | None:
-    """A server's metrics, if it answers."""
+    """Return a server's metrics page; ``None`` if it does not answer."""
     timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S)
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with server.session.get(server.base + "/metrics", timeout=timeout) as answer:
@@ -349,5 +364,8 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _weight(key: bytes, url: str) -> bytes:
-    """Rendezvous hashing: who comes or goes changes nothing between the others."""
+    """Return the weight of a server for a key, by rendezvous hashing.
+
+    A server that is added or removed changes nothing between the others.
+    """
     return hashlib.blake2b(key + url.encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""What servers of vLLM say of themselves on their pages of metrics, for who looks at a server."""
+"""Statistics of vLLM servers, from their metrics pages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ _NAMES: Final = tuple(
     for name in (_RUNNING, _WAITING, _KV_IN_USE, _PROMPT_TOKENS, _TOKENS)
     for end in ("{", " ")
 )
-"""As their lines begin. The rest of a page is hundreds of lines, which are not read."""
+"""Beginnings of the lines that are parsed. The rest of a page is hundreds of lines, which are
+skipped.
+"""
 
 
 def stats_of(pages: Sequence[bytes]) -> UpstreamStats | None:
-    """All of them together; ``None`` where none of them says how many requests run."""
+    """Return the statistics of all servers together; ``None`` where none reports its running
+    requests.
+    """
     samples = list(itertools.chain.from_iterable(map(_samples, pages)))
     values: dict[str, list[float]] = {}
     for sample in samples:
@@ -47,5 +51,5 @@ def _samples(page: bytes) -> Iterator[Sample]:
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             yield from (each for each in family.samples if math.isfinite(each.value))
-    except ValueError:  # not a page of metrics, whatever it is
+    except ValueError:  # not a page of metrics
         return

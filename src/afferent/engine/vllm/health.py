@@ -1,4 +1,4 @@
-"""Whether a vLLM goes on, as far as can be seen from outside."""
+"""Liveness of a vLLM, as far as it is visible from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from afferent.runtime.proc_stat import ProcStat
 
 
 async def answers(session: aiohttp.ClientSession) -> bool:
-    """Whether it answers that it is well, within the session's time-out."""
+    """Whether the API server answers its health check, within the session's timeout."""
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with session.get("http://vllm/health") as answer:
             return answer.status == 200
@@ -23,20 +23,26 @@ async def answers(session: aiohttp.ClientSession) -> bool:
 
 
 class VllmWatch:
-    """Beats for a vLLM that goes on.
+    """Sends heartbeats for a vLLM that makes progress.
 
-    That is one of which no process is stopped, and whose API server answers or at least computes:
-    while it reads a long prompt or makes features, it may answer nobody for many seconds.
+    A vLLM makes progress if none of its processes is stopped, and its API server answers or at
+    least computes: while it reads a long prompt or computes features, it may answer no request for
+    many seconds.
+
+    Invariants:
+        - Without a heartbeat table, `look` never requests a replacement.
     """
 
     def __init__(self, board: Board | None, pid: int) -> None:
-        """``pid`` is the API server's, who leads the session of all its processes."""
+        """Store the heartbeat table, and the pid of the API server, which leads the session of all
+        its processes.
+        """
         self._board, self._pid = board, pid
         self._watch = Watch(timeout_s=board.place.frozen_timeout_s) if board is not None else None
         self._cpu_ticks = 0
 
     def look(self, *, has_answered: bool) -> bool:
-        """Take note of what is seen now; whether it is to be replaced."""
+        """Record the present state; return whether vLLM must be replaced."""
         if self._board is None or self._watch is None:
             return False
         if self._goes_on(has_answered=has_answered):

@@ -1,9 +1,9 @@
-"""vLLM's own items as trees that `afferent.codec` stores, and back; without pickle.
+"""Conversion of vLLM's own items to trees that `afferent.codec` stores, and back; without pickle.
 
-For engines and tools that move what vLLM's processors make (`MultiModalKwargsItem`, and
-`MultiModalKwargsItems`) through a store
-of their own. A field's kind travels with its data: how vLLM combines it with others', with its
-slices. `from_tree` needs vLLM; `to_tree` does not, and goes by the names of its classes.
+For engines and tools that move the output of vLLM's processors (`MultiModalKwargsItem`, and
+`MultiModalKwargsItems`) through a store of their own. A field's kind travels with its data and its
+slices: vLLM combines it with others' by that kind. `from_tree` needs vLLM; `to_tree` does not, and
+uses the names of its classes.
 
     tree = items.to_tree(item)
     block = bytearray(codec.plan(tree).nbytes)
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalKwargsItem
 
 Items = Mapping[str, Any] | Sequence[Any] | None
-"""An item of vLLM, or several: vLLM has no types where it is not installed."""
+"""One item of vLLM, or several: vLLM's types are missing where it is not installed."""
 
 _TUPLE: Final = "afferent/tuple"
-"""Stands before the members of a tuple, which the format has no word for."""
+"""Marker before the members of a tuple, which the format does not have."""
 _DATA, _KIND, _OPTIONS = "data", "kind", "options"
 
 
 def to_tree(items: Items) -> codec.Tree:
-    """Describe one of vLLM's items, or several, as a tree; its tensors are not copied.
+    """Return one of vLLM's items, or several, as a tree; its tensors are not copied.
 
     Args:
         items: A `MultiModalKwargsItem`, a `MultiModalKwargsItems`, a list of items, or a mapping of
             any of these by name; ``None`` stands for an item that vLLM has cached.
 
     Raises:
-        FormatError: Something else; or a field of a kind, or with data, that is not known here.
+        FormatError: It is another object; or a field has an unknown kind, or unknown data.
     """
     if items is None:
         return None
@@ -57,7 +57,7 @@ def to_tree(items: Items) -> codec.Tree:
 
 
 def _is_element(found: Any) -> bool:
-    """Whether it is a `MultiModalFieldElem`: vLLM need not be imported to know."""
+    """Whether an object is a `MultiModalFieldElem`; this needs no import of vLLM."""
     return hasattr(found, "data") and hasattr(found, "field")
 
 
@@ -66,14 +66,14 @@ def _element(element: Any) -> codec.Tree:
 
 
 def from_tree(tree: Mapping[str, Any]) -> MultiModalKwargsItem:
-    """Return the item that a tree describes.
+    """Return the item of a tree.
 
     Args:
-        tree: Of one item, as `to_tree` gives it, with tensors of torch. Of several, it is one of
-            the trees in their lists.
+        tree: The tree of one item, as `to_tree` returns it, with tensors of torch. For several
+            items, pass each tree in their lists.
 
     Raises:
-        FormatError: Something else.
+        FormatError: It is no such tree.
     """
     from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem
 
@@ -88,7 +88,7 @@ def from_tree(tree: Mapping[str, Any]) -> MultiModalKwargsItem:
 
 
 def _described(field: Any) -> dict[str, codec.Tree]:
-    """A field's kind, by its class's name: vLLM takes seconds to import."""
+    """Return a field's kind, by its class's name: an import of vLLM takes seconds."""
     options: dict[str, codec.Tree] = {"keep_on_cpu": bool(getattr(field, "keep_on_cpu", False))}
     match type(field).__name__:
         case "MultiModalBatchedField":
@@ -126,7 +126,7 @@ def _field(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 def _slices(found: slice | Sequence[slice]) -> codec.Tree:
-    """One slice as three numbers; several, one for each dimension, as a list of such."""
+    """Return one slice as three numbers; several, one for each dimension, as a list of such."""
     if isinstance(found, slice):
         return [
             None if each is None else int(each) for each in (found.start, found.stop, found.step)
@@ -141,7 +141,7 @@ def _read_slices(found: list[Any]) -> slice | list[slice]:
 
 
 def _packed(data: Any) -> Any:
-    """Nested tensors; tuples are marked."""
+    """Return nested tensors with marked tuples."""
     if isinstance(data, tuple):
         return [_TUPLE, *map(_packed, data)]
     if isinstance(data, list):

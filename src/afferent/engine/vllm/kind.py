@@ -1,4 +1,4 @@
-"""vLLM as a server sees it: what it needs, and the process that starts it, if one is to."""
+"""Description of vLLM: its settings and arguments, and the process that starts it, if needed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ declare_stages("first_byte")
 
 _PROCESS: Final = "afferent.engine.vllm.process"
 _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
-"""Each request is in our log. Whoever wants vLLM's lines too says ``--no-...`` in the arguments."""
+"""Each request is in our log. ``--no-...`` in the arguments restores vLLM's lines."""
 _OURS = ("uds", "host", "port", "model", "api_key", "served_model_name")
 _UNSAFE = (
     *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out", "tokens_only"),
     *("trust_request_chat_template", "root_path"),
 )
-"""Ways around the limits that this server keeps, open to clients. With ``root_path``, each endpoint
-has a second path, at which no media and no tenants are looked for.
+"""Arguments that let clients bypass this server's limits. With ``root_path``, each endpoint has a
+second path, at which no media and no tenants are looked for.
 """
 FEATURES_FOR: Final = frozenset(
     {
@@ -49,9 +49,9 @@ FEATURES_FOR: Final = frozenset(
 )
 """Types of models whose answers from our features are compared with a stock vLLM's."""
 _FRAMES: Final = "media_io_kwargs"
-"""By which it may be told to take other frames of a video than are taken here."""
+"""Argument that may make vLLM take other frames of a video than Afferent."""
 _OPTIONS: Final = "mm_processor_kwargs"
-"""By which its processor may be told anything."""
+"""Argument that may change vLLM's processor in any way."""
 _NO_VLLM: Final = (
     "vLLM is not installed for {}; name its interpreter by --engine-python, or a vLLM that runs by "
     "--engine-url"
@@ -67,7 +67,7 @@ _TO_END_S = 60.0
 
 
 class VllmLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What frontends are told."""
+    """Link from frontends to vLLM."""
 
     urls: tuple[str, ...]
     api_key: str
@@ -76,7 +76,7 @@ class VllmLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
-    """An unmodified vLLM, whose workers read the arena by a plugin."""
+    """Unmodified vLLM, whose workers read the arena by a plugin."""
 
     name = "vllm"
     summary = "vLLM's own API, with media by reference"
@@ -91,7 +91,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
         return read_json(model_folder / "config.json").get("model_type") in FEATURES_FOR
 
     def needs_weights(self, settings: VllmSettings) -> bool:
-        """See `Backend.needs_weights`. Who runs elsewhere has its own."""
+        """See `Backend.needs_weights`. An external vLLM has its own weights."""
         return not settings.engine_url
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
@@ -154,7 +154,7 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
         return EnginePlan(
             processes=(process,),
             link=link,
-            # It ends by itself when it does not start in time; a little later, it hangs.
+            # vLLM's parent process ends by itself at its timeout; a little later, it hangs.
             start_timeout_s=settings.engine_start_timeout_s + _TO_END_S,
         )
 
@@ -175,15 +175,16 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
 
 
 def _named(settings: VllmSettings) -> set[str]:
-    """What the arguments name in full, without asking vLLM."""
+    """Return the arguments that are written in full, without a run of vLLM's parser."""
     words = arguments.split(settings.engine_args)
     flags = (re.split(r"[=.]", word, maxsplit=1)[0] for word in words)
     return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
 
 def _told(settings: VllmSettings) -> Set[str]:
-    """What the arguments set, also by an abbreviation, or in a file. Where vLLM can't be asked,
-    `VllmUpstream.check` says why.
+    """Return the arguments that are set, also by an abbreviation, or in a file.
+
+    Where vLLM's parser can't be run, `VllmUpstream.check` reports the reason.
     """
     with contextlib.suppress(ConfigError):
         return arguments.changed(_python(settings), settings.engine_args) | _named(settings)
@@ -191,9 +192,10 @@ def _told(settings: VllmSettings) -> Set[str]:
 
 
 def _refuse(names: Set[str]) -> None:
-    """
+    """Check that the operator gives no reserved argument.
+
     Raises:
-        ConfigError: These arguments are not the operator's to give.
+        ConfigError: The server sets one of these arguments itself, or it bypasses the limits.
     """
     for name in (*_OURS, *_UNSAFE):
         if name in names:
@@ -211,11 +213,12 @@ def _python(settings: VllmSettings) -> str:
 
 
 def _look(python: str) -> None:
-    """
+    """Check that an interpreter has vLLM and Afferent.
+
     Raises:
         ConfigError: vLLM is not installed there, or Afferent is not.
     """
-    if python == sys.executable and find_spec("vllm") is None:  # no need to start it to see that
+    if python == sys.executable and find_spec("vllm") is None:  # without a start of python
         raise ConfigError(_NO_VLLM.format(python))
     try:
         done = subprocess.run(
@@ -234,7 +237,7 @@ def _look(python: str) -> None:
 
 def _share_secret(address: str, secret: bytes) -> Path:
     """Write the secret beside the store's path, for a vLLM of the same user."""
-    if digits_of(address, "store"):  # whoever starts a vLLM could not know it before
+    if digits_of(address, "store"):  # a generated path is unknown to an external vLLM
         raise ConfigError("--engine-url needs --store-path: vLLM's workers have to find the store")
     path = Path(address + place.SECRET_SUFFIX)
     path.unlink(missing_ok=True)

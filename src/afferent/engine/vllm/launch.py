@@ -1,4 +1,4 @@
-"""What the process that keeps a vLLM running is told."""
+"""Settings of the process that runs a vLLM."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 from msgspec import Struct
 
 SERVER: Final = "vllm-server"
-"""What vLLM itself is called, whose keeper is another process."""
+"""Name of vLLM itself in the heartbeat table; its parent process has another name."""
 
 
 class VllmProcess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``command`` listens on ``socket_path``."""
+    """Settings of the process; ``command`` listens on ``socket_path``."""
 
     command: tuple[str, ...]
     socket_path: str

@@ -1,9 +1,9 @@
-"""What a vLLM leaves in /dev/shm when it is killed: found while it runs, removed when it has ended.
+"""Files that a killed vLLM leaves in /dev/shm: found while it runs, removed when it has ended.
 
 Segments (`psm_...`) and semaphores (`sem.mp-...`) outlive processes that have no time to unlink
-them. A file counts as a vLLM's if a process of its session has it mapped and it was not there when
-that session began; it is removed when no process has it mapped any more. Files are told by inode:
-a semaphore is mapped under a name that it had for a moment.
+them. A file counts as a vLLM's if a process of its session has mapped it and it did not exist when
+that session began. It is removed when no process has it mapped any more. Files are identified by
+inode: a semaphore is mapped under a temporary name.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ _POLL_S: Final = 0.01
 
 
 class Leftovers:
-    """The files of one session.
+    """Files in /dev/shm of one session.
 
-    Invariants: `_seen` holds inodes of files that a process of the session had mapped, and that
-    were not there when the session began.
+    Invariants:
+        - `_seen` holds inodes of files that a process of the session had mapped, and that did not
+          exist when the session began.
     """
 
     def __init__(self, session: int) -> None:
-        """
+        """List the existing files.
+
         Args:
-            session: That of a process which has just been started.
+            session: Session of a process that has just been started.
         """
         self._session = session
         self._before = {inode for _, inode in _files()}
         self._seen: set[int] = set()
 
     def look(self) -> None:
-        """Take note of what the session has mapped now."""
+        """Record the files that the session has mapped now."""
         self._seen |= _mapped(pids_of_session(self._session)) - self._before
 
     def await_end(self, timeout_s: float) -> None:
-        """Wait until the session has unmapped its files: who was killed does so a little later."""
+        """Wait until the session has unmapped its files: a killed process does so a bit later."""
         deadline_s = time.monotonic() + timeout_s
         while self._seen & _mapped(pids_of_session(self._session)):
             if time.monotonic() > deadline_s:
@@ -51,7 +53,7 @@ class Leftovers:
             time.sleep(_POLL_S)
 
     def remove(self) -> None:
-        """Remove what no process uses any more; the session has ended."""
+        """Remove the files that no process uses any more; the session has ended."""
         if not self._seen:
             return
         pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())

@@ -1,4 +1,4 @@
-"""Of which files our features are those that vLLM would make itself; it is given the others."""
+"""Selection of files whose features here equal vLLM's own; vLLM gets the others as bytes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from afferent.preprocess.registry import AnyFamily, describe
 from afferent.types import Modality
 
 _PLAIN_WAVE: Final = frozenset({1, 3, 0xFFFE})
-"""Formats of samples that are stored as they are: integers, floats, and either with more said."""
+"""Formats of uncompressed samples: integers, floats, and the extensible format of either."""
 _SAMPLED: Final = (2.0, None, 4, MAX_SAMPLED_FRAMES)
-"""Frames a second, frames in all, at least and at most: what vLLM takes of a video, whatever the
-model's folder says.
+"""Frames per second, most frames, least frames, limit of frames: the rule of a vLLM for videos,
+regardless of the model's folder.
 """
 
 
 class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
+    """Media that vLLM takes as features.
+
     Attributes:
-        audio_rate_hz: What audio has to have already: at another rate vLLM resamples by a rule of
-            its own. 0: audio is never taken.
-        videos: Whether vLLM takes those frames of a video that are taken here.
-        any_file: Whether it is given images of formats whose headers are not known here.
+        audio_rate_hz: Required rate of audio: vLLM resamples other rates by a rule of its own.
+            0: audio is never taken.
+        videos: Whether vLLM takes the same frames of a video as Afferent.
+        any_file: Whether vLLM gets images of formats whose headers are unknown here.
     """
 
     audio_rate_hz: int = 0
@@ -40,7 +41,7 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, family: AnyFamily | None, folder: Path) -> Self:
-        """What is taken of a model with this family, in this folder.
+        """Return the media that are taken for a model with this family, in this folder.
 
         Raises:
             ConfigError: The folder holds no model.
@@ -68,7 +69,7 @@ def _samples_alike(folder: Path) -> bool:
         return False
     own = family.video.settings
     sampled = (own.fps, own.num_frames, own.min_frames, own.max_frames)
-    # Of the third generation, frames are brought to another size where a folder does not say which.
+    # Qwen3-VL scales frames to another size where the folder does not set the size.
     is_sized = own.generation != "qwen3" or _says_size(folder)
     return is_sized and sampled == _SAMPLED and not own.cap_pixels_per_frame
 
@@ -81,7 +82,7 @@ def _says_size(folder: Path) -> bool:
 
 
 def _lossless_rate_hz(head: bytes) -> int:
-    """Of a WAV or FLAC file whose samples every decoder reads alike; 0 for any other."""
+    """Return the rate of a WAV or FLAC file that every decoder reads alike; 0 for any other."""
     if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and len(head) >= 28:
         kind, _, rate_hz = struct.unpack_from("<HHI", head, 20)
         return int(rate_hz) if kind in _PLAIN_WAVE else 0

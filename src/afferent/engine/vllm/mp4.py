@@ -1,9 +1,12 @@
-"""Whether the frames of an MP4 are the same, however they are decoded. Pure.
+"""Check whether every decoder returns the same frames of an MP4. Pure.
 
-vLLM decodes by OpenCV, we by FFmpeg itself. Of H.264 and HEVC with eight bits a colour the frames
-are equal to the last bit; with more bits colours are rounded by other rules, what is mirrored
-OpenCV leaves as it is, and AV1 it can't decode. In WebM and Matroska it guesses how many frames
-there are.
+vLLM decodes by OpenCV, Afferent by FFmpeg itself. The frames of H.264 and HEVC with eight bits per
+colour are equal to the last bit. Other files differ:
+
+- With more bits, colours are rounded by other rules.
+- OpenCV ignores mirroring.
+- OpenCV can't decode AV1.
+- In WebM and Matroska, OpenCV guesses the number of frames.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ _EIGHT_BIT: Final = {b"avcC": frozenset({66, 77, 88, 100}), b"hvcC": frozenset({
 
 
 def decodes_alike(file: Buffer) -> bool:
-    """Whether this is such an MP4; of a broken one nothing is claimed.
+    """Whether this is such an MP4; False for a broken one.
 
     Args:
-        file: All of it.
+        file: The whole file.
     """
     try:
         return _decodes_alike(file)
@@ -49,7 +52,7 @@ def _handler(file: Buffer, track: Box) -> bytes:
 
 
 def _is_upright(file: Buffer, track: Box) -> bool:
-    """Turned perhaps, and not mirrored."""
+    """Whether a track is not mirrored; it may be rotated."""
     found = _inside(file, track, b"tkhd")
     if found is None:
         return False
@@ -72,7 +75,7 @@ def _is_eight_bit(file: Buffer, track: Box) -> bool:
 
 
 def _inside(file: Buffer, box: Box, *path: bytes) -> Box | None:
-    """The first box at the end of a path of kinds."""
+    """Return the first box at the end of a path of kinds."""
     found: Box | None = box
     for kind in path:
         if found is None:

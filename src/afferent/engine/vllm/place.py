@@ -1,4 +1,4 @@
-"""Where this process finds the store and the secret of references: the environment says so."""
+"""Discovery of the store and of the secret of references, from the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from afferent.errors import ConfigError
 STORE: Final = "AFFERENT_STORE_PATH"
 """The store's address: a path."""
 SECRET: Final = "AFFERENT_STORE_SECRET"  # noqa: S105 - its name
-"""The secret in hexadecimal; without it, it is in the file beside the store's path."""
+"""Secret in hexadecimal; without it, the secret is in the file beside the store's path."""
 SUPERVISED: Final = "AFFERENT_SUPERVISED"
 """Set where the server started vLLM: its processes then end with one another."""
 SECRET_SUFFIX: Final = ".secret"  # noqa: S105 - of its file's name
@@ -20,12 +20,12 @@ SECRET_SUFFIX: Final = ".secret"  # noqa: S105 - of its file's name
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store is."""
+    """Location of a store."""
 
     address: str
 
     def secret(self) -> bytes:
-        """The secret as it is now: one that is in a file changes with each start of the server.
+        """Return the present secret: a secret in a file changes with each start of the server.
 
         Raises:
             ConfigError: There is none.
@@ -44,6 +44,6 @@ class Place:
 
 
 def find() -> Place | None:
-    """``None`` in a vLLM that has nothing to do with Afferent."""
+    """Return the location of the store; ``None`` in a vLLM that does not use Afferent."""
     where = os.environ.get(STORE, "")
     return Place(where) if where else None

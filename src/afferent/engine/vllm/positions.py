@@ -1,7 +1,7 @@
-"""Whether a reference's positions fit its rows: vLLM's engine core ends on some that do not. Pure.
+"""Check that a reference's positions fit its rows: bad ones can end vLLM's engine core. Pure.
 
-The core makes the positions of tokens from what came beside the features, and trusts it. So it is
-checked in the API process, where a wrong reference is the error of one request.
+The core computes the positions of tokens from the small features in the reference, without a check.
+So the API process checks them, where a wrong reference is the error of one request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def check_positions(
     """Compare a reference's grid with its number of rows.
 
     Args:
-        position_features: Names of those that the model makes positions from.
-        merge_size: How many patches of a row or column become one row of embeddings.
+        position_features: Names of the features that the model computes positions from.
+        merge_size: Number of patches of a row or column that become one row of embeddings.
 
     Raises:
-        FormatError: They differ, or what is needed is missing, or something else came with it.
+        FormatError: They differ, a needed feature is missing, or there is an unexpected one.
     """
     grid_name = _GRID.format(reference.modality)
     for name, value in reference.small.items():

@@ -1,4 +1,4 @@
-"""Keeps one vLLM running: starts it, says when it answers, and ends with it.
+"""Parent process of one vLLM: starts it, reports when it answers, and ends with it.
 
 python -m afferent.engine.vllm.process FD      (started by the supervisor)
 """
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.2
 _WATCH_S = 1.0
 _LOOK_TIMEOUT_S = 1.0
-"""With `_WATCH_S` less than the silence that is taken for death."""
+"""Together with `_WATCH_S`, less than the liveness timeout."""
 _TERMINATE_TIMEOUT_S = 4.0
 _KILLED_TIMEOUT_S = 2.0
 _NOTE_S = 2.0
 _RPC = "VLLM_RPC_BASE_PATH"
 _SOCKET_NBYTES = len("/") + 36
-"""Of the name of a socket of vLLM's: a UUID."""
+"""Length of the name of a socket of vLLM's: a UUID."""
 
 
 @contextmanager
 def started(settings: VllmProcess) -> Iterator[tuple[subprocess.Popen[bytes], Leftovers]]:
-    """Run a vLLM in a session of its own, all of which is gone at the end."""
+    """Run a vLLM in a session of its own, and end the whole session at the end."""
     path, parent_pid = Path(settings.socket_path), os.getpid()
     is_json = isinstance(sys.stderr, logs.JsonLines)
     path.unlink(missing_ok=True)
@@ -80,7 +80,9 @@ def _forward(output: io.TextIOWrapper) -> None:
 
 
 def _sockets() -> dict[str, str]:
-    """Say where vLLM's processes have their sockets: in a folder that goes with this process."""
+    """Return the environment that places the sockets of vLLM's processes in this process's folder,
+    which is removed with it.
+    """
     folder = str(own_folder())
     return {_RPC: folder} if len(folder) + _SOCKET_NBYTES <= MAX_PATH_NBYTES else {}
 
@@ -91,7 +93,7 @@ async def _run(
     vllm: subprocess.Popen[bytes],
     leftovers: Leftovers,
 ) -> int:
-    """Until vLLM ends, which it should not do by itself, or goes on no more, or SIGTERM comes."""
+    """Run until vLLM ends, which is an error, or until it hangs, or until SIGTERM."""
     loop = asyncio.get_running_loop()
     stopping, ended = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -121,14 +123,14 @@ async def _run(
 
 
 async def _note(leftovers: Leftovers) -> None:
-    """Take note of what vLLM has in shared memory: who is killed can't be asked any more."""
+    """Record vLLM's files in shared memory: a killed process can't be inspected any more."""
     while True:
         await asyncio.to_thread(leftovers.look)
         await asyncio.sleep(_NOTE_S)
 
 
 async def _look_after(child: ChildProcess, settings: VllmProcess, pid: int) -> str:
-    """Say when vLLM answers, and see to it that it goes on; why it has to end, at the end."""
+    """Report when vLLM answers, and watch it; return the reason to end it."""
     start_s = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
     connector = aiohttp.UnixConnector(path=settings.socket_path)

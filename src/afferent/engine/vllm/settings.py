@@ -1,4 +1,4 @@
-"""Which vLLM to stand in front of, or how to start one."""
+"""Settings of vLLM: the address of an external one, or the arguments of a started one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from afferent.types import GiB
 
 
 class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either ``engine_url``, or arguments of ``vllm serve``; without both, one is started."""
+    """Either ``engine_url``, or arguments of ``vllm serve``; without both, a vLLM is started."""
 
     engine_url: tuple[str, ...] = setting(
         (),

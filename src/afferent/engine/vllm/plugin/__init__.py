@@ -1,6 +1,6 @@
-"""Afferent's half in vLLM's own processes: a plugin, by which stock models read the arena.
+"""Plugin for vLLM's own processes, by which stock models read the arena.
 
-It is found by the entry point ``vllm.general_plugins``. Without the store's address in the
-environment (``AFFERENT_STORE_PATH``) it does nothing. What it takes hold of in vLLM is listed, and
-looked for at each start, in `afferent.engine.vllm.plugin.probe`.
+vLLM finds it by the entry point ``vllm.general_plugins``. Without the store's address in the
+environment (``AFFERENT_STORE_PATH``) it does nothing. `afferent.engine.vllm.plugin.probe` lists the
+parts of vLLM that it uses, and checks them at each start.
 """

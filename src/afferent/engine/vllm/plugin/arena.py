@@ -1,4 +1,4 @@
-"""Reading what references lead to. A process has one store, connected when it is first needed."""
+"""Access to the blocks of references. A process has one store, connected at its first use."""
 
 from __future__ import annotations
 
@@ -35,11 +35,17 @@ _LOOK_AGAIN_S = 0.02
 
 
 class Gone(Exception):
-    """What a reference led to is there no more."""
+    """The object of a reference no longer exists."""
 
 
 class Arena:
-    """The store, as a process of vLLM sees it."""
+    """Store as a process of vLLM sees it.
+
+    Invariants:
+        - Each `request` has its own name, and all its pins are released at its end.
+        - Only a worker's store is writable.
+        - ``_arrivals`` and ``_processed`` are used under ``_arrivals_lock`` only.
+    """
 
     def __init__(self, where: place.Place, *, name: str) -> None:
         self._where = where
@@ -52,7 +58,7 @@ class Arena:
         self._arrivals_lock = threading.Lock()
 
     def verify(self, url: str) -> Reference:
-        """What a URL stands for.
+        """Return the reference of a URL.
 
         Raises:
             FormatError: It is no reference of the server as it runs now.
@@ -64,14 +70,15 @@ class Arena:
             return verify(url, self._secret)
 
     def admit(self, of: Of, *, is_processed: bool) -> None:
-        """See to it that the request of a reference is there; one that ended has lost its media.
+        """Check that the request of a reference still exists; a request that ended has lost its
+        media.
 
         Args:
-            is_processed: Whether the engine has nothing to process when it has all references: the
+            is_processed: Whether the engine has nothing to process once it has all references: the
                 request then leaves the gate.
 
         Raises:
-            Gone: It has ended.
+            Gone: The request has ended, or the store does not answer.
         """
         with self._arrivals_lock:
             step = self._arrivals.note(of)
@@ -86,7 +93,7 @@ class Arena:
             raise Gone("the request that they belong to has ended")
 
     def leave(self, processed: Iterable[Of]) -> None:
-        """Say that the engine has processed items; a request leaves the gate with its last item.
+        """Count items that the engine has processed; a request leaves the gate with its last item.
 
         A request with several prompts is processed in several parts.
         """
@@ -98,7 +105,7 @@ class Arena:
 
     @contextmanager
     def request(self, what: str) -> Iterator[str]:
-        """A name for what is pinned within the context, and let go of at its end."""
+        """Yield a name for pins; all pins under it are released at the end of the context."""
         request = f"{what}-{next(self._requests)}"
         try:
             yield request
@@ -106,10 +113,10 @@ class Arena:
             self.store.forget(request)
 
     def pin(self, request: str, items: Sequence[tuple[bytes, Handle]]) -> list[bool]:
-        """Pin features, given by key and place; whether each is there.
+        """Pin features, given by key and handle; return whether each exists.
 
-        What is not there as it was meant is deleted, so that who waits for an answer from it, and
-        looks for it before believing one, hears of it.
+        Features that do not match their handle are deleted. A process that waits for an answer from
+        them, and looks them up before it trusts the answer, then notices the loss.
         """
         try:
             asked = [Find(key) for key, _ in items]
@@ -121,21 +128,22 @@ class Arena:
             for (key, _), is_there in zip(items, are_there, strict=True):
                 if not is_there:
                     self.disown(key)
-        except AfferentError as error:  # who made the references has lost them likewise
+        except AfferentError as error:  # the frontend of the references has lost them likewise
             log.warning("features could not be looked for: %s", error.code)
             return [False] * len(items)
         return are_there
 
     def disown(self, key: bytes) -> None:
-        """Nobody finds these features any more, nor believes what was made of them."""
+        """Delete these features, so that no process finds them or trusts results made from them."""
         self._again(lambda: self.store.delete([key]))
 
     def view(self, handle: Handle) -> Any:
-        """The tree of an item's features as tensors over the arena, of an item that is pinned:
-        what is taken out of it must be copied, and the tree let go, before it is not.
+        """Return the tree of a pinned item's features as tensors over the arena.
+
+        Copy what is needed, and drop the tree, before the item is unpinned.
 
         Raises:
-            Gone: The store was started again meanwhile.
+            Gone: The store was restarted meanwhile.
         """
         try:
             return codec.view(self.store.block(handle), tensors="torch")
@@ -143,17 +151,17 @@ class Arena:
             raise Gone("the store was started again") from error
 
     def capacity_nbytes(self, kind: ObjectKind) -> int:
-        """How much of the arena a kind may take; 0 if nobody says."""
+        """Return the capacity of a kind in the arena; 0 if the store does not answer."""
         try:
             return self.store.stat().kinds[kind].capacity_nbytes
         except AfferentError:
             return 0
 
     def raw(self, handle: Handle, start: int, nbytes: int) -> bytes:
-        """A copy of an item's bytes.
+        """Return a copy of an item's bytes.
 
         Raises:
-            Gone: They are not there any more.
+            Gone: They no longer exist.
         """
         with self.request("bytes") as request:
             try:
@@ -166,8 +174,9 @@ class Arena:
         self.store.close()
 
     def _again(self, call: Any) -> Any:
-        """A call that outlives a restart of the store; whoever made a reference before that knows
-        by itself that it leads nowhere.
+        """Repeat a call that must outlive a restart of the store.
+
+        The process that made a reference before the restart knows by itself that it is invalid.
 
         Raises:
             StoreUnavailable: The store does not come back.
@@ -187,14 +196,14 @@ _arenas: dict[str, Arena] = {}
 
 
 def arena(name: str) -> Arena:
-    """This process's own.
+    """Return this process's own arena.
 
     Args:
-        name: Who it is: ``api`` or ``worker``.
+        name: The process's role: ``api`` or ``worker``.
 
     Raises:
         StoreUnavailable: No server is there.
-        ConfigError: Nothing says where it is.
+        ConfigError: The environment does not name the store.
     """
     with _lock:
         if name not in _arenas:

@@ -1,4 +1,4 @@
-"""Which references of each request have come to a process of vLLM. Pure."""
+"""Record of the references of each request that have come to a process of vLLM. Pure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ _MAX_REQUESTS: Final = 4096
 
 
 class Step(Enum):
-    """What the store is told of a reference."""
+    """Action of the store for a reference."""
 
     NOTHING = 0
-    """The request was there a moment ago."""
+    """No action: the request existed a moment ago."""
     ASK = 1
-    """Whether the request is there."""
+    """Check that the request exists."""
     LAST = 2
-    """As `ASK`; besides, that all of the request's references have come."""
+    """The same as `ASK`, and report that all of the request's references have come."""
 
 
 class Arrivals:
-    """Remembers requests whose references come one by one, the latest 4,096 of them."""
+    """Remembers requests whose references come one by one, the latest 4,096 of them.
+
+    Invariants:
+        - `_seen` holds incomplete requests only: a request leaves it with its last reference.
+    """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, set[int]] = OrderedDict()
 
     def note(self, of: Of) -> Step:
-        """Return what to tell the store of a reference that has come.
+        """Record a reference, and return the action of the store for it.
 
-        A reference that comes again, or after the last one, is asked for each time.
+        A reference that comes again, or after the last one, is checked each time.
         """
         seen = self._seen.pop(of.request, set())
         is_new, was_empty = of.index not in seen, not seen

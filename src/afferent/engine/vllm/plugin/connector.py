@@ -1,4 +1,4 @@
-"""vLLM's media connector: a reference becomes an item of ours, or bytes; all else is refused."""
+"""Media connector for vLLM: a reference becomes an item of ours, or bytes; others are refused."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ NAME = "afferent"
 
 @MEDIA_CONNECTOR_REGISTRY.register(NAME)
 class ArenaConnector(MediaConnector):
-    """Media come from the arena alone: whatever else a URL says, vLLM neither fetches nor decodes
-    it. A server in front has done that, within its limits.
+    """Loads media from the arena alone: vLLM fetches and decodes no other URL.
+
+    A server in front of vLLM has done that, within its limits.
     """
 
     def load_from_url(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> FeaturesReference | Any:
-        """The reference itself where features are made; else what vLLM makes of the bytes.
+        """Return the reference itself where it has features; else the item that vLLM decodes from
+        the bytes.
 
         Raises:
-            ValueError: It is no reference, or leads nowhere any more; a client's error to vLLM.
+            ValueError: It is no reference, or is no longer valid; a client's error to vLLM.
         """
         with _told_to_the_client():
             reference = arena("api").verify(url)
@@ -47,7 +49,8 @@ class ArenaConnector(MediaConnector):
         return labelled(item, reference.of)
 
     def _check_frames(self, reference: FeaturesReference) -> None:
-        """
+        """Check that vLLM takes the frames of the features.
+
         Raises:
             ValueError: This vLLM would take other frames of the video.
         """
@@ -60,13 +63,17 @@ class ArenaConnector(MediaConnector):
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> FeaturesReference | Any:
-        """`load_from_url`, in a thread: it may wait, for the store or for a decoder."""
+        """Run `load_from_url` in a thread: it may wait, for the store or for a decoder."""
         return await asyncio.to_thread(self.load_from_url, url, media_io)
 
 
 @contextmanager
 def _told_to_the_client() -> Iterator[None]:
-    """Raises: ValueError: What is wrong with a reference; a client's error to vLLM."""
+    """Convert errors of a reference into errors that vLLM sends to the client.
+
+    Raises:
+        ValueError: The reference is invalid; a client's error to vLLM.
+    """
     try:
         yield
     except FormatError as error:

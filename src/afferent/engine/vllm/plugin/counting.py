@@ -1,4 +1,4 @@
-"""What a worker of vLLM counts, for the server's page of metrics."""
+"""Counts of a vLLM worker, for the server's metrics page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ITEMS = counter(
 
 
 def push_counts(arena: Arena) -> None:
-    """Push from a thread of its own, for as long as the process lives."""
+    """Start a thread that pushes the counts for as long as the process lives."""
     threading.Thread(target=_push, args=(arena,), name="afferent-counts", daemon=True).start()
 
 
@@ -28,5 +28,5 @@ def _push(arena: Arena) -> None:
         time.sleep(PERIOD_S)
         try:
             arena.store.push_metrics(REGISTRY.source, REGISTRY.readings())
-        except AfferentError:  # nobody is there; the counts stay
+        except AfferentError:  # the store is away; the next push has these counts too
             continue

@@ -1,8 +1,9 @@
-"""Embeddings by content: what one worker has encoded, another finds, and one that was restarted.
+"""Embeddings by content: other workers, and restarted ones, find the embeddings that a worker
+encoded.
 
-They lie in the arena under the item's key and a digest of all that shapes them besides: weights,
-type, vLLM's version. They are copied out, so that nothing stays pinned. The digest is announced, so
-that frontends can have embeddings fetched that other machines have.
+The embeddings are in the arena, under the item's key and a digest of everything else that shapes
+them: weights, dtype, vLLM's version. Readers copy them, so that nothing stays pinned. The worker
+announces the digest, so that frontends can fetch the embeddings of other machines.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ _ANNOUNCE_EVERY_S = 1.0
 
 
 class KeptEmbeddings:
-    """The arena's embeddings, for one model as it runs here."""
+    """Embeddings in the arena, for one model as it runs here.
+
+    Invariants:
+        - ``_cache`` is ``None`` until the weights' digest is known; then it never changes.
+        - No embedding stays pinned after `find`: results are copies.
+        - Only a worker with ``publishes`` writes embeddings and announces the encoder.
+    """
 
     def __init__(
         self,
@@ -45,23 +52,24 @@ class KeptEmbeddings:
         publishes: bool,
         row_nbytes: Callable[[], int],
     ) -> None:
-        """
+        """Begin to compute the weights' digest in a thread, if the arena has space for embeddings.
+
         Args:
-            arena: Of this process.
+            arena: This process's arena.
             model_config: vLLM's.
-            publishes: Whether this worker leaves embeddings for others; one of a group is enough.
-            row_nbytes: How long a row is, as far as is known by then.
+            publishes: Whether this worker writes embeddings for others; one of a group is enough.
+            row_nbytes: Returns the length of a row, as far as it is known by then.
         """
         self._arena, self._model_config, self._publishes = arena, model_config, publishes
         self._row_nbytes = row_nbytes
         self._cache: ItemCache | None = None
         """``None`` while the weights' digest is not known, or if there is no room."""
         if arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0:
-            # It reads all weights, which takes seconds for large ones.
+            # The digest reads all weights, which takes seconds for large ones.
             threading.Thread(target=self._begin, name="afferent-digest", daemon=True).start()
 
     def find(self, wanted: Sequence[ContentKey], device: torch.device) -> list[torch.Tensor | None]:
-        """Private copies of those that there are, ``(num_embeds, width)`` each."""
+        """Return private copies of the embeddings that exist, ``(num_embeds, width)`` each."""
         if self._cache is None or not wanted:
             return [None] * len(wanted)
         with self._arena.request("embeddings") as request:
@@ -84,13 +92,13 @@ class KeptEmbeddings:
         *,
         start_s: float,
     ) -> None:
-        """Leave embeddings for others; it is no failure if there is no room for them.
+        """Write embeddings for other processes; lack of space is no failure.
 
         Args:
-            request: Which still has the features pinned that they were computed from.
-            made: From where, and what, by the item's key.
-            start_s: `time.monotonic` when they were begun with. On a device they are ready when
-                they have been copied, and what they took is shared by rows.
+            request: The request that still pins the features of these embeddings.
+            made: The features' handle, and the embeddings, by the item's key.
+            start_s: `time.monotonic` at the start of their computation. On a device they are ready
+                when they have been copied; the time is divided by rows.
         """
         if self._cache is None or not self._publishes or not made:
             return
@@ -123,13 +131,15 @@ class KeptEmbeddings:
             self._announce(weights)
 
     def _announce(self, weights: bytes) -> None:
-        """For as long as the process lives: the store may be started again, or make room."""
+        """Announce the encoder for as long as the process lives: the store may restart, or evict
+        it.
+        """
         said = None
         while True:
             encoder = Encoder(weights, self._row_nbytes())
             try:
                 announce(self._arena.store, encoder, is_first=encoder != said)
                 said = encoder
-            except AfferentError as error:  # nobody is there, or there is no room now
+            except AfferentError as error:  # the store is away, or has no space now
                 log.debug("the encoder was not announced: %s", error.code)
             time.sleep(_ANNOUNCE_EVERY_S)

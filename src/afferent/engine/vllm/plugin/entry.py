@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes."""
+"""Entry point that vLLM calls in each of its processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from afferent.runtime.process import die_with_parent
 
 
 def register() -> None:
-    """Have models read the arena, and media come from nowhere else.
+    """Make models read the arena, and restrict media to the arena.
 
-    Does nothing where the environment does not say where the store is. May be called again.
+    Does nothing where the environment does not name the store. May be called again.
     """
     if place.find() is None:
         return
     if os.environ.get(place.SUPERVISED):
-        # vLLM's API server dies with ours, by the kernel's word; so do those that it has started.
+        # The kernel ends vLLM's API server with our process, and its children with it.
         die_with_parent(os.getppid())
     from afferent.engine.vllm.plugin import connector, models, probe  # only now: they import vLLM
 

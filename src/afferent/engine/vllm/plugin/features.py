@@ -1,4 +1,4 @@
-"""From features as they lie in the arena to what vLLM's encoder of the model is called with."""
+"""Conversion of features in the arena to the inputs of vLLM's encoder of the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _PATCHES = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos
 
 
 def folder_of(model_config: Any) -> Path:
-    """Of a model, which vLLM may know by its name on a hub: then it has been fetched."""
+    """Return the folder of a model; a model that vLLM knows by its name on a hub has been
+    downloaded.
+    """
     folder = Path(model_config.model)
     if folder.is_dir():
         return folder
@@ -31,7 +33,7 @@ def folder_of(model_config: Any) -> Path:
 
 
 class FeatureReader:
-    """Finishes features on the model's device, as the stock processor would have made them."""
+    """Finishes features on the model's device, as the stock processor would have computed them."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
@@ -49,12 +51,12 @@ class FeatureReader:
 
     @functools.cached_property
     def _normalizes(self) -> bool:
-        """Whether the model normalizes pixels itself, and wants bytes."""
+        """Whether the model normalizes pixels itself, and takes bytes."""
         norms = (getattr(module, "input_norm", None) for module in self._model.modules())
         return any(getattr(norm, "input_dtype", None) == torch.uint8 for norm in norms)
 
     def inputs(self, modality: Modality, tree: dict[str, Any]) -> BatchFeature:
-        """Private tensors, on the device, by the names that the model's own processor uses."""
+        """Return private tensors, on the device, by the names of the model's own processor."""
         views = {name: each for name, each in tree.items() if isinstance(each, torch.Tensor)}
         on_device = {name: view.to(self.device) for name, view in views.items()}
         family, made = self._family, on_device
@@ -64,15 +66,15 @@ class FeatureReader:
             name = _PATCHES[modality]
             made = {**on_device, name: family.repeated(on_device[name])}
         shared = {_storage(view) for view in views.values()}
-        # What still is a view would be another's as soon as the pin is gone.
+        # The memory of a view is reused as soon as its block is unpinned.
         own = {
             name: each.clone() if _storage(each) in shared else each for name, each in made.items()
         }
         return BatchFeature({**self._beside(modality, own), **own})
 
     def _beside(self, modality: Modality, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What vLLM's own processors add to what the model's processor makes: of how many tiles an
-        item is, and its token. Fields that the model has not are left out later.
+        """Return the fields that vLLM's own processors add to the model's processor: the number of
+        an item's tiles, and its token. Fields that the model does not have are left out later.
         """
         if modality is not Modality.IMAGE or "pixel_values" not in made:
             return {}
@@ -82,12 +84,12 @@ class FeatureReader:
 
 
 def in_rows(inputs: BatchFeature, fields: Mapping[str, Any]) -> BatchFeature:
-    """The same with all tiles one behind the other where vLLM has them so; `transformers` has those
-    of each prompt together.
+    """Return the inputs with all tiles in one sequence where vLLM has them so; `transformers`
+    groups them by prompt.
 
     Args:
-        inputs: As `FeatureReader.inputs` gives them.
-        fields: Of the model's processor, by name.
+        inputs: The result of `FeatureReader.inputs`.
+        fields: Fields of the model's processor, by name.
     """
     tiles = inputs.get("pixel_values")
     if tiles is None or tiles.ndim < _NESTED_NDIM:

@@ -1,6 +1,6 @@
-"""Labels on decoded items: the request that each one came by, up to vLLM's processor.
+"""Labels on decoded items: they carry the request of each item up to vLLM's processor.
 
-vLLM has no field for it that all of its APIs pass on: only chat completions know a ``uuid``.
+vLLM has no field for it that all of its APIs forward: only chat completions know a ``uuid``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _LABEL: Final = "afferent_of"
 
 
 class LabelledTuple(tuple[Any, ...]):
-    """An audio clip as vLLM has it, samples and rate, with the request that it came by."""
+    """Audio clip as vLLM has it, samples and rate, with the request that it came by."""
 
     afferent_of: Of
 
 
 def labelled(item: Any, of: Of) -> Any:
-    """Return a decoded item with a label; one of a kind that takes none as it is. The request then
-    leaves the gate with the first byte of its answer.
+    """Return a decoded item with a label; an item of a kind that takes none is returned unchanged.
+
+    The request of an unlabelled item leaves the gate with the first byte of its answer.
     """
     if type(item) is tuple:
         item = LabelledTuple(item)
@@ -33,7 +34,7 @@ def labelled(item: Any, of: Of) -> Any:
 
 
 def pass_on(items: Iterable[Any], parsed: Any) -> None:
-    """Put the labels of items on what vLLM's parser has made of them."""
+    """Copy the labels of items to the result of vLLM's parser."""
     if labels := [label for item in items for label in _labels_of(item)]:
         setattr(parsed, _LABEL, labels)
 

@@ -1,7 +1,7 @@
-"""vLLM's models, with an encoder that finds its input in the arena.
+"""vLLM's models with an encoder that reads its input from the arena.
 
-Every multimodal model of vLLM is registered anew, as a subclass of itself that is made when it is
-loaded. What vLLM asks about a model it asks the stock one.
+Every multimodal model of vLLM is registered anew, as a subclass of itself that is created when it
+is loaded. vLLM's questions about a model's properties go to the stock class.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 def register() -> None:
-    """Put a subclass in the place of each multimodal model that vLLM knows."""
+    """Replace each multimodal model that vLLM knows by a subclass."""
     models = vllm_registry.ModelRegistry.models
     for arch in vllm_registry._MULTIMODAL_MODELS:
         stock = models.get(arch)
@@ -47,7 +47,7 @@ def register() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Lazy(vllm_registry._LazyRegisteredModel):
-    """A model that has not been imported; its properties are the stock one's."""
+    """Model that has not been imported; its properties are the stock one's."""
 
     def load_model_cls(self) -> Any:
         return subclass(super().load_model_cls())
@@ -55,7 +55,7 @@ class _Lazy(vllm_registry._LazyRegisteredModel):
 
 @functools.cache
 def subclass(stock: Any) -> Any:
-    """The model that takes references, too."""
+    """Return the subclass of a model that also takes references."""
     if not hasattr(stock, "_processor_factory") or not hasattr(stock, "embed_multimodal"):
         return stock
 
@@ -80,20 +80,27 @@ def subclass(stock: Any) -> Any:
 
 
 class _Encoder:
-    """What comes before a model's encoder: handles become its input."""
+    """Stage before a model's encoder: it converts handles into the encoder's input.
+
+    Invariants:
+        - An item always gets as many rows as its placeholder has positions; a lost item gets zeros,
+          and its answer is refused.
+        - All ranks encode the same items: an item that one rank lacks is missing on all.
+        - Features are pinned while they are encoded.
+    """
 
     def __init__(self, model: Any, vllm_config: Any) -> None:
         self._model_config = vllm_config.model_config
         self._width, self._dtype = 0, self._model_config.dtype
         self._reader = FeatureReader(model, self._model_config)
         lora = getattr(vllm_config, "lora_config", None)
-        # With adapters in the encoder, embeddings are those of one adapter, which we don't know.
+        # With LoRA in the encoder, embeddings depend on an adapter, which is unknown here.
         self._may_keep = not getattr(lora, "enable_tower_connector_lora", False)
         self._kept: KeptEmbeddings | None = None
         threading.Thread(target=self._begin, name="afferent-begin", daemon=True).start()
 
     def embed(self, stock: Any, kwargs: dict[str, Any]) -> Any:
-        """The embeddings of a batch of items of one modality, as the stock model gives them."""
+        """Return the embeddings of a batch of items of one modality, as the stock model does."""
         modality = next((each for each in Modality if FIELD.format(each) in kwargs), None)
         if modality is None:
             return self._noted(stock(**kwargs))
@@ -122,7 +129,7 @@ class _Encoder:
     def _encode(
         self, modality: Modality, items: Sequence[tuple[bytes, Handle, int]], stock: Any
     ) -> list[torch.Tensor]:
-        """From features; zeros for those that are lost, whose answers are refused."""
+        """Encode items from features; return zeros for lost items, whose answers are refused."""
         source, start_s = arena("worker"), time.monotonic()
         with source.request("encode") as request:
             are_there = source.pin(request, [(key, handle) for key, handle, _ in items])
@@ -150,7 +157,7 @@ class _Encoder:
         return embeddings
 
     def _input(self, modality: Modality, source: Arena, key: bytes, handle: Handle) -> Any:
-        """What the stock processor would have made of one item, on the device; ``None``: lost."""
+        """Return the stock processor's output for one item, on the device; ``None``: it is lost."""
         try:
             inputs = self._reader.inputs(modality, source.view(handle))
             fields = self._processor._get_mm_fields_config(inputs, {})
@@ -158,7 +165,7 @@ class _Encoder:
             (item,) = found[modality]
         except Gone:
             return None
-        except Exception:  # whatever is wrong with one item, the engine goes on
+        except Exception:  # an error in one item must not end the engine
             log.exception("features could not be read")
             source.disown(key)
             return None
@@ -167,7 +174,7 @@ class _Encoder:
     def _embeddings(
         self, stock: Any, items: Sequence[tuple[bytes, Handle, int]], inputs: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Of each item as many rows as it has places, whatever becomes of it."""
+        """Return as many rows for each item as it has positions, also where the encoder fails."""
         try:
             made = iter(self._run(stock, [each for each in inputs if each is not None]))
             return [
@@ -183,14 +190,14 @@ class _Encoder:
             return [self._nothing(num_embeds) for _, _, num_embeds in items]
 
     def _run(self, stock: Any, inputs: list[MultiModalKwargsItem]) -> list[torch.Tensor]:
-        """In batches, as vLLM makes them."""
+        """Run the stock encoder in batches, as vLLM groups them."""
         embeddings: list[torch.Tensor] = []
         for _, batch in group_and_batch_mm_items(inputs, device=self._reader.device):
             embeddings += self._noted(stock(**batch))
         return embeddings
 
     def _checked(self, embeddings: torch.Tensor, key: bytes, num_embeds: int) -> torch.Tensor:
-        """A wrong number of rows would end the engine."""
+        """Replace embeddings with a wrong number of rows by zeros: they would end the engine."""
         if len(embeddings) == num_embeds:
             return embeddings
         log.error("the encoder gives %d rows for %d places", len(embeddings), num_embeds)
@@ -202,7 +209,7 @@ class _Encoder:
         return MULTIMODAL_REGISTRY.create_processor(self._model_config)
 
     def _begin(self) -> None:
-        """As soon as there is a store, which may be started after this."""
+        """Connect as soon as there is a store, which may start later than this worker."""
         while True:
             try:
                 source = arena("worker")
@@ -223,11 +230,11 @@ class _Encoder:
 
     @property
     def _num_columns(self) -> int:
-        """Of embeddings; some models' are wider than their text's."""
+        """Columns of embeddings; some models' are wider than their text's."""
         return self._width or int(self._model_config.get_inputs_embeds_size())
 
     def _noted(self, embeddings: Any) -> Any:
-        """Remember how wide they are, for an item that is lost."""
+        """Remember the width of embeddings, for lost items."""
         if len(embeddings):
             self._width, self._dtype = embeddings[0].shape[-1], embeddings[0].dtype
         return embeddings
@@ -239,7 +246,7 @@ class _Encoder:
 
 
 def _of_all_ranks(found: list[T | None]) -> list[T | None]:
-    """Without what another rank does not have: all have to go the same way through the encoder."""
+    """Drop the items that another rank does not have: all ranks must take the same path."""
     group = get_tp_group()
     if group.world_size == 1:
         return found

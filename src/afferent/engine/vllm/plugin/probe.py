@@ -1,4 +1,4 @@
-"""What Afferent takes hold of in vLLM, and whether this version has it."""
+"""Parts of vLLM that Afferent uses, and the check that this version has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """A name in a module of vLLM, and arguments that it must take."""
+    """Name in a module of vLLM, and arguments that it must take."""
 
     module: str
     name: str
@@ -56,14 +56,15 @@ HOOKS: Sequence[_Hook] = (
 
 
 def missing() -> list[str]:
-    """What this version of vLLM lacks, in words."""
+    """Return the parts that this version of vLLM lacks, in words."""
     return [said for hook in HOOKS if (said := _missing(hook))]
 
 
 def check() -> None:
-    """
+    """Check that Afferent works with this vLLM.
+
     Raises:
-        RuntimeError: This vLLM lacks something, or is told to go another way.
+        RuntimeError: This vLLM lacks a part, or is set to use its Rust frontend.
     """
     if lacks := missing():
         raise RuntimeError(f"Afferent can't work with this vLLM, which lacks {'; '.join(lacks)}")

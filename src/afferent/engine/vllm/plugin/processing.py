@@ -1,7 +1,7 @@
-"""vLLM's processor of a model, which takes items of ours as they are.
+"""vLLM's processor of a model, extended to take items of ours unchanged.
 
-An item of ours skips the model's own processor and its cache: what it becomes in the prompt came
-with the reference, and its features stay where they are. All other media go the stock way.
+An item of ours skips the model's own processor and its cache: its prompt tokens came with the
+reference, and its features stay in the arena. All other media take the stock path.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from afferent.preprocess.registry import engine_facts
 from afferent.types import Handle
 
 FIELD = "afferent_{}"
-"""The field of a modality: a handle's numbers, its key, and how many rows are expected."""
+"""Field of a modality: a handle's numbers, its key, and the expected number of rows."""
 _ON_CPU = MultiModalBatchedField(keep_on_cpu=True)
 _NUM_HANDLE = 4
 
 
 def pack(reference: FeaturesReference) -> torch.Tensor:
-    """``(9,)`` int64: segment, offset, bytes, generation, rows, and the key's four words."""
+    """Return ``(9,)`` int64: segment, offset, bytes, generation, rows, and the key's four words."""
     handle = reference.handle
     numbers = [handle.segment, handle.offset, handle.nbytes, handle.generation]
     key = torch.frombuffer(bytearray(reference.key), dtype=torch.int64)
@@ -48,7 +48,7 @@ def pack(reference: FeaturesReference) -> torch.Tensor:
 
 
 def unpack(row: torch.Tensor) -> tuple[bytes, Handle, int]:
-    """Key, handle and the number of rows."""
+    """Return key, handle and the number of rows."""
     segment, offset, nbytes, generation, num_embeds, *_ = row.tolist()
     key = row[_NUM_HANDLE + 1 :].numpy().tobytes()
     return key, Handle(segment, offset, nbytes, generation), num_embeds
@@ -154,10 +154,11 @@ def _processor_class(stock: Any) -> Any:
 
 
 def _check(ours: Mapping[str, Sequence[FeaturesReference]], model_config: Any) -> None:
-    """
+    """Check references before they reach the engine core.
+
     Raises:
         ValueError: A reference would end the engine core, or the features are not those that this
-            vLLM would make; a client's error to vLLM.
+            vLLM would compute; a client's error to vLLM.
     """
     if getattr(model_config.multimodal_config, "mm_processor_kwargs", None):
         raise ValueError(
@@ -178,7 +179,7 @@ def _check(ours: Mapping[str, Sequence[FeaturesReference]], model_config: Any) -
 def _replacement(modality: str, found: Sequence[FeaturesReference]) -> PromptReplacement:
     def content(index: int) -> PromptUpdateDetails:
         item = found[index]
-        if len(item.prompt) == 1:  # rows alone: no mask, which would be a byte for each
+        if len(item.prompt) == 1:  # rows alone need no mask, which has a byte for each row
             return PromptUpdateDetails.from_seq(item.token_ids)
         return PromptUpdateDetails.select_token_id(item.token_ids, item.embed)
 
@@ -196,9 +197,11 @@ def _kwargs(item: FeaturesReference) -> MultiModalKwargsItem:
 
 
 def factories(stock: Any) -> Any:
-    """How a model's processor is made (``_processor_factory``), so that it takes items of ours.
+    """Return the factories of a model's processor (``_processor_factory``), extended to take our
+    items.
 
-    The stock factories may be classes or functions; what they make is given a class of ours.
+    The stock factories may be classes or functions; the objects that they return get a class of
+    ours.
     """
 
     def make_info(ctx: Any) -> Any:
