@@ -188,8 +188,12 @@ def test_the_lock_has_all_that_is_declared() -> None:
     locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", read("requirements.lock"), re.MULTILINE))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for line in (*project["dependencies"], *extras["engine"], *extras["tier"]):
+    own = (*extras["server"], *extras["engine"], *extras["tier"])
+    for line in (*project["dependencies"], *own):
         wanted = Requirement(line)
+        if wanted.name == project["name"]:  # another extra of this package
+            assert wanted.extras <= extras.keys()
+            continue
         names = {name.lower().replace("_", "-"): version for name, version in locked.items()}
         version = names[wanted.name.lower().replace("_", "-")]
         assert wanted.specifier.contains(version, prereleases=True), line

@@ -218,7 +218,7 @@ SERVE_MUTANTS: Final = (
         file="serve/flow/items.py",
         old=(
             "        ready = {item: self._ready(item) for item in distinct}\n"
-            "        if items.new_names:  # only now: what can't be used is bound to no name\n"
+            "        if items.new_names:  # only now: no name is bound to an invalid item\n"
             "            await self._names.bind(request_id, items.new_names)\n"
         ),
         new=(
