@@ -51,6 +51,7 @@ CHECKED: Final = (
     "src/afferent/tier",
     "src/afferent/serve",
     "src/afferent/http_server",
+    "src/afferent/engine",
     "tools/language.py",
 )
 

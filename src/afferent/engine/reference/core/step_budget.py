@@ -1,22 +1,20 @@
-"""How much work a step may have, so that no request waits long for its next token."""
+"""Work budget of a step, so that no request waits long for its next token."""
 
 from __future__ import annotations
 
 from typing import Final
 
 STEP_S: Final = 0.025
-"""For the encoder's part of a step, and for the answers' part: together they take 50 ms at most."""
+"""Time for the encoder's part of a step, and for the answers' part: together 50 ms at most."""
 _WEIGHT: Final = 0.2
-"""Of the newest measurement in the mean."""
+"""Weight of the newest measurement in the mean."""
 
 
 class StepBudget:
-    """Units of work (rows, tokens) that are expected to take `STEP_S`, by a moving mean of their
-    time.
-    """
+    """Units of work (rows, tokens) that take about `STEP_S`, by a moving mean of their time."""
 
     def __init__(self, first: int) -> None:
-        """``first``: the budget before the first measurement."""
+        """Start with ``first``, the budget before the first measurement."""
         self._first = first
         self._unit_s: float | None = None
 
@@ -26,7 +24,7 @@ class StepBudget:
         return self._first if self._unit_s is None else max(1, int(STEP_S / self._unit_s))
 
     def measured(self, num: int, seconds: float) -> None:
-        """Take the time that so many units took."""
+        """Record the time of so many units."""
         if num > 0:
             unit_s = max(seconds / num, 1e-9)
             before = unit_s if self._unit_s is None else self._unit_s
