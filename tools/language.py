@@ -52,6 +52,7 @@ CHECKED: Final = (
     "src/afferent/serve",
     "src/afferent/http_server",
     "src/afferent/engine",
+    "src/afferent/ingest",
     "tools/language.py",
 )
 

@@ -40,7 +40,7 @@ class ItemEncoder:
     """Embeddings cache of a worker; the core decides what it contains.
 
     Invariants:
-        - The cache changes only by the core's orders: `encode` adds items, `evict` removes them.
+        - `encode` adds items, `evict` removes them. An item that fails is reported to the core.
         - No view and no pin of a step outlives `encode`.
         - The failure of one item does not affect the others.
     """

@@ -25,7 +25,8 @@ _AGAIN_S = 0.05
 def keep_one(child: ChildProcess, work: Callable[[], None]) -> int:
     """Run ``work`` in a fork of this process, and in the next one when it has ended, until SIGTERM.
 
-    It also returns when a fork has ended before its first heartbeat. Then the supervisor decides.
+    It also returns when a fork has ended before its first heartbeat, unless it ended with
+    `LOST_PARTNERS`. Then the supervisor decides.
 
     Returns:
         The exit status for this process.
