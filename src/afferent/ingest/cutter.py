@@ -160,7 +160,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _HEAD = re.compile(  # ASCII, escaped or not
     rb"(?:[ !#-\[\]-~]|\\/|\\u00[0-7][0-9a-fA-F]){0,%d}+" % _MAX_HEAD_CHARS
 )
-_STRING = re.compile(  # with no escape that goes on behind the buffer
+_STRING = re.compile(  # without an escape that continues after the buffer
     rb'(?:[^"\\]++|\\[^u]|\\u(?:[0-9a-fA-F]{4}|(?![0-9a-fA-F]{0,3}\Z)))*+', re.DOTALL
 )
 _PARTIAL_ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
@@ -326,7 +326,7 @@ class BodyCutter:
         end = quote if quote >= 0 else len(self._buffer)
         has_escapes = self._buffer.find(b"\\", self._pos, end) >= 0
         tail = max(self._pos, end - (1 if quote >= 0 else _LONGEST_ESCAPE_NBYTES))
-        if has_escapes and self._buffer.find(b"\\", tail, end) >= 0:  # one may go on behind the end
+        if has_escapes and self._buffer.find(b"\\", tail, end) >= 0:  # an escape may be incomplete
             string = _STRING.match(self._buffer, self._pos)
             end = string.end() if string else self._pos
             quote = end if self._buffer.startswith(b'"', end) else -1

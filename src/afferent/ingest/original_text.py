@@ -101,7 +101,7 @@ class OriginalText:
         return self._head + self._encoded(data[: self._num_decoded]) + bytes(self._tail)
 
     def _is_usual(self, raw: bytes | memoryview, text: bytes | memoryview) -> bool:
-        if raw is text and self._slash != _ESCAPED:  # most pieces, whose slashes are not looked for
+        if raw is text and self._slash != _ESCAPED:  # most pieces: no search for slashes
             self._slash = _PLAIN
             return True
         raw, text = bytes(raw), bytes(text)

@@ -122,7 +122,7 @@ class Ranks:
         sock: socket.socket,
         peer: wire.Peer,
     ) -> None:
-        """Add a worker; with the last one, all workers are told to load the model.
+        """Add a worker; the last one triggers the order to all workers to load the model.
 
         Raises:
             FormatError: The rank does not exist, or is taken; or the worker has died meanwhile.
