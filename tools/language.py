@@ -73,6 +73,8 @@ CHECKED: Final = (
     "src/afferent/tier",
     "src/afferent/serve",
     "src/afferent/http_server",
+    "src/afferent/engine",
+    "src/afferent/ingest",
     "tools/language.py",
 )
 

@@ -150,7 +150,7 @@ _INGEST: Final = (
     Mutant(
         what="the second answer of a connection has no bound",
         file="ingest/dial.py",
-        old="        self._header_nbytes = 0  # of the answer to this\n",
+        old="        self._header_nbytes = 0  # the header of the next answer begins\n",
         new="",
         tests=_DIAL_TESTS,
     ),

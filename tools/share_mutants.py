@@ -165,7 +165,7 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="a place that is given to who has left is lost",
         file="ingest/places.py",
-        old="                self._leave()  # it was given just now\n",
+        old="                self._leave()  # the slot was granted just before the cancellation\n",
         new="                pass\n",
         tests=("tests/ingest/test_places.py",),
     ),

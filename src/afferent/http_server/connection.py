@@ -322,7 +322,7 @@ def _path(head: Head) -> str:
 
 
 def _scope_of(head: Head, transport: asyncio.Transport) -> Scope:
-    """Return what ASGI scopes of HTTP and of WebSockets have in common."""
+    """Return the common part of ASGI scopes of HTTP and of WebSockets."""
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": head.version,

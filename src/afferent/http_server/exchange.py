@@ -105,7 +105,7 @@ class Exchange:
         self._task = asyncio.get_running_loop().create_task(self._run(app, scope))
         return self._task
 
-    # What the connection reports
+    # Called by the connection
 
     def feed(self, pieces: list[bytes], *, is_complete: bool) -> None:
         """Add a part of the body; pause reading when much of it waits."""
@@ -125,7 +125,7 @@ class Exchange:
         if self._task is not None and not self.is_answered:
             self._task.cancel()
 
-    # What the application calls
+    # Called by the application
 
     async def _receive(self) -> Message:
         if self._owes_continue and not self.is_gone and not self.is_begun:

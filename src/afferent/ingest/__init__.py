@@ -1,1 +1,1 @@
-"""From a request's parts to media bytes in the arena, and what their headers say."""
+"""Ingest: from a request's parts to media bytes in the arena, and the values of their headers."""

@@ -1,4 +1,4 @@
-"""Base64 that arrives in pieces: strict, and never more of it at a time than one piece."""
+"""Strict decoder of base64 that arrives in pieces; it stores at most one piece."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 
 
 class Base64Text:
-    """Decodes one item's base64, however it is cut.
+    """Decodes one item's base64, in pieces of any size.
 
-    Strict: the standard alphabet, correct padding, and nothing else; line breaks are for the caller
-    to leave out. Bits that the last character has to spare may be set, as every common decoder
-    allows.
+    Strict: the standard alphabet, correct padding, and nothing else; the caller removes line
+    breaks. The unused bits of the last character may be set, as every common decoder allows.
+
+    Invariants:
+        - After padding, no further character is accepted.
     """
 
     def __init__(self) -> None:
@@ -34,9 +36,10 @@ class Base64Text:
         return self._rest
 
     def decode_whole(self, text: memoryview) -> tuple[bytes, bytes] | None:
-        """What `decode` would give, in two pieces and without a copy of ``text``.
+        """Return the result of `decode` in two pieces, without a copy of ``text``.
 
-        ``None``, and nothing has changed, if some of it is no base64, or if the item ends in it.
+        Returns ``None`` without a change of state if a part is no base64, or if the item ends in
+        the text.
         """
         begun = -len(self._rest) % _QUANTUM
         end = len(text) - (len(text) - begun) % _QUANTUM
@@ -54,10 +57,10 @@ class Base64Text:
         return first, data
 
     def decode(self, text: bytes | memoryview) -> bytes:
-        """The bytes that ``text`` completes.
+        """Return the bytes that ``text`` completes.
 
         Raises:
-            InvalidMedia: It is not base64. The caller knows which item it is, and says so.
+            InvalidMedia: It is not base64. The caller adds the item's number.
         """
         if self._rest:
             text = self._rest + text
@@ -73,13 +76,14 @@ class Base64Text:
         if self._padded:
             self.last = bytes(text[whole - _QUANTUM : whole])
         try:
-            # Of the strict calls the fastest; on large pieces it lets other threads run.
+            # The fastest of the strict calls; on large pieces it releases the GIL.
             return pybase64.b64decode(memoryview(text)[:whole], validate=True)
         except (binascii.Error, ValueError) as error:
             raise _malformed() from error
 
     def finish(self) -> None:
-        """
+        """Check that the text is complete.
+
         Raises:
             InvalidMedia: The text ended between two quanta: its padding is missing.
         """

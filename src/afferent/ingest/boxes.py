@@ -1,4 +1,4 @@
-"""Boxes of ISO media files (MP4, AVIF, JPEG 2000): their kinds and where they lie. Pure."""
+"""Boxes of ISO media files (MP4, AVIF, JPEG 2000): their kinds and positions. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 Buffer = bytes | memoryview
 Box = tuple[bytes, int, int]
-"""Its kind, and where its content begins and ends."""
+"""Kind of a box, and the begin and end of its content."""
 
 
 def boxes(file: Buffer, start: int, stop: int) -> Iterator[Box]:
-    """Yield the boxes between two offsets, one after another, up to the first that is malformed.
+    """Yield the boxes between two offsets, one after another, up to the first malformed one.
 
     Raises:
         struct.error: The last one is cut.

@@ -1,19 +1,18 @@
-"""Cutting the media out of a request's JSON while it arrives.
+"""Cutter of media from a request's JSON while it arrives.
 
-Base64 goes to a sink, piece by piece; a marker takes its place. What is left is small, and is
-parsed when it is complete. Strings are searched, never walked: an image costs about what its
-decoding does.
+Base64 goes to a sink, piece by piece; a marker replaces it. The rest is small, and is parsed when
+it is complete. Strings are searched, never walked: an image costs little more than its decoding.
 
 Three facts make cutting safe without parsing. In valid JSON
 
-- backslashes stand in strings only, and what follows a closing quote is punctuation or space. So a
+- backslashes occur in strings only, and a closing quote is followed by punctuation or space. So a
   quote that is followed by a letter, and has no backslash before it, *opens* a string;
-- a colon after a string says that the string was a key;
-- what stands between the quotes of a value can be replaced by plain letters, and nothing around it
-  changes its meaning.
+- a string that is followed by a colon is a key;
+- the text between the quotes of a value can be replaced by plain letters without a change of
+  meaning of the text around it.
 
-Text that is not valid JSON is not made valid by this: up to the first error all is as above, and
-the error stays where it is.
+Invalid JSON does not become valid by this: up to the first error the facts hold, and the error
+stays in its position.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _WINDOW_NBYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaKeys:
-    """Where media stand in a body: keys of strings, made of letters and underscores.
+    """Keys of media strings in a body, of letters and underscores.
 
     Attributes:
-        urls: Of strings that are media where they begin as a ``data:`` URL of base64 does.
-        base64: Of strings that are media where they begin with 64 characters of base64.
+        urls: Keys of strings that are media if they begin as a ``data:`` URL of base64.
+        base64: Keys of strings that are media if they begin with 64 characters of base64.
     """
 
     urls: tuple[str, ...]
@@ -51,27 +50,27 @@ class MediaKeys:
 
 
 class MediaSink(Protocol):
-    """Where the bytes of media go, one item after another."""
+    """Destination of media bytes, one item after another."""
 
     def begin(self) -> None:
-        """An item's bytes begin."""
+        """Begin an item."""
 
     def write(self, data: bytes) -> None:
-        """Some of them, in order; at most 64 KiB."""
+        """Take the next bytes of the item; at most 64 KiB."""
 
     def end(self) -> None:
-        """The item is complete. Not called if it was malformed, or if the body broke off."""
+        """Complete the item. Not called if it was malformed, or if the body broke off."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutMedia:
-    """One item that was cut out: the ``index``-th, in the order of the body.
+    """Item that was cut out: the ``index``-th, in the order of the body.
 
-    ``head`` is what stood before the base64: all that a ``data:`` URL says, or nothing.
+    ``head`` is the text before the base64: the beginning of a ``data:`` URL, or empty.
 
     Attributes:
-        error: What is wrong with it, if it is media.
-        original: The text that it was cut from, if it is none.
+        error: The error in it, if it is media.
+        original: The text that it was cut from, if it is no media.
     """
 
     index: int
@@ -85,7 +84,7 @@ class CutMedia:
         """Return the text that it was cut from, as its JSON had it.
 
         Args:
-            data: Of the item.
+            data: The item's bytes.
         """
         if self.original is None:
             raise InternalError("the text of an item is known only where paths say where media are")
@@ -93,7 +92,7 @@ class CutMedia:
 
     @property
     def media_type(self) -> str:
-        """What a ``data:`` URL says that it is, such as ``"image/png"``, or ``""``: a hint."""
+        """The type in a ``data:`` URL, such as ``"image/png"``, or ``""``: a hint."""
         return self.head.partition(":")[2].partition(";")[0]
 
     @property
@@ -103,13 +102,15 @@ class CutMedia:
 
 
 def is_frames(head: str) -> bool:
-    """Whether a ``data:`` URL that begins so is a video as images, as vLLM's clients write it."""
+    """Whether a ``data:`` URL with this beginning is a video as images, as vLLM's clients write
+    it.
+    """
     return head[:16].lower().rstrip(";,") == "data:video/jpeg"
 
 
 @dataclass(frozen=True, slots=True)
 class CutBody:
-    """The body's JSON, with a marker as the value of each string that was cut out."""
+    """JSON of a body, with a marker as the value of each string that was cut out."""
 
     json: bytes
     media: list[CutMedia]
@@ -117,9 +118,9 @@ class CutBody:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Which strings are media: a pattern for their first ``num_chars``, without escapes.
+    """Pattern of the first ``num_chars`` characters of media strings, without escapes.
 
-    What it matches is no base64.
+    The matched text is no base64.
     """
 
     head: re.Pattern[bytes]
@@ -132,13 +133,13 @@ _BARE = _Rule(re.compile(rb"(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
 
 
 def spelled(word: str) -> str:
-    """A pattern for the ways in which JSON may write ``word``."""
+    """Return a pattern for all spellings of ``word`` in JSON."""
     return "".join(rf"(?:{c}|\\u00(?i:{ord(c):02x}))" for c in word)
 
 
 @dataclass(frozen=True, slots=True)
 class _KeySearch:
-    """Finds keys, with their quotes; the group is one that URLs stand under."""
+    """Search for keys, with their quotes; the group is a key of URLs."""
 
     pattern: re.Pattern[bytes]
     longest_nbytes: int
@@ -159,7 +160,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _HEAD = re.compile(  # ASCII, escaped or not
     rb"(?:[ !#-\[\]-~]|\\/|\\u00[0-7][0-9a-fA-F]){0,%d}+" % _MAX_HEAD_CHARS
 )
-_STRING = re.compile(  # with no escape that goes on behind the buffer
+_STRING = re.compile(  # without an escape that continues after the buffer
     rb'(?:[^"\\]++|\\[^u]|\\u(?:[0-9a-fA-F]{4}|(?![0-9a-fA-F]{0,3}\Z)))*+', re.DOTALL
 )
 _PARTIAL_ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
@@ -171,11 +172,15 @@ _string_decoder = msgspec.json.Decoder(str)
 class BodyCutter:
     """Cuts one body, fed in chunks of any size.
 
-    Whether media are expected in each place where they are found is for the caller to see: a marker
-    that no media part refers to was none. Markers are made of 128 random bits, so that no client
-    can write one.
+    The caller checks whether media are expected in each position: a marker that no media part
+    refers to stood for no media. Markers have 128 random bits, so that no client can write one.
 
-    After an error the cutter is of no use.
+    After an error the cutter is unusable.
+
+    Invariants:
+        - ``0 <= _kept <= _pos <= len(_buffer)``: bytes before ``_pos`` have been searched, and
+          bytes before ``_kept`` are in the JSON or in the sink.
+        - Each item calls `MediaSink.begin` once, and `MediaSink.end` only at its closing quote.
     """
 
     def __init__(
@@ -190,13 +195,14 @@ class BodyCutter:
         paths: Collection[tuple[str | None, ...]] | None = None,
         marker: str | None = None,
     ) -> None:
-        """
+        """Create a cutter at the beginning of a body.
+
         Args:
             is_parsed: Whether the JSON is parsed here; else its shape has no limit.
-            paths: Where media may stand, as `JsonPath.steps`; a string anywhere else stays in the
-                JSON as it was written. What is cut out there may turn out to be no media: so
-                nothing that is wrong with it is raised, and the text that it was cut from is known
-                (`CutMedia`). ``None``: anywhere.
+            paths: Locations of media, as `JsonPath.steps`; a string anywhere else stays unchanged
+                in the JSON. A string that is cut out there may turn out to be no media: so its
+                errors are not raised, and its original text is known (`CutMedia`). ``None``:
+                anywhere.
             marker: Replaces the random prefix of the markers, for tests.
         """
         self._sink, self._max_media = sink, max_media
@@ -208,8 +214,8 @@ class BodyCutter:
         self._media: list[CutMedia] = []
         self._step: Callable[[BodyCutter], bool] = BodyCutter._seek_key
         self._buffer = b""
-        self._pos = 0  # what of the buffer has been looked at,
-        self._kept = 0  # and what of that has gone where it belongs
+        self._pos = 0  # end of the searched part of the buffer
+        self._kept = 0  # end of the part that is in the JSON or in the sink
         self._rule = _DATA_URL
         self._base64 = Base64Text()
         self._is_text = False
@@ -220,11 +226,11 @@ class BodyCutter:
 
     @property
     def is_text(self) -> bool:
-        """Whether an item is open, or was the last, whose base64 is handed on as it is."""
+        """Whether the present or the last item's base64 is forwarded without decoding."""
         return self._is_text
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """The body's next bytes.
+        """Process the body's next bytes.
 
         Raises:
             InvalidMedia: The base64 of an item is malformed.
@@ -245,7 +251,7 @@ class BodyCutter:
             self._pos = self._kept = 0
 
     def finish(self) -> CutBody:
-        """The body is complete.
+        """Complete the body, and return it.
 
         Raises:
             InvalidRequest: It broke off inside an item; or as `feed` does.
@@ -256,10 +262,10 @@ class BodyCutter:
         self._keep()
         return CutBody(self._json.finish(), self._media)
 
-    # The steps: each says whether the next one has something to do with what is in the buffer.
+    # The steps: each returns whether the next one can continue with the buffer.
 
     def _seek_key(self) -> bool:
-        """Find a key under which media may stand."""
+        """Find a key of a media string."""
         key = self._keys.pattern.search(self._buffer, self._pos)
         if key is None:
             # The rest may begin a key: all but its last byte, and the byte before it.
@@ -277,7 +283,7 @@ class BodyCutter:
         return self._expect(b'"', BodyCutter._decide)
 
     def _expect(self, byte: bytes, following: Callable[[BodyCutter], bool]) -> bool:
-        """Go on with ``following`` if the next byte that is no space is ``byte``."""
+        """Continue with ``following`` if the next byte that is no space is ``byte``."""
         if space := _SPACE.match(self._buffer, self._pos):
             self._pos = space.end()
         if self._pos == len(self._buffer):
@@ -290,7 +296,7 @@ class BodyCutter:
         return True
 
     def _decide(self) -> bool:
-        """See from a string's first characters whether it is media."""
+        """Decide from a string's first characters whether it is media."""
         start = _HEAD.match(self._buffer, self._pos)
         end = start.end() if start else self._pos
         text = _unescape(self._buffer[self._pos : end])
@@ -315,12 +321,12 @@ class BodyCutter:
         return False
 
     def _cut(self) -> bool:
-        """Hand the base64 on, up to the quote that ends it."""
+        """Forward the base64, up to the quote that ends it."""
         quote = self._buffer.find(b'"', self._pos)
         end = quote if quote >= 0 else len(self._buffer)
         has_escapes = self._buffer.find(b"\\", self._pos, end) >= 0
         tail = max(self._pos, end - (1 if quote >= 0 else _LONGEST_ESCAPE_NBYTES))
-        if has_escapes and self._buffer.find(b"\\", tail, end) >= 0:  # one may go on behind the end
+        if has_escapes and self._buffer.find(b"\\", tail, end) >= 0:  # an escape may be incomplete
             string = _STRING.match(self._buffer, self._pos)
             end = string.end() if string else self._pos
             quote = end if self._buffer.startswith(b'"', end) else -1
@@ -333,7 +339,7 @@ class BodyCutter:
         return True
 
     def _take(self, raw: memoryview, *, has_escapes: bool) -> None:
-        """Hand on characters of a string as they are written."""
+        """Forward characters of a string as they are written."""
         before = self._progress
         text: bytes | memoryview = raw
         if self._error is None:
@@ -363,12 +369,12 @@ class BodyCutter:
 
     @property
     def _may_be_media(self) -> bool:
-        """Whether media may stand where the text has come to."""
+        """Whether media may occur at the present position."""
         return self._paths is None or self._path is None or self._path.steps in self._paths
 
     @property
     def _has_enough(self) -> bool:
-        """Whether what else looks like media stays in the JSON: the caller counts what is media."""
+        """Whether further strings stay in the JSON: the caller counts the media."""
         return self._paths is not None and len(self._media) >= self._max_media
 
     def _begin(self, head: str) -> None:
@@ -384,7 +390,7 @@ class BodyCutter:
 
     @contextlib.contextmanager
     def _spoiling(self) -> Iterator[None]:
-        """Go on after an error where the item may turn out to be no media."""
+        """Continue after an error in an item that may turn out to be no media."""
         try:
             yield
         except InvalidMedia as error:
@@ -401,8 +407,9 @@ class BodyCutter:
             self._original.take(raw, None if self._error else text, before)
 
     def _decode(self, window: memoryview) -> bool:
-        """Hand on a window that is base64 from end to end, as most of an item's are: it is decoded
-        where it lies, and nothing is looked for in it.
+        """Forward a window that is base64 from end to end, as most of an item's are.
+
+        It is decoded in place, without a search in it.
         """
         if self._is_text or self._error is not None:
             return False
@@ -452,7 +459,7 @@ class BodyCutter:
 
 
 def _unescape(text: bytes) -> bytes:
-    """ASCII text as it stands between quotes, without its escapes."""
+    """Return ASCII text from between quotes, without its escapes."""
     if b"\\" not in text:
         return text
     return _string_decoder.decode(b'"' + text + b'"').encode("ascii")

@@ -1,4 +1,4 @@
-"""Media on their way from a host or a file into memory that somebody else provides."""
+"""Transfer of media from a host or a file into memory of the caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MakeRoom = Callable[[int], Awaitable[None]]
 
 
 class Budget:
-    """The bytes that all fetches of one request may read together. Any thread may ask."""
+    """Bytes that all fetches of one request may read together. Thread-safe."""
 
     def __init__(self, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes
@@ -27,7 +27,11 @@ class Budget:
         return self._taken_nbytes
 
     def take(self, nbytes: int) -> None:
-        """Raises: MediaTooLarge: So many are not left; then nothing is taken."""
+        """Take bytes from the budget.
+
+        Raises:
+            MediaTooLarge: So many are not left; then nothing is taken.
+        """
         with self._lock:
             if self._taken_nbytes + nbytes > self._max_nbytes:
                 raise MediaTooLarge(
@@ -42,11 +46,11 @@ class Budget:
 
 
 class Delivery:
-    """One item's bytes on their way into its sink, within its own limit and the budget.
+    """Transfer of one item's bytes into its sink, within its own limit and the budget.
 
-    What is announced is taken from the budget at once, so that fetches side by side never exceed
-    it together. Leaving the ``with`` block gives back what was not delivered, or everything after
-    an error.
+    Announced bytes are taken from the budget at once, so that concurrent fetches never exceed it
+    together. Leaving the ``with`` block returns the bytes that were not delivered, or all of them
+    after an error.
     """
 
     def __init__(
@@ -62,23 +66,35 @@ class Delivery:
         self._taken_nbytes = 0
         self.nbytes = 0
         self.fresh_s = 0.0
-        """For how long these may be taken for what the URL leads to."""
+        """Time for which these bytes are a valid copy of the URL's content."""
 
     async def prepare(self, nbytes: int) -> None:
-        """So many are to come, and there is room for them. Raises: MediaTooLarge: Too many."""
+        """Announce so many bytes, and reserve space for them.
+
+        Raises:
+            MediaTooLarge: They are too many.
+        """
         self.announce(nbytes)
         if self._make_room is not None:
             await self._make_room(nbytes)
 
     def announce(self, nbytes: int) -> None:
-        """So many are to come. Raises: MediaTooLarge: Too many."""
+        """Take so many bytes in all from the budget.
+
+        Raises:
+            MediaTooLarge: They are too many.
+        """
         self._check(nbytes)
         if nbytes > self._taken_nbytes:
             self._budget.take(nbytes - self._taken_nbytes)
             self._taken_nbytes = nbytes
 
     def write(self, data: bytes) -> None:
-        """Raises: MediaTooLarge: Too many, announced or not; the sink has not seen them."""
+        """Pass bytes to the sink.
+
+        Raises:
+            MediaTooLarge: They are too many, announced or not; the sink has not got them.
+        """
         self.announce(self.nbytes + len(data))
         self.nbytes += len(data)
         self._sink(data)

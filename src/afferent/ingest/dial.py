@@ -1,4 +1,6 @@
-"""Connections to media hosts: resolved once, every answer checked, and then that one dialled."""
+"""Connections to media hosts: resolved once; every address is checked; a checked address is
+dialled.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +25,41 @@ log = logging.getLogger(__name__)
 _TRY_S, _NUM_TRIES = 1.0, 3
 _NOT_FOUND_S, _MAX_NOT_FOUND = 5.0, 4096
 _NOT_FOUND = "the media host's name was not found, or leads to no public address"
-"""One text for both: which names there are inside is nobody's business."""
+"""One text for both, so that clients can't discover internal names."""
 _OURS = frozenset(
     (aiodns.error.ARES_ECONNREFUSED, aiodns.error.ARES_ENOMEM, aiodns.error.ARES_EFILE)
 )
-"""Errors that this machine or its name servers are to blame for; without descriptors, the first."""
+"""Errors of this machine or its name servers; without descriptors, the first."""
 _MAX_DIALLED = 4
 _MAX_HEADER_NBYTES = 128 << 10
 _HEADER_STEP_NBYTES = 4 << 10
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host, the one to try first at the front."""
+"""Lookup of a host's addresses, with the first one to try at the front."""
 
 
 class Resolver:
-    """Looks names up at the system's name servers, and in its file of hosts.
+    """Looks up names at the system's name servers, and in its hosts file.
 
-    By c-ares, on the event loop: of names that nobody answers for, any number may be looked up side
-    by side, and none holds another up. What was not found is not asked for again for a moment.
+    It uses c-ares, on the event loop: any number of unanswered lookups may run concurrently, and
+    none blocks another. A missing name is not looked up again for `_NOT_FOUND_S`.
     """
 
     def __init__(
         self, nameservers: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``nameservers`` in the place of the system's, with their ports."""
+        """Create a resolver; ``nameservers`` replace the system's, with their ports."""
         self._nameservers, self._clock = list(nameservers), clock
         self._channel: aiodns.DNSResolver | None = None
         self._not_found: dict[str, float] = {}  # until when
         self._seldom = Seldom(log)
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        """
+        """Return the addresses of a host.
+
         Raises:
             FetchFailed: There is no such name.
-            Unavailable: No name server can be asked: there are no descriptors, say.
+            Unavailable: No name server can be reached: there are no descriptors, say.
         """
         if self._not_found.get(host, 0.0) > self._clock():
             raise FetchFailed(_NOT_FOUND)
@@ -87,14 +90,14 @@ class Resolver:
 
 
 class BoundedStream(httpcore.AsyncNetworkStream):
-    """Reads the header of each answer in small steps, and not without end.
+    """Reads the header of each answer in small steps, up to a limit.
 
-    All that one step brings is parsed in one go, and a host may send thousands of interim answers.
+    All bytes of one step are parsed in one go, and a host may send thousands of interim answers.
     """
 
     def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
         self._inner = inner
-        self._header_nbytes: int | None = 0  # none once the header is complete
+        self._header_nbytes: int | None = 0  # `None` once the header is complete
 
     def end_header(self) -> None:
         self._header_nbytes = None
@@ -117,7 +120,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         buffer: bytes,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> None:
-        self._header_nbytes = 0  # of the answer to this
+        self._header_nbytes = 0  # the header of the next answer begins
         await self._inner.write(buffer, timeout)
 
     async def aclose(self) -> None:
@@ -136,7 +139,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Dials only addresses that the policy allows; TLS and Host still see the host's name.
+    """Dials only addresses that the policy allows; TLS and Host still use the host's name.
 
     Args:
         allow: ``HOST:PORT`` that may have any address.

@@ -1,4 +1,4 @@
-"""Digests of a request's media, on several threads when there is enough of them."""
+"""Digests of a request's media, on several threads for large media."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from afferent import keys
 Bytes = bytes | memoryview
 
 _WORTH_A_THREAD_NBYTES = 1 << 20
-"""A hand-over to a thread costs what hashing half a megabyte does."""
+"""The hand-over to a thread costs as much as the hash of half a megabyte."""
 
 
 class Digester:
     """Hashes many items at once; hashing releases the GIL.
 
     Args:
-        num_workers: Threads beside the caller's; 0 hashes one after another, where it is called.
+        num_workers: Threads beside the caller's; 0 hashes the items one after another, in the
+            caller's thread.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -28,7 +29,7 @@ class Digester:
         )
 
     async def digest_all(self, media: Sequence[Bytes]) -> list[bytes]:
-        """`afferent.keys.digest` of each; the event loop is not held up by large ones."""
+        """Return `afferent.keys.digest` of each item; large items do not block the event loop."""
         total = sum(map(len, media))
         if self._threads is None or total < _WORTH_A_THREAD_NBYTES:
             return [keys.digest(data) for data in media]
@@ -48,7 +49,7 @@ class Digester:
 
 
 def stripe(items: Sequence[Bytes], num_parts: int) -> list[Sequence[Bytes]]:
-    """The items dealt out in turn: part ``i`` holds items ``i``, ``i + num_parts``, ..."""
+    """Return the items in stripes: part ``i`` holds items ``i``, ``i + num_parts``, ..."""
     return [items[start::num_parts] for start in range(min(num_parts, len(items)))]
 
 

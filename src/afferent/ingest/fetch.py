@@ -1,8 +1,8 @@
-"""Fetching media from URLs, without reaching anything that a client could not reach itself.
+"""Fetcher of media from URLs, restricted to hosts that a client could reach itself.
 
-`fetch_policy` says what may be reached, `dial` sees to it where connections are made, and `files`
-reads what the operator opened. Here is the rest: how much, how fast, how many at a time. Nothing
-is read from the environment (no proxies), and no credentials or cookies are sent.
+`fetch_policy` decides which hosts are allowed, `dial` enforces it for each connection, and `files`
+reads the operator's folders. This module limits sizes, rates and concurrency. Nothing is read from
+the environment (no proxies), and no credentials or cookies are sent.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Fetcher:
     """Fetches media; one per process.
 
     Args:
-        resolve: Looks up names; by default the system does.
-        grace_s: How long a host may stay below the slowest rate, from its first answer on.
+        resolve: Looks up names; by default the system's resolver.
+        grace_s: Time for which a host may stay below the slowest rate, from its first answer on.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Fetcher:
         )
 
     def session(self, *, max_nbytes: int, share: Share = NAMELESS) -> FetchSession:
-        """The fetches of one request, which share a budget of bytes.
+        """Return a session for one request, whose fetches share a budget of bytes.
 
         Args:
-            share: Whose they are: where many wait for a host, each request has its turns.
+            share: The tenant's share: waiting fetches for a host are scheduled fairly.
         """
         user = User(share, next(self._num_sessions))
         return FetchSession(self, Budget(max_nbytes), user)
@@ -77,7 +77,7 @@ class Fetcher:
     async def fetch_into(
         self, url: str, delivery: Delivery, *, modality: Modality, user: User
     ) -> None:
-        """As `FetchSession.fetch_into`."""
+        """Fetch a URL as `FetchSession.fetch_into` does."""
         try:
             await self._follow(url, delivery, modality, user)
         except (TimeoutError, httpcore.TimeoutException) as error:
@@ -86,7 +86,7 @@ class Fetcher:
             raise blamed(error, FetchFailed("the media host could not be reached")) from error
 
     async def _follow(self, url: str, delivery: Delivery, modality: Modality, user: User) -> None:
-        """Fetch, and go where redirects lead; waiting for a place does not count as time."""
+        """Fetch, and follow redirects; the wait for a slot does not count as time."""
         allow = self._limits.fetch_allow
         target = check_url(url, allow=allow)
         left_s = self._limits.of(modality).fetch_timeout_s
@@ -104,7 +104,11 @@ class Fetcher:
 
     @asynccontextmanager
     async def _connection(self, user: User) -> AsyncIterator[None]:
-        """Raises: NoPermitLeft: There is none in time, for which the host can't be blamed."""
+        """Occupy one of the process's connections while the context lasts.
+
+        Raises:
+            NoPermitLeft: None is free in time; this is not the host's fault.
+        """
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._limits.fetch_connect_timeout_s):
@@ -114,7 +118,7 @@ class Fetcher:
             yield
 
     async def _get(self, target: Target, delivery: Delivery, modality: Modality) -> str | None:
-        """Deliver the body, or say where the answer redirects to."""
+        """Deliver the body, or return the location of a redirect."""
         url = httpcore.URL(
             scheme=target.scheme, host=target.host, port=target.port, target=target.path
         )
@@ -146,7 +150,7 @@ class Fetcher:
         return None
 
     def _note_freshness(self, response: httpcore.Response, delivery: Delivery) -> None:
-        """Of all that led here, the least counts."""
+        """Lower the freshness to the least one of all redirects and the answer."""
         fresh_s = freshness(
             _values(response, b"cache-control"),
             _values(response, b"age"),
@@ -155,7 +159,11 @@ class Fetcher:
         delivery.fresh_s = min(delivery.fresh_s, fresh_s)
 
     async def _deliver(self, response: httpcore.Response, delivery: Delivery) -> None:
-        """Raises: FetchFailed: The host delivers too slowly."""
+        """Deliver the body.
+
+        Raises:
+            FetchFailed: The host delivers too slowly.
+        """
         least = self._limits.fetch_min_nbytes_per_s
         stream = response.extensions["network_stream"]
         if isinstance(stream, BoundedStream):
@@ -177,7 +185,7 @@ class Fetcher:
 
 @dataclass(frozen=True, slots=True)
 class WantedFile:
-    """A file that may have up to ``max_nbytes``."""
+    """File that may have up to ``max_nbytes``."""
 
     url: str
     max_nbytes: int
@@ -185,14 +193,14 @@ class WantedFile:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How much came, and for how long it may be taken for what the URL leads to."""
+    """Number of bytes, and the time for which they are a valid copy of the URL's content."""
 
     nbytes: int
     fresh_s: float
 
 
 class FetchSession:
-    """The fetches of one request: a few at a time, and so many bytes in all."""
+    """Fetches of one request: a few at a time, within a budget of bytes."""
 
     def __init__(self, fetcher: Fetcher, budget: Budget, user: User) -> None:
         self._fetcher, self._budget, self._user = fetcher, budget, user
@@ -207,14 +215,14 @@ class FetchSession:
         max_nbytes: int,
         make_room: MakeRoom | None = None,
     ) -> Fetched:
-        """Hand the bytes behind a URL to ``sink``, and count them.
+        """Pass the bytes of a URL to ``sink``, and count them.
 
         The sink is called from the event loop; never after this has returned or raised. After an
-        error, what it got is of no use.
+        error, its bytes are invalid.
 
         Raises:
             Unavailable: The server is out of descriptors or memory; try again.
-            NoPermitLeft: Too many are being fetched; try again.
+            NoPermitLeft: Too many media are being fetched; try again.
             ForbiddenUrl: The policy refuses the URL, or one that it redirects to.
             FetchFailed: The host did not deliver in time, or answered with an error.
             MediaTooLarge: There are more than ``max_nbytes``, or more than the request may have.
@@ -234,7 +242,7 @@ class FetchSession:
         """Read and digest files by ``file:`` URL, in a thread.
 
         Args:
-            make_room: Given how long they are in bytes, blocks that are as long.
+            make_room: Returns blocks of the given lengths in bytes.
 
         Raises:
             Unavailable: The server is out of descriptors or memory; try again.
@@ -256,7 +264,7 @@ class FetchSession:
                 known.close()
 
     async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
-        """The bytes behind a URL. Raises as `fetch_into` does."""
+        """Return the bytes of a URL. Raises as `fetch_into` does."""
         data = bytearray()
         await self.fetch_into(url, data.extend, modality=modality, max_nbytes=max_nbytes)
         return bytes(data)
@@ -267,7 +275,7 @@ def _read_each(files: Sequence[OpenFile], blocks: Sequence[memoryview]) -> list[
 
 
 def _nowhere(_: bytes) -> None:
-    """A sink for what goes elsewhere."""
+    """Drop bytes that are written elsewhere."""
 
 
 def _values(response: httpcore.Response, name: bytes) -> list[bytes]:

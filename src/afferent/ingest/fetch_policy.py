@@ -1,4 +1,4 @@
-"""Which URLs and which addresses media may be fetched from: decisions only, no I/O."""
+"""Policy of URLs and addresses from which media may be fetched: decisions only, no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_URL_LENGTH = 8192
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _BRACKETED = re.compile(r"(?=.*:)[0-9A-Fa-f:.]{2,45}")
 
-# Written out, because what `is_global` knows depends on Python's version, and it lets some pass.
+# Written out, because `is_global` depends on Python's version, and accepts some of these.
 _FORBIDDEN_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -59,10 +59,10 @@ _ISATAP = 0x5EFE
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL that the policy lets through, in parts; its host is not yet resolved.
+    """URL that the policy accepts, in parts; its host is not yet resolved.
 
-    ``path`` includes the query. These parts are what is dialled and sent: nobody parses the URL
-    again, and so nobody can understand it differently.
+    ``path`` includes the query. These parts are dialled and sent: the URL is never parsed again, so
+    no other parser can interpret it differently.
     """
 
     url: str
@@ -78,12 +78,12 @@ class Target:
 
 
 def authority(host: str, port: int) -> str:
-    """``HOST:PORT``, as URLs and settings write it."""
+    """Return ``HOST:PORT``, as URLs and settings write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_url(url: str, *, allow: Collection[str] = ()) -> Target:
-    """The parts of an acceptable URL.
+    """Return the parts of an acceptable URL.
 
     Args:
         allow: ``HOST:PORT`` of the operator's own media hosts.
@@ -115,7 +115,7 @@ def check_url(url: str, *, allow: Collection[str] = ()) -> Target:
 
 
 def check_redirect(source: Target, location: str, *, allow: Collection[str] = ()) -> Target:
-    """Where a redirect leads, checked like any URL.
+    """Return the target of a redirect, checked like any URL.
 
     Raises:
         ForbiddenUrl: Also when it leads from https to http.
@@ -132,7 +132,11 @@ def check_redirect(source: Target, location: str, *, allow: Collection[str] = ()
 
 
 def check_characters(url: str) -> None:
-    """Raises: ForbiddenUrl: The URL is too long, or has characters that parsers disagree on."""
+    """Check the length and the characters of a URL.
+
+    Raises:
+        ForbiddenUrl: The URL is too long, or has characters that parsers disagree on.
+    """
     if len(url) > _MAX_URL_LENGTH or re.search(r"[\x00-\x20\x7f\\]", url):
         raise ForbiddenUrl("the URL is too long, or has characters that a URL may not have")
     if not url.isascii():
@@ -142,7 +146,9 @@ def check_characters(url: str) -> None:
 
 
 def address_of(host: str) -> str | None:
-    """The address, of a host that is one and no name, however it is written: ``127.1`` is one."""
+    """Return the address of a host that is an address in any spelling (``127.1``); ``None`` for a
+    name.
+    """
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -157,7 +163,7 @@ def is_public(address: str) -> bool:
     """Whether an address belongs to the public internet, and to nothing else.
 
     An IPv4 address inside an IPv6 one counts where a network may translate it (mapped, NAT64).
-    Tunnels that have gone out of use (6to4, Teredo, ISATAP, "compatible") are never public.
+    Obsolete tunnels (6to4, Teredo, ISATAP, "compatible") are never public.
     """
     try:
         ip = ipaddress.ip_address(address)

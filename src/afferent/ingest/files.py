@@ -1,4 +1,4 @@
-"""Media files under folders that the operator named, and nothing outside them."""
+"""Media files in folders that the operator named, and nothing outside them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from afferent.runtime.exhaustion import blamed
 
 _PIECE_NBYTES = 64 << 20  # a thread that is to end is waited for
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: to open a pipe that nobody writes to would take forever.
+# Not blocking: the open call of a pipe without a writer would never return.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """A folder, opened once: renaming it later changes nothing. ``parts`` is its path."""
+    """Folder that is opened once: a later rename changes nothing. ``parts`` is its path."""
 
     parts: tuple[bytes, ...]
     descriptor: int
@@ -32,7 +32,7 @@ class _Root:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A plain file, and how many bytes it had when it was opened."""
+    """Plain file, and its number of bytes when it was opened."""
 
     descriptor: int
     nbytes: int
@@ -57,7 +57,7 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """How much was read, and the digest of it (`afferent.keys.digest`)."""
+    """Number of bytes that were read, and their digest (`afferent.keys.digest`)."""
 
     nbytes: int
     digest: bytes
@@ -67,7 +67,8 @@ class FileRoots:
     """Reads files by ``file:`` URL.
 
     Args:
-        roots: Absolute paths of folders. They may be links themselves; below them none is followed.
+        roots: Absolute paths of folders. They may be links themselves; no link below them is
+            followed.
 
     Raises:
         ConfigError: A root is no folder that can be opened.
@@ -84,7 +85,8 @@ class FileRoots:
         self._roots.sort(key=lambda root: len(root.parts), reverse=True)
 
     def open_files(self, urls: Sequence[str], opened: list[OpenFile]) -> None:
-        """Open files, and append them to ``opened``; those that are there are to be closed.
+        """Open files, and append them to ``opened``; the caller closes those in it, also after an
+        error.
 
         Raises:
             ForbiddenUrl: Not a plain file under a root, or reached through a link.
@@ -101,7 +103,7 @@ class FileRoots:
         self._roots.clear()
 
     def _locate(self, url: str) -> tuple[_Root, Sequence[bytes]]:
-        """The root that holds the file, and the names that lead from there to it."""
+        """Return the root that holds the file, and the names from there to the file."""
         parts = file_parts(url)
         for root in self._roots:
             depth = len(root.parts)
@@ -111,10 +113,10 @@ class FileRoots:
 
 
 def file_parts(url: str) -> tuple[bytes, ...]:
-    """The names in the path of a ``file:`` URL.
+    """Return the names in the path of a ``file:`` URL.
 
     Raises:
-        ForbiddenUrl: It names another host, or has a query, ``..``, or other things with more than
+        ForbiddenUrl: It names another host, or has a query, ``..``, or other parts with more than
             one meaning.
     """
     check_characters(url)
@@ -156,7 +158,9 @@ def _open(root: _Root, names: Sequence[bytes]) -> OpenFile:
 
 
 def _walk(root: _Root, names: Sequence[bytes]) -> int:
-    """The file's descriptor. One name after another is opened, so that no link can lead astray."""
+    """Return the file's descriptor. The names are opened one after another, so that no link is
+    followed.
+    """
     *folders, name = names
     descriptor = os.dup(root.descriptor)
     try:

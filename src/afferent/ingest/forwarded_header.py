@@ -1,11 +1,11 @@
-"""Sides of images of formats that are not decoded here, but by a server behind this one.
+"""Sizes of images in formats that only a server behind this one decodes.
 
-Only sides are read, in bounded time; nothing is decoded. A file that holds several images is as
-large as the largest of them. Sides that a header repeats elsewhere (a codestream, a tile, an image
-within an icon) count, too: a decoder may go by any of them.
+Only sizes are read, in bounded time; nothing is decoded. A file with several images is as large as
+the largest of them. Sizes that a header repeats elsewhere (a codestream, a tile, an image within an
+icon) count, too: a decoder may use any of them.
 
-What a file is, its first bytes say, as they do to Pillow, which vLLM decodes by. Where a file could
-pass for one of another format there, it is refused.
+The first bytes determine the format, as in Pillow, which vLLM uses. A file that Pillow could take
+for another format is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Size = tuple[int, int]
 _MAX_BOXES: Final = 4096
 _MAX_IMAGES: Final = 1024
 _MAX_TAGS: Final = 16_384
-"""Of all images of a TIFF file together."""
+"""Most tags of all images of a TIFF file together."""
 _MAX_PNM_HEADER_NBYTES: Final = 4096
 
 
@@ -45,7 +45,7 @@ def read_sizes(data: Data) -> list[Size]:
     """Return the sizes of all images in a file, one at least, and none without pixels.
 
     Raises:
-        UnsupportedMedia: The file is of none of these formats.
+        UnsupportedMedia: The file has none of these formats.
         InvalidMedia: The header is broken, or longer than any honest one.
     """
     kind = _format_of(data)
@@ -77,7 +77,7 @@ def _broken(kind: ForwardedFormat) -> InvalidMedia:
 
 
 class _Walk:
-    """The boxes of one file; how many are looked at in all is limited."""
+    """Boxes of one file; the number of visited boxes is limited."""
 
     def __init__(self, kind: ForwardedFormat, data: Data) -> None:
         self.data, self.file = data, (b"", 0, len(data))
@@ -130,7 +130,7 @@ def _avif_tracks(walk: _Walk, movie: Box) -> Iterator[Size]:
                 yield struct.unpack_from(">HH", walk.data, entry + 24)
 
 
-# JPEG 2000: what the file says, and its codestreams
+# JPEG 2000: the sizes in the file's header, and in its codestreams
 
 
 def _read_jpeg2000(data: Data) -> Iterator[Size]:
@@ -192,7 +192,7 @@ _TIFF_INTEGERS: Final = {3: "H", 4: "I", 16: "Q"}
 def _tiff_sizes(
     data: Data, order: str, entries: int, num_entries: int, entry_nbytes: int
 ) -> Iterator[Size]:
-    """Yield the size of one page and of its tiles: the largest that is said of each side."""
+    """Yield the size of one page and of its tiles: the largest value of each side."""
     sides = [0, 0, 0, 0]
     value_at = entry_nbytes - (8 if entry_nbytes == 20 else 4)
     count_layout = order + ("Q" if entry_nbytes == 20 else "I")
@@ -220,7 +220,7 @@ def _read_bmp(data: Data) -> Iterator[Size]:
 
 
 def _bitmap(data: Data, start: int, kind: ForwardedFormat) -> Size:
-    """Return the size that a device-independent bitmap's header names."""
+    """Return the size in the header of a device-independent bitmap."""
     (header_nbytes,) = struct.unpack_from("<I", data, start)
     if header_nbytes == 12:
         width, height = struct.unpack_from("<HH", data, start + 4)
@@ -268,7 +268,7 @@ def _read_pnm(data: Data) -> Iterator[Size]:
     yield sides[0], sides[1]
 
 
-# TGA: without a magic number, so that what is read has to make sense
+# TGA: without a magic number, so that the values have to be plausible
 
 
 def _read_tga(data: Data) -> Iterator[Size]:

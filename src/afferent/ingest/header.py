@@ -1,9 +1,9 @@
-"""The header of an image file: its size and orientation, in bounded time.
+"""Parser of an image file's header: its size and orientation, in bounded time.
 
-A general decoder walks a header to its end, however many segments an attacker puts there; this runs
-on an event loop, so it gives up early instead. It decodes nothing and allocates next to nothing.
-EXIF is read here and not by Pillow: of 64 KiB with 5,000 entries Pillow makes 64 ms of work and a
-warning for each.
+A general decoder walks a header to its end, through any number of segments from an attacker; this
+parser runs on an event loop, so it gives up early instead. It decodes nothing and allocates almost
+nothing. It reads EXIF without Pillow: for 64 KiB with 5,000 entries, Pillow takes 64 ms and writes
+a warning for each entry.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class StoredSize:
 
 
 def format_of(data: Data) -> ImageFormat:
-    """What the first bytes say; nothing else counts, no name and no declared type.
+    """Return the format by the first bytes alone, without the name or the declared type.
 
     Raises:
-        UnsupportedMedia: They are those of no format that we read.
+        UnsupportedMedia: They belong to no format that is decoded here.
     """
     magic = bytes(data[:12])
     if magic.startswith(b"\xff\xd8\xff"):
@@ -69,7 +69,7 @@ def format_of(data: Data) -> ImageFormat:
 
 
 def is_of_decoded_format(data: Data) -> bool:
-    """Whether the first bytes are those of a format that is decoded here."""
+    """Whether the first bytes belong to a format that is decoded here."""
     try:
         format_of(data)
     except UnsupportedMedia:
@@ -83,10 +83,10 @@ def is_grey_of_16_bits(data: Data) -> bool:
 
 
 def read_header(data: Data) -> StoredSize:
-    """The header of a JPEG, PNG, WebP or GIF file.
+    """Return the header of a JPEG, PNG, WebP or GIF file.
 
     Raises:
-        UnsupportedMedia: The first bytes are those of none of them.
+        UnsupportedMedia: The first bytes belong to none of them.
         InvalidMedia: The header is broken, or longer than any honest one.
     """
     read = _READERS[format_of(data)]
@@ -108,7 +108,7 @@ def _read_jpeg(data: Data) -> StoredSize:
 
 
 def jpeg_segments(data: Data) -> Iterator[tuple[int, int, int]]:
-    """``(marker, start of its data, length)`` of each segment before the first scan.
+    """Yield ``(marker, start of its data, length)`` of each segment before the first scan.
 
     Raises:
         InvalidMedia: They are broken, cut off, or too many.
@@ -152,7 +152,9 @@ def _read_png(data: Data) -> StoredSize:
 
 
 def _png_orientation(data: Data) -> int:
-    """Of the ``eXIf`` chunk, which stands before the pixels where there is one."""
+    """Return the orientation in the ``eXIf`` chunk, which precedes the pixels where there is
+    one.
+    """
     for kind, start, length in png_chunks(data):
         if kind == b"eXIf":
             return _orientation(data[start : start + length])
@@ -160,7 +162,8 @@ def _png_orientation(data: Data) -> int:
 
 
 def png_chunks(data: Data) -> Iterator[tuple[bytes, int, int]]:
-    """``(kind, start of its data, length)`` of each chunk before the pixels, after the ``IHDR``.
+    """Yield ``(kind, start of its data, length)`` of each chunk before the pixels, after the
+    ``IHDR``.
 
     Raises:
         InvalidMedia: They are cut off, or too many.
@@ -200,7 +203,9 @@ def _read_webp(data: Data) -> StoredSize:
 
 
 def _webp_orientation(data: Data) -> int:
-    """Of the ``EXIF`` chunk, which stands behind the pixels; chunks are skipped by their length."""
+    """Return the orientation in the ``EXIF`` chunk, behind the pixels; skip chunks by their
+    length.
+    """
     at = 12
     for _ in range(_MAX_SEGMENTS):
         if at + 8 > len(data):
@@ -218,7 +223,7 @@ def _read_gif(data: Data) -> StoredSize:
 
 
 def _orientation(exif: Data) -> int:
-    """EXIF's orientation; 1 where there is none, or none that makes sense."""
+    """Return EXIF's orientation; 1 where there is none, or an invalid one."""
     order = _BYTE_ORDERS.get(bytes(exif[:4]))
     if order is None:
         return 1

@@ -1,6 +1,6 @@
-"""Refusing JSON in which an object has a key twice.
+"""Check for JSON objects with duplicate keys.
 
-Of two programs that read it, one may take the first value and the other the last.
+Of two programs that read such an object, one may take the first value and the other the last.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _QUOTE, _COMMA, _OBJECT, _LIST = b'",{['
 _STEP_NBYTES: Final = 8 << 10
 _QUICK_NBYTES: Final = 64 << 10
 _QUICK_OBJECTS: Final = 512
-"""Bounds of a text that a parser in C checks in a few milliseconds; it can't stop in between."""
+"""Bounds of a text that a parser in C checks in a few milliseconds; it can't pause in between."""
 _MAX_KEY_NBYTES: Final = 64 << 10
 _MAX_KEYS: Final = 1 << 18
-"""In one object. A larger set grows in steps that hold up the event loop."""
+"""Most keys of one object. A larger set grows in steps that block the event loop."""
 _MAX_CHECKED_DEPTH: Final = 1 << 16
 """No parser in Python reads text that is nested deeper; here, each level takes memory."""
 
@@ -35,12 +35,12 @@ _MAX_CHECKED_DEPTH: Final = 1 << 16
 def check_keys(text: bytes) -> Iterator[None]:
     """Refuse a document in which an object has a key twice.
 
-    The check goes on when the next element is taken; each step takes a few milliseconds at most.
-    Text that is not JSON may pass: its parser says what is wrong with it.
+    The check continues with each next element; each step takes a few milliseconds at most. Text
+    that is not JSON may pass: its parser reports the error.
 
     Raises:
-        InvalidRequest: A key stands twice in an object; or, in a large text, a key is longer than
-            64 KiB, or an object has more than 262,144 keys.
+        InvalidRequest: An object has a key twice; or, in a large text, a key is longer than 64 KiB,
+            or an object has more than 262,144 keys.
     """
     if _is_quick(text) and _check_at_once(text):
         return
@@ -55,7 +55,7 @@ def _is_quick(text: bytes) -> bool:
 
 
 def _check_at_once(text: bytes) -> bool:
-    """Check all of a text; return ``False`` if it is nested too deep for that."""
+    """Check a whole text; return ``False`` if it is nested too deep for that."""
     is_checked = True
     try:
         _pairs_decoder.decode(text.decode())
@@ -84,11 +84,11 @@ _pairs_decoder = json.JSONDecoder(object_pairs_hook=_check_pairs)
 
 
 class KeyCheck:
-    """Search for a key that stands twice in an object, in text that is fed in pieces.
+    """Search for duplicate keys of an object, in text that is fed in pieces.
 
     Invariants:
         - Each open object has the set of its keys, and each open list ``None``.
-        - Of a string that goes on, only a key is kept.
+        - The bytes of an unfinished string are stored only if it is a key.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class KeyCheck:
         self._backslash = b""  # that escapes the next byte
 
     def feed(self, text: bytes) -> None:
-        """Go on through the next bytes of the text.
+        """Check the next bytes of the text.
 
         Raises:
             InvalidRequest: As `check_keys` does.
@@ -117,7 +117,7 @@ class KeyCheck:
                 self._backslash = b"\\"
 
     def _pass(self, tokens: list[bytes]) -> None:
-        """Go through tokens, of which each string is complete."""
+        """Process tokens with complete strings."""
         opened, is_key_due = self._open, self._is_key_due
         for token in tokens:
             first = token[0]
@@ -144,7 +144,7 @@ class KeyCheck:
             self._open.pop()
 
     def _go_on(self, text: bytes, pos: int) -> int:
-        """Read a string from within it; return where it ends."""
+        """Read a string from within it; return its end."""
         found = _STRING.match(text, pos)
         if found is None:  # never: the pattern matches nothing, too
             return len(text)

@@ -1,4 +1,4 @@
-"""Following the path through JSON text while it arrives."""
+"""Tracker of the path through JSON text while it arrives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 ELEMENT: Final = "*"
-"""A step of a path: any element of a list."""
+"""Step of a path: any element of a list."""
 
 _TOKEN: Final = re.compile(rb'"((?:[^"\\]++|\\.)*+)("?)|[\[\]{},]', re.DOTALL)
 _REST_OF_STRING: Final = re.compile(rb'((?:[^"\\]++|\\.)*+)("?)', re.DOTALL)
@@ -21,16 +21,17 @@ _string = msgspec.json.Decoder(str)
 class JsonPath:
     """Path of keys and elements at the end of the text that was fed so far.
 
-    Of text that is not JSON the path means nothing; its parser refuses it afterwards.
+    For text that is not JSON the path has no meaning; its parser refuses it afterwards.
 
     Invariants:
         - A step of an object is the key whose value the text is in, or ``None`` before a key.
-        - Of nesting beyond ``max_steps``, only the depth is kept: the state has a bound.
-        - Of a string that goes on, only as much is kept as a key may have.
+        - Beyond ``max_steps``, only the depth of nesting is stored: the state has a bound.
+        - At most a key's length of an unfinished string is stored.
     """
 
     def __init__(self, *, max_steps: int) -> None:
-        """
+        """Create an empty path.
+
         Args:
             max_steps: Steps of the longest path that the caller looks for.
         """
@@ -43,11 +44,11 @@ class JsonPath:
 
     @property
     def steps(self) -> tuple[str | None, ...] | None:
-        """Keys of objects, and `ELEMENT` for each list; ``None`` of more than ``max_steps``."""
+        """Keys of objects, and `ELEMENT` for each list; ``None`` for more than ``max_steps``."""
         return None if self._num_deeper else tuple(self._steps)
 
     def feed(self, text: bytes) -> None:
-        """Go on through the next bytes of the text."""
+        """Process the next bytes of the text."""
         text, self._backslash = self._backslash + text, b""
         pos = 0
         if self._is_in_string:
@@ -62,7 +63,7 @@ class JsonPath:
                 self._keep(text, token.start(1), token.end(1))
 
     def _go_on(self, text: bytes) -> int:
-        """Read the rest of a string; return where it ends."""
+        """Read the rest of a string; return its end."""
         rest = _REST_OF_STRING.match(text)
         if rest is None or not rest[2]:
             self._keep(text, 0, len(text) if rest is None else rest.end(1))

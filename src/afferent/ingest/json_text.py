@@ -1,4 +1,4 @@
-"""The JSON of a request without its media: bounded while it arrives."""
+"""JSON of a request without its media, bounded while it arrives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from afferent.errors import BodyTooLarge, InvalidRequest
 
 _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
-"""By byte: how the nesting changes, as signed 8-bit numbers."""
+"""Change of the nesting for each byte, as signed 8-bit numbers."""
 
 _PLAIN = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 _CHECKED_NBYTES = 4096
@@ -25,16 +25,21 @@ def check_encoding(text: bytes) -> None:
 
 
 class JsonText:
-    """Collects JSON text, of which media have been cut out.
+    """Collects JSON text from which media have been cut.
 
     Parsing takes up to a hundred times the text's length in memory, time for each string, list and
-    object, and a stack as deep as they are nested; so all are limited before anything is parsed.
+    object, and a stack as deep as they are nested. So all of these are limited before the parsing.
+
+    Invariants:
+        - Markers count towards no limit.
+        - The shape is known for the first ``_checked`` bytes.
     """
 
     def __init__(self, *, max_nbytes: int, is_parsed: bool = True, max_depth: int) -> None:
-        """
+        """Create an empty text.
+
         Args:
-            is_parsed: Else only ``max_nbytes`` counts: the text is searched, and passed on.
+            is_parsed: If false, only ``max_nbytes`` counts: the text is searched, and forwarded.
         """
         self._max_nbytes, self._max_depth = max_nbytes, max_depth
         self._is_parsed = is_parsed
@@ -47,11 +52,11 @@ class JsonText:
         self._backslash = b""
 
     def append(self, piece: bytes) -> None:
-        """Text as the client sent it.
+        """Append text as the client sent it.
 
         Raises:
-            BodyTooLarge: There is more than ``max_nbytes`` of it.
-            InvalidRequest: It is nested deeper than ``max_depth``, or is of too many small parts.
+            BodyTooLarge: The text has more than ``max_nbytes``.
+            InvalidRequest: It is nested deeper than ``max_depth``, or has too many small parts.
         """
         self._text += piece
         if len(self._text) - self._markers_nbytes > self._max_nbytes:
@@ -63,12 +68,12 @@ class JsonText:
             self._check_shape()
 
     def append_marker(self, marker: bytes) -> None:
-        """Text of our own, which counts towards no limit."""
+        """Append a marker of our own, which counts towards no limit."""
         self._text += marker
         self._markers_nbytes += len(marker)
 
     def finish(self) -> bytes:
-        """All of it. Raises as `append` does."""
+        """Return the whole text. Raises as `append` does."""
         if self._is_parsed:
             self._check_shape()
         return bytes(self._text)
@@ -76,7 +81,7 @@ class JsonText:
     def _check_shape(self) -> None:
         piece = self._backslash + self._text[self._checked :]
         self._checked = len(self._text)
-        # Of each run of backslashes one remains if it is odd: that one escapes what follows.
+        # One backslash of each odd run remains: it escapes the next character.
         piece = piece.replace(b"\\\\", b"")
         self._backslash = b"\\" if piece.endswith(b"\\") else b""
         strings = piece.replace(b'\\"', b"").translate(None, _PLAIN).split(b'"')
@@ -87,7 +92,7 @@ class JsonText:
             raise InvalidRequest(f"the body has more than {_MAX_VALUES} strings, lists and objects")
         self._in_string ^= len(strings) % 2 == 0
         num_opened = brackets.count(b"[") + brackets.count(b"{")
-        if self._depth + num_opened <= self._max_depth:  # in whatever order they are
+        if self._depth + num_opened <= self._max_depth:  # in any order
             self._depth += 2 * num_opened - len(brackets)
         else:
             steps = np.frombuffer(brackets.translate(_STEPS), dtype=np.int8)

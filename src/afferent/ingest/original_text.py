@@ -1,4 +1,4 @@
-"""The text of an item as its JSON has it, from the bytes that were decoded from it. Pure."""
+"""Original text of an item in its JSON, from its decoded bytes. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pybase64
 
 _PLAIN: Final = b"/"
 _ESCAPED: Final = b"\\/"
-"""Two ways in which encoders write a slash; PHP's writes the second one."""
+"""Two spellings of a slash; PHP's encoder writes the second one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the decoding of an item has come.
+    """Progress of the decoding of an item.
 
     Attributes:
         num_decoded: Bytes so far.
@@ -28,10 +28,10 @@ class Progress:
 
 
 class OriginalText:
-    """What decoded bytes do not say about the text that they were decoded from.
+    """Difference between an item's text and the encoding of its decoded bytes.
 
-    Usual text is what encoding the bytes gives: nothing is kept of it. From the first piece that is
-    written otherwise (with line breaks, or malformed), all of the text is kept.
+    Usual text equals the encoding of the bytes: nothing of it is stored. From the first piece that
+    is written otherwise (with line breaks, or malformed), all of the text is stored.
 
     Invariants:
         - The text is the head, the first ``_num_decoded`` bytes, encoded, and the tail.
@@ -39,9 +39,10 @@ class OriginalText:
     """
 
     def __init__(self, *, is_base64: bool) -> None:
-        """
+        """Create an empty text.
+
         Args:
-            is_base64: Else the bytes are the text itself, without escapes.
+            is_base64: If false, the bytes are the text itself, without escapes.
         """
         self._is_base64 = is_base64
         self._head = b""
@@ -50,12 +51,12 @@ class OriginalText:
         self._slash = b""
 
     def begin(self, raw: bytes, text: bytes | None, head: bytes) -> None:
-        """Take the first characters of the string.
+        """Add the first characters of the string.
 
         Args:
-            raw: As they are written.
-            text: Without escapes; ``None`` for what can't be decoded.
-            head: What of the text comes before the base64.
+            raw: The characters as they are written.
+            text: The characters without escapes; ``None`` if they can't be decoded.
+            head: The part of the text before the base64.
         """
         if b"/" in raw:
             self._slash = _ESCAPED if b"\\" in raw else _PLAIN
@@ -67,11 +68,11 @@ class OriginalText:
     def take(
         self, raw: bytes | memoryview, text: bytes | memoryview | None, before: Progress
     ) -> None:
-        """Take the next characters.
+        """Add the next characters.
 
         Args:
-            raw: As they are written.
-            text: Without escapes; ``None`` for what can't be decoded.
+            raw: The characters as they are written.
+            text: The characters without escapes; ``None`` if they can't be decoded.
         """
         if self._tail is None and (text is None or not self._is_usual(raw, text)):
             self._keep(before)
@@ -79,12 +80,14 @@ class OriginalText:
             self._tail += raw
 
     def finish(self, done: Progress) -> None:
-        """Take the end of the string."""
+        """Add the end of the string."""
         if self._tail is None and (done.rest or not _is_canonical(done.last)):
             self._keep(done)
 
     def _keep(self, before: Progress) -> None:
-        """Keep the text from here on, with what the bytes before do not say of theirs."""
+        """Store the text from here on, and the part of the earlier text that its bytes do not
+        determine.
+        """
         kept, self._num_decoded = before.rest, before.num_decoded
         if not _is_canonical(before.last):
             kept = before.last + kept
@@ -92,13 +95,13 @@ class OriginalText:
         self._tail = bytearray(self._written(kept))
 
     def of(self, data: bytes | memoryview) -> bytes:
-        """Return the text that became these bytes, as it was written."""
+        """Return the original text of these bytes."""
         if self._tail is None:
             return self._head + self._encoded(data)
         return self._head + self._encoded(data[: self._num_decoded]) + bytes(self._tail)
 
     def _is_usual(self, raw: bytes | memoryview, text: bytes | memoryview) -> bool:
-        if raw is text and self._slash != _ESCAPED:  # most pieces, whose slashes are not looked for
+        if raw is text and self._slash != _ESCAPED:  # most pieces: no search for slashes
             self._slash = _PLAIN
             return True
         raw, text = bytes(raw), bytes(text)
@@ -113,5 +116,5 @@ class OriginalText:
 
 
 def _is_canonical(last: bytes) -> bool:
-    """Whether the bits that the padding leaves over are not set."""
+    """Whether the unused bits before the padding are not set."""
     return not last or pybase64.b64encode(pybase64.b64decode(last)) == last

@@ -1,4 +1,4 @@
-"""Work on an event loop that would hold everybody else up."""
+"""Cooperative yield for long work on an event loop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ _SLICE_S = 0.005
 
 
 class Pace:
-    """Lets others have their turn now and then.
+    """Yields to other tasks now and then.
 
-    For work in many small steps whose number a client decides; a thread would not help, because
-    it is work of the interpreter's.
+    For work in many small steps whose number a client decides. A thread would not help, because the
+    work needs the interpreter.
     """
 
     def __init__(self) -> None:
         self._since_s = time.perf_counter()
 
     async def rest(self) -> None:
-        """Call this between two steps; it is next to nothing while little time has passed."""
+        """Yield if enough time has passed; call this between two steps. It costs little
+        otherwise.
+        """
         if time.perf_counter() - self._since_s > _SLICE_S:
             await asyncio.sleep(0)
             self._since_s = time.perf_counter()

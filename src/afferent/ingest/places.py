@@ -1,4 +1,4 @@
-"""A few at a time, and who is next by fair shares: of one event loop."""
+"""Connection limits with fair scheduling between tenants, for one event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from afferent.quota.shares import FairQueue, Share
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A request that wants places: whose it is, and something that is its own."""
+    """Request that needs slots: its tenant's share, and an identity of its own."""
 
     share: Share
     request: Hashable
 
 
 class FairPlaces:
-    """A number of places. Who waits is next by `FairQueue`: a place each, whatever it is for."""
+    """Semaphore, fair between tenants: `FairQueue` chooses the next waiter; each slot costs the
+    same.
+
+    Invariants:
+        - While a waiter exists, no slot is free.
+        - A slot that was granted to a cancelled waiter goes to the next one.
+    """
 
     def __init__(self, num_places: int) -> None:
         self._num_free = num_places
@@ -44,13 +50,13 @@ class FairPlaces:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self._leave()  # it was given just now
+                self._leave()  # the slot was granted just before the cancellation
             self._waiting.discard(granted)
             raise
 
     def _leave(self) -> None:
         while (granted := self._waiting.pop()) is not None:
-            if not granted.cancelled():  # else it was given up, and has not been taken out yet
+            if not granted.cancelled():  # a cancelled waiter may not have left the queue yet
                 granted.set_result(None)
                 return
         self._num_free += 1
@@ -58,14 +64,14 @@ class FairPlaces:
 
 @dataclass(slots=True)
 class _Named:
-    """``num_users`` have a place, or wait for one."""
+    """Slots of one name; ``num_users`` have a slot, or wait for one."""
 
     places: FairPlaces
     num_users: int = field(default=0)
 
 
 class PlacesByName:
-    """So many places under each name; names that nobody uses are forgotten."""
+    """Slots for each name; unused names are forgotten."""
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places

@@ -1,4 +1,4 @@
-"""What an image's header says, before anything is decoded, and whether that is acceptable."""
+"""Checks of an image's header against the limits, before the image is decoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ImageHeader(Struct, tag="image", frozen=True, array_like=True, forbid_unkn
 class VideoHeader(Struct, tag="video", frozen=True, array_like=True, forbid_unknown_fields=True):
     """``width`` and ``height`` in pixels as a person sees a frame, ``frames_per_s`` on average.
 
-    A container claims its ``num_frames``; once it has been walked, they were counted.
+    ``num_frames`` is the container's claim, or the real count once the container has been walked.
     """
 
     width: int
@@ -58,8 +58,8 @@ class AudioHeader(Struct, tag="audio", frozen=True, array_like=True, forbid_unkn
 
 @dataclass(frozen=True, slots=True)
 class ForwardedHeader:
-    """A file that a server behind decodes. ``num_pixels`` are those of its largest image, or those
-    of all frames of a video that came as images; 0: unknown.
+    """File that a server behind this one decodes. ``num_pixels`` are those of its largest image, or
+    those of all frames of a video that came as images; 0: unknown.
     """
 
     num_pixels: int = 0
@@ -69,24 +69,26 @@ MediaHeader = ImageHeader | VideoHeader | AudioHeader
 
 
 class Accepted(StrEnum):
-    """Which image files a request may have, beside those that are decoded here."""
+    """Image files that a request may have, beside those that are decoded here."""
 
     DECODED = "decoded"
-    """None."""
+    """No other files."""
     KNOWN = "known"
-    """Those whose sides a header names that is understood here: a server behind decodes them."""
+    """Files whose header, with their size, is understood here: a server behind this one decodes
+    them.
+    """
     ALL = "all"
-    """Any file: a server behind decodes it, or refuses it."""
+    """Any file: a server behind this one decodes it, or refuses it."""
 
 
 _FORWARDED: Final = ", ".join(ForwardedFormat)
 
 
 def probe_image(data: Data, limits: Limits) -> ImageHeader:
-    """Return what the header of an image says that is decoded here; no pixel is decoded.
+    """Return the header of an image that is decoded here; no pixel is decoded.
 
     Raises:
-        UnsupportedMedia: The first bytes are not those of a format that is decoded here.
+        UnsupportedMedia: The first bytes belong to no format that is decoded here.
         InvalidMedia: The header is broken, or a side is shorter than two pixels.
         MediaTooLarge: Too many pixels, too long a side, or too extreme an aspect ratio.
     """
@@ -99,11 +101,12 @@ def probe_image(data: Data, limits: Limits) -> ImageHeader:
 
 
 def probe_accepted(data: Data, limits: Limits, accepted: Accepted) -> ImageHeader | ForwardedHeader:
-    """Return what the header of an image says: a `ForwardedHeader` if the file is forwarded as it
-    is, and its sides are within the limits as far as they are known.
+    """Return the header of an image: a `ForwardedHeader` if the file is forwarded unchanged.
+
+    The size is within the limits as far as it is known.
 
     Raises:
-        UnsupportedMedia: It is of a format that is not accepted.
+        UnsupportedMedia: Its format is not accepted.
         InvalidMedia: The header is broken.
         MediaTooLarge: Too many pixels, too long a side, or too extreme an aspect ratio.
     """
@@ -149,7 +152,7 @@ def probe_frames(text: Data, limits: Limits) -> Iterator[Size]:
     them, as in ``data:video/jpeg;base64,A,B``.
 
     Raises:
-        InvalidMedia: A frame is no image whose sides are known here.
+        InvalidMedia: A frame is no image with a known size.
         MediaTooLarge: There are more frames, or more pixels, than a video may have.
     """
     view, start, num_frames, num_pixels = memoryview(text), 0, 0, 0

@@ -1,7 +1,8 @@
-"""Media as they arrive: on the heap while they are few bytes, then in the arena.
+"""Buffers of arriving media: on the heap while they are small, then in the arena.
 
 A request's bytes in the arena are granted before they are read where their number is known. Where
-it is not, growth never waits: whoever waits for room while holding some may wait for itself.
+it is unknown, growth never waits: a request that waits for space while it has some could wait for
+itself.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from afferent.store.protocol.items import CreateItem, SealItem
 from afferent.types import Handle, KiB, MiB, ObjectKind
 
 SMALL_NBYTES = 256 * KiB
-"""What a request may have on the heap."""
+"""Most bytes of a request on the heap."""
 _MAX_STEP_NBYTES = 4 * MiB
 
 
 class HeapAllowance:
-    """What all buffers of a request may have on the heap together."""
+    """Heap bytes of all buffers of a request together."""
 
     def __init__(self, nbytes: int = SMALL_NBYTES) -> None:
         self._left_nbytes = nbytes
 
     def take(self, nbytes: int) -> bool:
-        """Whether there was so much left, and is taken now. A negative number gives back."""
+        """Take bytes; return whether enough were left. A negative number returns bytes."""
         if nbytes > self._left_nbytes:
             return False
         self._left_nbytes -= nbytes
@@ -41,15 +42,17 @@ class HeapAllowance:
 
 @dataclass(frozen=True, slots=True)
 class RawMedia:
-    """One item's encoded bytes: ``data``, or ``nbytes`` from ``start`` on in the object ``handle``.
+    """Encoded bytes of one item: ``data``, or ``nbytes`` from ``start`` on in the object
+    ``handle``.
 
-    The object is the request's own. Unless it ``is_sealed``, nobody else can read it yet.
+    The object is the request's own. Unless it ``is_sealed``, no other client can read it yet.
 
     Attributes:
-        origin: How they came: ``data``, ``fetch``, or ``tier`` where another node had fetched them.
-        fresh_s: For how long they may be taken for what their URL leads to.
-        digest: Of the bytes, where they were digested as they came.
-        took_us: How long they were on their way from a media host.
+        origin: Source of the bytes: ``data``, ``fetch``, or ``tier`` where another node had fetched
+            them.
+        fresh_s: Time for which they are a valid copy of their URL's content.
+        digest: Digest of the bytes, where it was computed as they came.
+        took_us: Duration of their transfer from a media host.
         is_frames: They are the base64 text of a video's frames, with commas between them.
     """
 
@@ -67,7 +70,11 @@ class RawMedia:
 
 @contextmanager
 def _naming_the_setting() -> Iterator[None]:
-    """Raises: ArenaTooSmall: What the store says, and what changes it."""
+    """Add the setting to an error of the store.
+
+    Raises:
+        ArenaTooSmall: The store's message, and the setting that changes the limit.
+    """
     try:
         yield
     except ArenaTooSmall as error:
@@ -75,9 +82,13 @@ def _naming_the_setting() -> Iterator[None]:
 
 
 class RawBuffer:
-    """Bytes of one request, one after another; its item boundaries are for the caller to know.
+    """Bytes of one request, one after another; the caller knows the boundaries of items.
 
-    All of it belongs to the request: when the request is forgotten, so is this.
+    All of it belongs to the request, and is released with it.
+
+    Invariants:
+        - The bytes are on the heap or in one object, never in both.
+        - `make_room` never waits for space; only `reserve` does.
     """
 
     def __init__(
@@ -87,7 +98,11 @@ class RawBuffer:
         allowance: HeapAllowance | None = None,
         room: SharedRoom | None = None,
     ) -> None:
-        """``room``: for an item whose length is announced, beside others of the request."""
+        """Create an empty buffer.
+
+        Args:
+            room: Shared objects of the request, for an item with an announced length.
+        """
         self._store, self._request_id = store, request_id
         self._allowance, self._room = allowance or HeapAllowance(), room
         self._allowed_nbytes = 0
@@ -102,23 +117,23 @@ class RawBuffer:
         return self._handle is None
 
     async def reserve(self, nbytes: int, gate: Gate) -> None:
-        """Wait for room for so many bytes in all, and take it.
+        """Wait for space for so many bytes in all, and reserve it.
 
         Raises:
-            ArenaTooSmall: There never is that much.
-            StoreFull: Too many wait already.
-            DeadlineExceeded: Not in time.
+            ArenaTooSmall: The arena never has so much space.
+            StoreFull: Too many requests wait already.
+            DeadlineExceeded: The space was not free in time.
         """
         with _naming_the_setting():
             (handle,) = await gate.create(self._request_id, [CreateItem(ObjectKind.RAW, nbytes)])
         self._move_to(handle, self._store.block(handle))
 
     async def make_room(self, nbytes: int) -> None:
-        """So many bytes in all may follow; what is not there is taken at once, or not at all.
+        """Reserve space for so many bytes in all, at once or not at all.
 
         Raises:
-            StoreFull: There is no room now.
-            ArenaTooSmall: There never is.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena never has so much space.
         """
         has_nbytes = self._allowed_nbytes if self._block is None else len(self._block)
         if nbytes <= has_nbytes:
@@ -129,7 +144,7 @@ class RawBuffer:
             place = await self._room.take(nbytes)
             self._move_to(place.handle, place.block, shared_start=place.start)
         else:
-            # At first it is what was announced; after that, who knows.
+            # The first number is the announced length; later ones are estimates.
             step_nbytes = min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0
             item = CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
             with _naming_the_setting():
@@ -137,7 +152,7 @@ class RawBuffer:
             self._move_to(handle, self._store.block(handle))
 
     def write(self, data: bytes) -> None:
-        """Append; there is room for it."""
+        """Append bytes; there must be space for them."""
         if self._block is None:
             self._heap += data
         else:
@@ -147,7 +162,7 @@ class RawBuffer:
         self.nbytes += len(data)
 
     def finish(self, parts: Sequence[tuple[int, int]], *, origin: str) -> list[RawMedia]:
-        """No more comes: the items, which are ``(start, nbytes)`` each."""
+        """Close the buffer; return its items, which are ``(start, nbytes)`` each."""
         self._block = None
         if self._handle is None:
             whole = bytes(self._heap)
@@ -168,8 +183,9 @@ class RawBuffer:
         ]
 
     async def finish_sealed(self, *, origin: str) -> RawMedia:
-        """No more comes: one item. Room that it does not need is free at once; what lies beside
-        others is sealed with them.
+        """Close the buffer, which is one item, and seal it. Unused space is free at once.
+
+        An item in a shared object is sealed with the others in it.
         """
         (raw,) = self.finish([(0, self.nbytes)], origin=origin)
         if raw.handle is None or self._shared_start is not None:
@@ -180,9 +196,9 @@ class RawBuffer:
     def _move_to(
         self, handle: Handle, block: memoryview, *, shared_start: int | None = None
     ) -> None:
-        """Go on in a new object."""
+        """Continue in a new object."""
         before = np.frombuffer(self._block if self._block is not None else self._heap, np.uint8)
-        # Other threads run meanwhile, which they do not while a memoryview is copied.
+        # `copyto` releases the GIL; a copy of a memoryview does not.
         np.copyto(np.frombuffer(block, np.uint8)[: self.nbytes], before[: self.nbytes])
         del before
         old, self._handle, self._block = self._handle, handle, block

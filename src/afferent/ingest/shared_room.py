@@ -1,7 +1,7 @@
-"""Room in the arena for media of one request that come side by side: several lie in one object.
+"""Shared objects in the arena for concurrent media of one request: several items in one object.
 
-Each fetch says how long its item is when its host has said so. If each made an object of its own,
-a request of a hundred items would ask the store a hundred times, and wait for each answer.
+Each fetch announces its item's length when its host has sent it. With one object for each item, a
+request of a hundred items would make a hundred requests to the store, and wait for each answer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from afferent.store.protocol.items import CreateItem
 from afferent.types import Handle, MiB, ObjectKind
 
 _MAX_AHEAD_NBYTES = 4 * MiB
-"""What is taken for items that have not been announced yet, and may be shorter."""
+"""Most bytes that are reserved for items that have not been announced yet, and may be shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``block`` is for one item: from ``start`` on in the object ``handle``."""
+    """Space for one item: ``block`` is the part from ``start`` on in the object ``handle``."""
 
     handle: Handle
     start: int
@@ -31,13 +31,18 @@ class Place:
 
 
 class SharedRoom:
-    """All of it belongs to the request: when the request is forgotten, so is this.
+    """Space for the items of one request, in shared objects.
 
-    Growth never waits, as in `afferent.ingest.raw`.
+    All of it belongs to the request, and is released with it. Growth never waits, as in
+    `afferent.ingest.raw`.
+
+    Invariants:
+        - ``_used`` has the used bytes of each object; only the last one has space left.
+        - One object is created at a time, under ``_lock``.
     """
 
     def __init__(self, store: AsyncDaemonStore, request_id: str, *, num_items: int) -> None:
-        """``num_items`` are expected, all about as long as the first."""
+        """Create no object yet; ``num_items`` are expected, all about as long as the first."""
         self._store, self._request_id = store, request_id
         self._num_expected = num_items
         self._used: dict[Handle, int] = {}  # the last one has room left
@@ -45,13 +50,13 @@ class SharedRoom:
         self._lock = asyncio.Lock()
 
     async def take(self, nbytes: int) -> Place:
-        """Room for one item.
+        """Reserve space for one item.
 
         Raises:
-            StoreFull: There is none now.
-            ArenaTooSmall: There never is.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena never has so much space.
         """
-        async with self._lock:  # who comes meanwhile finds a place in what is on its way
+        async with self._lock:  # concurrent items share the object that is being created
             handle = self._handle
             if handle is None or self._used[handle] + nbytes > handle.nbytes:
                 handle = self._handle = await self._create(nbytes)
@@ -62,14 +67,15 @@ class SharedRoom:
         return Place(handle, start, self._store.block(handle)[start : start + nbytes])
 
     def settle(self, in_use: Collection[Handle]) -> dict[Handle, Handle]:
-        """No more comes: objects as long as they have to be, by what they were called till now.
-        They are still to be sealed.
+        """End the reservations; return each object cut to its used length, by its earlier handle.
+
+        The objects are still to be sealed.
 
         Args:
-            in_use: Those in which there is something.
+            in_use: Objects with items; the others are discarded.
         """
         left = [handle for handle in self._used if handle not in in_use]
-        if left:  # nothing came of what was announced
+        if left:  # the announced items did not come
             self._store.discard(self._request_id, left)
         return {
             handle: msgspec.structs.replace(handle, nbytes=nbytes)
@@ -82,7 +88,7 @@ class SharedRoom:
             try:
                 return await self._create_one(ahead_nbytes)
             except (StoreFull, ArenaTooSmall):
-                pass  # what is needed now may be there
+                pass  # there may be space for this item alone
         return await self._create_one(nbytes)
 
     async def _create_one(self, nbytes: int) -> Handle:

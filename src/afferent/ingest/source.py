@@ -1,4 +1,4 @@
-"""Where an item's bytes come from that did not come with the body: a media host, or a file."""
+"""Sources of media bytes that did not come with the body: media hosts, and files."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ _WITHOUT_LINE_BREAKS: Final = {ord("\r"): None, ord("\n"): None}
 
 @dataclass(frozen=True, slots=True)
 class WantedMedia:
-    """An item of which a URL came."""
+    """Item that came as a URL."""
 
     url: str
     modality: Modality
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a media host's."""
+        """Whether it is on a media host."""
         return self.url[:4].lower() == "http"
 
 
 class MediaSource:
-    """The media of one request of which URLs came: all are read and digested side by side, into
-    room that is asked for together.
+    """Media of one request that came as URLs.
+
+    All are read and digested concurrently, into space that is reserved together.
     """
 
     def __init__(
@@ -57,18 +58,18 @@ class MediaSource:
         fetches: FetchSession,
         num_workers: int = 1,
     ) -> None:
-        """``num_workers``: threads that read and digest files."""
+        """Create a source; ``num_workers``: threads that read and digest files."""
         self._store, self._request_id = store, request_id
         self._limits, self._fetches = limits, fetches
         self._heap = HeapAllowance()
         self._turns = asyncio.Semaphore(max(num_workers, 1))
 
     async def read_all(self, wanted: Sequence[WantedMedia]) -> list[RawMedia]:
-        """The encoded bytes of all, in order. What came into the arena is not sealed.
+        """Return the encoded bytes of all items, in order. Items from the arena are not sealed.
 
         Raises:
-            InvalidMedia: Or one of its subclasses, which say what is wrong.
-            StoreFull: There is no room in the arena now.
+            InvalidMedia: Or one of its subclasses, which name the error.
+            StoreFull: There is no space in the arena now.
         """
         is_file = [item.url[:5].lower() == "file:" for item in wanted]
         files = [item for item, yes in zip(wanted, is_file, strict=True) if yes]
@@ -82,8 +83,9 @@ class MediaSource:
         return [next(by_file if yes else by_url) for yes in is_file]
 
     async def _read_files(self, files: Sequence[WantedMedia]) -> list[RawMedia]:
-        """One allocation for all of them, in the arena or on the heap. An empty one is refused
-        before it could be sealed.
+        """Read files into one allocation, in the arena or on the heap.
+
+        An empty file is refused before it could be sealed.
         """
         handles: list[Handle] = []
         blocks: list[memoryview] = []
@@ -117,8 +119,8 @@ class MediaSource:
         ]
 
     async def _read_one(self, wanted: WantedMedia, room: SharedRoom) -> list[RawMedia]:
-        """A ``data:`` URL is one that a streaming reader has left in the JSON: it is short, or
-        odd.
+        """Read one item. A ``data:`` URL here was left in the JSON by a streaming reader: it is
+        short, or odd.
         """
         if wanted.url[:5].lower() == "data:":
             return [_decode(wanted)]
@@ -141,7 +143,7 @@ class MediaSource:
 
 
 def _settled(media: Sequence[RawMedia], room: SharedRoom) -> list[RawMedia]:
-    """Media in objects that are as long as they have to be."""
+    """Return media in objects that are cut to their used length."""
     used = room.settle({raw.handle for raw in media if raw.handle is not None})
     return [
         raw if raw.handle is None else replace(raw, handle=used.get(raw.handle, raw.handle))

@@ -1,8 +1,8 @@
-"""What URLs led to a moment ago, and which are being fetched: of one process's event loop.
+"""URL cache: digests of recently fetched URLs, and running fetches, of one process's event loop.
 
-A conversation shows its images again with each turn, by the same URLs. What one led to is known for
-as long as its host allows (`fresh_s`), so that it need not be fetched again while its features are
-there; and what is being fetched by one request is not fetched by another at the same time.
+A conversation repeats its images with each turn, by the same URLs. The digest of a URL's bytes is
+valid as long as its host allows (`fresh_s`), so that no fetch is needed while its features exist.
+Concurrent requests for the same URL share one fetch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _NOT_TO_BE_KEPT = frozenset({"no-store", "no-cache", "private"})
 
 
 class UrlMemory:
-    """By tenant: what one has been told, another has to fetch."""
+    """URL cache by tenant: each tenant makes its own fetches.
+
+    Invariants:
+        - At most ``_MAX_KNOWN`` digests are stored, each for an hour at most.
+        - Each key in ``_flights`` belongs to one `Flights`, whose `end` removes it.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,7 +39,7 @@ class UrlMemory:
         return keys.frame(_TAG, tenant.encode(), modality.encode(), url.encode())
 
     def digest(self, key: bytes) -> bytes | None:
-        """Of the bytes that it led to; ``None`` if it has to be fetched."""
+        """Return the digest of the URL's bytes; ``None`` if it must be fetched."""
         digest, until_s = self._known.get(key, (None, 0.0))
         if digest is not None and until_s <= self._clock():
             del self._known[key]
@@ -50,9 +55,11 @@ class UrlMemory:
             self._known.popitem(last=False)
 
     def take_off(self, wanted: Iterable[bytes]) -> tuple[Flights, list[asyncio.Event]]:
-        """Of what has to be fetched: that which this request begins with, for all others to wait
-        for, and the ends of what others have begun with. Who waits for another came later, so none
-        waits for itself.
+        """Register the URLs that must be fetched.
+
+        Returns:
+            The fetches that this request begins, which others wait for, and the end events of other
+            requests' fetches. A request waits only for earlier ones, so there is no cycle.
         """
         own, others = [], []
         for key in dict.fromkeys(wanted):
@@ -69,7 +76,7 @@ class UrlMemory:
 
 
 class Flights:
-    """What a request has begun to fetch, until its features are made, or nothing comes of it."""
+    """Fetches of one request, until its features exist, or the request fails."""
 
     def __init__(self, memory: UrlMemory, own: Collection[bytes]) -> None:
         self._memory, self._own = memory, own
@@ -80,12 +87,12 @@ class Flights:
 
 
 def fresh_s(cache_control: Iterable[bytes], age: Iterable[bytes], *, default_s: float) -> float:
-    """For how many seconds an answer may be taken for what its URL leads to.
+    """Return the seconds for which an answer is a valid copy of its URL's content.
 
     Args:
         cache_control: The values of the headers of this name (RFC 9111, 5.2.2).
-        age: Likewise: how long a cache on the way has had it.
-        default_s: For answers that say nothing of it.
+        age: The values of ``Age``: the time that a cache on the way has had it.
+        default_s: For answers without such a header.
     """
     said: dict[str, str] = {}
     for directive in b",".join(cache_control).decode("latin-1").lower().split(","):
@@ -104,5 +111,5 @@ def _texts(values: Iterable[bytes]) -> list[str]:
 
 
 def _seconds(text: str) -> float:
-    """0 for what is no number: who can't be understood is taken to say the least."""
+    """Return the seconds; 0 for a malformed number, which is the safe value."""
     return float(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0.0

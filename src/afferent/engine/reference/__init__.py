@@ -1,1 +1,1 @@
-"""The reference engine: `transformers` models, for tests and small models."""
+"""Built-in engine: `transformers` models, for tests and small models."""

@@ -1,4 +1,4 @@
-"""The form that an answer is asked to have: one word for the three fields of `Sampling`."""
+"""Response format of an answer: one type for the three fields of `Sampling`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAG = b"afferent/form/v1"
 
 
 class Form(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an answer may be.
+    """Response format of an answer.
 
     Attributes:
-        kind: As the field of `Sampling` is called.
+        kind: Name of the field of `Sampling`.
         text: A schema, an expression, or a list of texts as JSON.
     """
 
@@ -25,15 +25,15 @@ class Form(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> bytes:
-        """Equal for equal forms."""
+        """Key that is equal for equal formats."""
         return keys.frame(_TAG, encode(self))
 
 
 def form_of(sampling: Sampling) -> Form | None:
-    """``None``: an answer may be anything.
+    """Return the response format of a request; ``None``: an answer may be anything.
 
     Raises:
-        InvalidForm: It is to be of two forms.
+        InvalidForm: The request has two formats.
     """
     forms: list[Form] = []
     if sampling.json_schema is not None:

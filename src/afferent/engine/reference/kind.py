@@ -1,7 +1,7 @@
-"""The reference engine as a server sees it: what it needs, and the processes that it consists of.
+"""Description of the built-in engine: its needs, and its processes.
 
-It imports none of them. A core takes requests; workers, one for each rank, compute; forms that
-answers are to have are tried apart.
+It imports none of them. A core takes requests; workers, one for each rank, compute; a separate
+process tests response formats.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from afferent.runtime import cgroup
 from afferent.telemetry.trace import declare_stages
 from afferent.types import MiB, ObjectKind
 
-# Frontends, which count them, import this description and none of the processes.
+# Frontends count these stages; they import this description and none of the processes.
 declare_stages("form", "accept", "encode", "copy_embeddings", "prefill", "decode_tokens")
 
 _WORKER_NBYTES = 384 * MiB
-"""What a worker takes, with its zygote, and its part of the model apart: 250 MiB where nothing goes
-on, imports of torch mostly.
+"""Memory of an idle worker and its zygote, without its part of the model: 250 MiB, for imports of
+torch mostly.
 """
 _FORMS_NBYTES = 192 * MiB
-"""What the core takes, what tries forms of answers, and the forms that a worker follows."""
+"""Memory of the core, of the process that tests response formats, and of a worker's token masks."""
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
-"""No progress bars between the server's lines, and nothing looked up on a hub."""
+"""No progress bars between the server's lines, and no lookups on a hub."""
 
 
 class ReferenceEngine(RemoteKind[ReferenceSettings]):
-    """`transformers` models, computed plainly: the one that every answer is compared with."""
+    """`transformers` models, computed plainly: the baseline of every comparison of answers."""
 
     name = "reference"
     summary = "models of transformers as they are; for tests and small models"
@@ -70,7 +70,7 @@ class ReferenceEngine(RemoteKind[ReferenceSettings]):
 def _workers(
     site: EngineSite, settings: ReferenceSettings, budget: KvBudget, link: RemoteLink
 ) -> list[EngineProcess]:
-    """One for each rank; the core sees to it that they start and end together."""
+    """Return one process for each rank; the core starts and ends their work together."""
     num_workers = settings.tensor_parallel_size
     num_threads = min(8, max(1, cgroup.num_cores() - 1)) // num_workers
     return [

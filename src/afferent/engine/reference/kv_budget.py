@@ -1,7 +1,7 @@
-"""How much running requests may hold in the KV cache: said in tokens, or as memory.
+"""KV-cache budget of running requests, in tokens or in bytes.
 
-How many tokens fit into the memory is known when the model is. One request may have no more than
-all may have, and the core's scheduler keeps all of them within it.
+The number of tokens that fit into the memory is known once the model is loaded. One request may
+have at most the whole budget; the core's scheduler bounds the sum.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _LEAST_NBYTES = 64 * MiB
 
 
 class KvBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For all workers together; ``num_tokens`` 0: as many as fit into ``nbytes``, and without those
-    there is no limit.
+    """Budget of all workers together; ``num_tokens`` 0: as many as fit into ``nbytes``; both 0: no
+    limit.
     """
 
     num_tokens: int = 0
     nbytes: int = 0
 
     def tokens_for(self, info: EngineInfo) -> int | None:
-        """Tokens that requests to this model may hold in all; ``None``: no limit."""
+        """Return the most tokens of all requests to this model together; ``None``: no limit."""
         if self.num_tokens:
             return self.num_tokens
         if not self.nbytes or not info.kv_token_nbytes:
@@ -33,7 +33,7 @@ class KvBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(1, self.nbytes // info.kv_token_nbytes)
 
     def bounded(self, info: EngineInfo) -> EngineInfo:
-        """A request to this model is no longer than there is room for."""
+        """Return the model's info with requests bounded by the budget."""
         num_tokens = self.tokens_for(info)
         if num_tokens is None or num_tokens >= info.max_model_len:
             return info
@@ -41,11 +41,12 @@ class KvBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def kv_budget(settings: ReferenceSettings, *, left_nbytes: int, weights_nbytes: int) -> KvBudget:
-    """As the settings say, or half of the memory that is left beside the weights, which each worker
-    loads; the other half is for what a step computes.
+    """Return the budget of the settings, or half of the memory that is left beside the weights.
 
-    It is the machine's memory that is divided here. Whose workers have their own, on GPUs, says
-    how many tokens there is room for.
+    Each worker loads the weights; the other half is for the intermediate results of a step.
+
+    The machine's memory is divided here. Operators of workers with memory of their own, on GPUs,
+    set the number of tokens.
     """
     if settings.kv_cache_tokens:
         return KvBudget(num_tokens=settings.kv_cache_tokens)

@@ -1,4 +1,4 @@
-"""What starts an engine needs to know of it, without importing it: no torch is needed."""
+"""Settings and checks for the start of the engine, without imports of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARED = {
     "num_key_value_heads": "key-value heads",
     "intermediate_size": "inner columns",
 }
-"""What each worker gets an equal part of."""
+"""Parts of a model that are divided equally among workers."""
 
 
 class CoreSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class CoreSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class WorkerSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``shares_embeddings``: whether the arena has room for embeddings, to be used again."""
+    """Settings of a worker; ``shares_embeddings``: whether the arena has space for embeddings."""
 
     store_address: str
     core_address: str
@@ -63,7 +63,7 @@ def check_workers(folder: Path, num_workers: int) -> None:
     """Refuse more workers than a model can be divided among, as far as its config says.
 
     Raises:
-        ConfigError: Some would get more of it than others.
+        ConfigError: Some workers would get a larger part than others.
     """
     text = _text_config(read_json(folder / "config.json"))
     for name, words in _SHARED.items():
@@ -76,7 +76,7 @@ def check_workers(folder: Path, num_workers: int) -> None:
 
 
 def check_length(folder: Path, max_model_len: int) -> None:
-    """Refuse requests that are longer than the model's config says it can take, if it does.
+    """Refuse requests that are longer than the limit in the model's config, if there is one.
 
     Raises:
         ConfigError: See `refuse_longer`.
@@ -90,13 +90,14 @@ def check_length(folder: Path, max_model_len: int) -> None:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part."""
+    """Return the config of the language model."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
 def refuse_longer(max_model_len: int, limit: int) -> None:
-    """
+    """Check the longest request against the model's limit.
+
     Raises:
         ConfigError: The model takes fewer tokens.
     """

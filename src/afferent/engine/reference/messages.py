@@ -1,6 +1,6 @@
-"""What the engine core and its workers say to each other: schema'd msgpack.
+"""Messages between the engine core and its workers: schema'd msgpack.
 
-Frontends come to the same socket, with the messages of `afferent.engine.remote`.
+Frontends connect to the same socket, with the messages of `afferent.engine.remote`.
 """
 
 from __future__ import annotations
@@ -34,30 +34,33 @@ class _Message(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class WorkerHello(_Message, tag="worker"):
-    """A worker is there, and waits for the others. Rank 0 says at which port it listens for them,
-    if there are any.
+    """A worker has started, and waits for the others. Rank 0 names the port at which it listens for
+    them, if there are any.
     """
 
     rank: NonNegative
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
-# Who tries forms of answers to core, and back.
+# Process that tests response formats to core, and back.
 
 
 class FormsHello(_Message, tag="forms"):
-    """Who tries forms of answers is there."""
+    """The process that tests response formats has started."""
 
 
 class TryForm(_Message, tag="try"):
-    """Can answers of this form be had?"""
+    """Request to test whether answers of this format are possible."""
 
     number: NonNegative
     form: Form
 
 
 class FormTried(_Message, tag="tried"):
-    """``failure``: what a client is told; ``None``: they can. ``nbytes``: memory that it takes."""
+    """Result of a test. ``failure``: the client's error; ``None``: the format is possible.
+
+    ``nbytes``: memory that it takes.
+    """
 
     number: NonNegative
     failure: Failure | None
@@ -68,24 +71,24 @@ class FormTried(_Message, tag="tried"):
 
 
 class Rendezvous(_Message, tag="rendezvous"):
-    """All workers are there: meet at rank 0's port, and load the model."""
+    """All workers have started: they connect at rank 0's port, and load the model."""
 
     port: int
 
 
 class WorkerReady(_Message, tag="ready"):
-    """The model is loaded. Rank 0 says what it is; ``weights`` is the digest of its weights, empty
-    if no embeddings are shared.
+    """The model is loaded. Rank 0 describes it; ``weights`` is the digest of its weights, empty if
+    no embeddings are shared.
     """
 
     client: NonNegative
-    """What the store calls this worker, so that the core can pin for it."""
+    """The worker's id in the store, so that the core can pin for it."""
     info: EngineInfo
     weights: bytes
 
 
 class Grid(_Message):
-    """A small array."""
+    """Small array."""
 
     dtype: str
     shape: tuple[NonNegative, ...]
@@ -93,7 +96,9 @@ class Grid(_Message):
 
 
 class BegunItem(_Message):
-    """An item of a sequence. What has a say in positions comes along: the features may be gone."""
+    """Item of a sequence, with the features that affect positions: the other features may be
+    gone.
+    """
 
     modality: Modality
     key: KeyBytes
@@ -102,8 +107,8 @@ class BegunItem(_Message):
 
 
 class Begin(_Message):
-    """A new sequence, or one that begins again with what it had answered by then: the last
-    ``num_answered`` tokens. ``form_nbytes``: memory that the form of its answer takes.
+    """New sequence, or a preempted one that begins again with its answer so far: the last
+    ``num_answered`` tokens. ``form_nbytes``: memory that the format of its answer takes.
     """
 
     sequence_id: str
@@ -115,7 +120,9 @@ class Begin(_Message):
 
 
 class EncodeItem(_Message):
-    """Have the embeddings of this item: view them if they are ``found``, make them otherwise."""
+    """Item whose embeddings a worker needs: it copies them if they are ``found``, and encodes
+    otherwise.
+    """
 
     sequence_id: str
     key: KeyBytes
@@ -125,13 +132,13 @@ class EncodeItem(_Message):
 
 
 class Work(_Message, tag="work"):
-    """A step, or the half of one: what may fail on some workers alone goes out before what computes
-    with it.
+    """Step, or the half of one: work that may fail on some workers alone goes out before the
+    computation.
 
-    To be done in the order of the fields, by all workers alike; each answers with `WorkDone`.
-    ``lease`` is the request that the step's objects are pinned under. The core has pinned them for
-    ``pinned_for``, which are workers as the store calls them; who is called otherwise by now pins
-    them himself. Each lets go of them in any case.
+    All workers do it in the order of the fields; each answers with `WorkDone`. ``lease`` is the
+    request id of the step's pins. The core has pinned the objects for ``pinned_for``, ids of
+    workers in the store; a worker that has another id by now pins them itself. Each worker releases
+    them in any case.
     """
 
     number: NonNegative
@@ -146,7 +153,7 @@ class Work(_Message, tag="work"):
 
 
 class WorkDone(_Message, tag="done"):
-    """What was chosen, and what failed: items by key, sequences by id. Spans are of a sequence."""
+    """Chosen tokens, and failures: items by key, sequences by id. Each span has its sequence."""
 
     number: NonNegative
     client: NonNegative

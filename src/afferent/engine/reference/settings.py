@@ -1,4 +1,4 @@
-"""The reference engine's own settings."""
+"""Settings of the built-in engine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from afferent.errors import ConfigError
 from afferent.types import MiB
 
 LEAST_KV_TOKENS = 256
-"""A short chat with an image of the smallest models."""
+"""Tokens of a short chat with an image, for the smallest models."""
 LEAST_MODEL_LEN = 64
 
 
 class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the model is divided, what is computed at a time, and in how much memory."""
+    """Division of the model, sizes of a step, and memory."""
 
     tensor_parallel_size: int = setting(
         1, "processes that share the model's heads", Group.COMMON, ge=1, le=64

@@ -1,1 +1,1 @@
-"""Its core: one process that decides what runs next, and sees no tensor."""
+"""Core of the built-in engine: one process that decides what runs next, and sees no tensor."""

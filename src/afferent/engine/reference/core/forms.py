@@ -1,7 +1,7 @@
-"""Which forms answers can have, as the engine core knows: who tries them is another process.
+"""Response formats in the engine core: a separate process tests them.
 
-What was found of a form is kept, by its content, so that it is tried once. Those that wait are
-tried by fair shares of the time that it takes.
+The result of a test is cached by the format's content, so that a format is tested once. Waiting
+tests share the test time fairly between tenants.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MAX_KNOWN = 1024
 _MAX_WAITING = 64
 _NUM_AT_ONCE = 2
 _EXPECTED_S = 0.02
-"""What trying a form takes, as most do; its tenant pays for what it took."""
+"""Expected time of a test; the tenant is charged for the real time."""
 _AWAY = "forms of answers can't be looked at now; try again"
 
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """Of one form, for all who ask for it meanwhile; ``share``: of who asked first."""
+    """Test of one format, for all requests that wait for it; ``share``: of the first request."""
 
     form: Form
     share: Share
@@ -38,7 +38,13 @@ class _Trial:
 
 
 class Forms:
-    """Asks for each form once. Who tries them comes by `attach`, and goes by `detach`."""
+    """Tests each format once. The test process comes by `attach`, and goes by `detach`.
+
+    Invariants:
+        - Each test in ``_trials`` is either in ``_waiting`` or in ``_running``.
+        - At most ``_NUM_AT_ONCE`` tests run.
+        - Only final results (success, or `InvalidForm`) are cached.
+    """
 
     def __init__(self) -> None:
         self._channel: wire.AsyncChannel | None = None
@@ -49,11 +55,11 @@ class Forms:
         self._running: dict[int, _Trial] = {}
 
     async def check(self, form: Form, share: Share) -> int:
-        """How much memory answers of this form take to be followed, in bytes.
+        """Return the memory that answers of this format take to be followed, in bytes.
 
         Raises:
-            InvalidForm: There can be none, or it would take too much.
-            EngineUnavailable: That can't be found out now.
+            InvalidForm: No answer is possible, or it would take too much.
+            EngineUnavailable: The format can't be tested now.
         """
         key = form.key
         if (tried := self._known.get(key)) is not None:
@@ -69,7 +75,7 @@ class Forms:
         self._channel = channel
 
     def detach(self, channel: wire.AsyncChannel) -> None:
-        """Who asked what it was about to answer asks in vain."""
+        """Fail the requests whose tests were pending in this process."""
         if self._channel is not channel:
             return
         self._channel = None
@@ -78,7 +84,7 @@ class Forms:
         for trial in trials.values():
             if not trial.future.done():
                 trial.future.set_exception(EngineUnavailable(_AWAY))
-                trial.future.exception()  # perhaps nobody waits for it any more
+                trial.future.exception()  # mark it as retrieved: perhaps no request waits for it
 
     def on_tried(self, tried: m.FormTried) -> None:
         trial = self._running.pop(tried.number, None)

@@ -1,7 +1,8 @@
-"""The requests of one life of the engine, from acceptance to the last token, step by step.
+"""Requests of one group of workers, from acceptance to the last token, step by step.
 
-A step with items to encode goes out in two halves, and so does one with new sequences where there
-are several workers: what fails on one of them has failed its requests on all before any computes.
+A step goes out in two halves if it has items to encode, or if it has new sequences and there are
+several workers. Work that fails on one worker has then failed its requests on all workers before
+any of them computes.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from afferent.types import Failure, Sampling, Span, encode, span_since
 log = logging.getLogger(__name__)
 
 _LEAST_DECODES: Final = 16
-"""In a step, where more sequences have answers to write."""
+"""Least number of answers in a step, where more sequences have answers to write."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request between its submission and its end."""
+    """Request between its submission and its end."""
 
     request: EngineRequest
     frontend: wire.AsyncChannel
@@ -53,21 +54,28 @@ class _Running:
     has_begun: bool = False
     is_pinned: bool = False
     num_let_go: int = 0
-    """Of its items, from the first on."""
+    """Number of items that are unpinned, from the first on."""
 
     def reply(self, event: remote.RequestEvent) -> None:
-        """Tell the frontend, if it is still there."""
+        """Send an event to the frontend, if it is still connected."""
         with contextlib.suppress(ConnectionClosed):
             self.frontend.send(encode(event))
 
 
 class EngineLoop:
-    """Requests come by `submit` and go by `abort`; `run` does the steps."""
+    """Runs requests: they come by `submit` and go by `abort`; `run` does the steps.
+
+    Invariants:
+        - A request is in ``_requests`` from `submit` until it finishes, fails, or is aborted.
+        - A request that leaves ``_requests`` is unpinned.
+        - One step runs at a time; all workers get the same `Work`.
+        - The frontend gets exactly one of `RequestFinished` and `RequestFailed`, unless it aborts.
+    """
 
     def __init__(
         self, ranks: Ranks, pins: Pins, forms: Forms, limits: Limits, stats: EngineStats
     ) -> None:
-        """``stats`` is counted up."""
+        """Create a loop without requests; it counts in ``stats``."""
         self._ranks, self._pins, self._forms, self._stats = ranks, pins, forms, stats
         self._info = ranks.info
         self._scheduler = Scheduler(limits)
@@ -81,7 +89,7 @@ class EngineLoop:
     # Events
 
     def submit(self, request: EngineRequest, frontend: wire.AsyncChannel) -> None:
-        """A new request; its frontend hears of all that becomes of it.
+        """Add a new request; its frontend gets all of its events.
 
         Raises:
             FormatError: Its id is in use.
@@ -95,7 +103,7 @@ class EngineLoop:
         self._spawn(self._accept(run))
 
     def abort(self, request_id: str) -> None:
-        """Nobody waits for this request any more; unknown ones are ignored."""
+        """Drop a request that no frontend waits for; ignore unknown ones."""
         self._scheduler.abort(request_id)
         run = self._requests.pop(request_id, None)
         if run is not None:
@@ -103,18 +111,18 @@ class EngineLoop:
         self._stirred.set()
 
     def abort_all(self, frontend: wire.AsyncChannel) -> None:
-        """This frontend is gone."""
+        """Abort all requests of a lost frontend."""
         for request_id in [r for r, run in self._requests.items() if run.frontend is frontend]:
             self.abort(request_id)
 
     def fail_all(self, error: AfferentError) -> None:
-        """The workers are lost."""
+        """Fail all requests: the workers are lost."""
         for request_id in list(self._requests):
             self._fail(request_id, error)
         self._scheduler.clear()
 
     def update_stats(self) -> None:
-        """Those that are not counted as things happen."""
+        """Update the statistics that are not counted at each event."""
         self._stats.num_running = self._scheduler.num_running
         self._stats.num_waiting = self._scheduler.num_waiting
         self._stats.cache_nbytes = self._scheduler.cache.used_nbytes
@@ -130,7 +138,7 @@ class EngineLoop:
                 else:
                     await self._do(step)
         except WorkerDied:
-            return  # who ended the workers fails the requests
+            return  # `fail_all` is called by the code that ended the workers
         except Exception:
             log.exception("a step failed")
             self._ranks.end()
@@ -138,7 +146,7 @@ class EngineLoop:
     # Acceptance
 
     async def _accept(self, run: _Running) -> None:
-        """Pin the items here, so that the frontend can let go of them."""
+        """Pin the items here, so that the frontend can unpin them."""
         request = run.request
         try:
             if (form := form_of(request.sampling)) is not None:
@@ -201,7 +209,7 @@ class EngineLoop:
         begin = [self._begin(chunk.sequence_id) for chunk in step.prefill if chunk.start == 0]
         if step.encode or (begin and self._ranks.may_differ):
             failed = await self._prepare(step, begin)
-            # Some workers may have made what others could not.
+            # Some workers may have embeddings that others failed to compute.
             drop, evict, begin = [], list(failed), []
             for key, failure in failed.items():
                 self._fail_item(step, key, failure)
@@ -227,7 +235,7 @@ class EngineLoop:
         self._take(work, answers)
 
     async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
-        """The first half of a step; the items that failed, by key."""
+        """Do the first half of a step; return the items that failed, by key."""
         lease = self._pins.new_lease() if step.encode else ""
         wanted = [
             Wanted(each.sequence_id, self._requests[each.sequence_id].request.items[each.item])
@@ -279,7 +287,7 @@ class EngineLoop:
         )
 
     def _take(self, work: m.Work, answers: list[m.WorkDone]) -> None:
-        """What the workers have chosen; all of them have chosen alike."""
+        """Process the chosen tokens; all workers have chosen the same ones."""
         self._count(answers)
         self._fail_sequences(answers)
         chosen = {choice.sequence_id: choice for choice in answers[0].chosen}
@@ -329,7 +337,9 @@ class EngineLoop:
     # Ends
 
     def _fail_item(self, step: Step, key: bytes, failure: Failure) -> None:
-        """All fail who hold this item, or were to compute with it in this step."""
+        """Fail all requests that use this item in the scheduler, or compute with it in this
+        step.
+        """
         lost = dict.fromkeys(self._scheduler.fail_item(key))
         for sequence_id in _in_prompts(step):
             run = self._requests.get(sequence_id)
@@ -354,10 +364,10 @@ class EngineLoop:
                 self._fail(sequence_id, failure)
 
     def _let_go_of_encoded(self, step: Step) -> None:
-        """Features whose embeddings are there are not needed any more."""
+        """Unpin features whose embeddings exist."""
         for sequence_id in _in_prompts(step):
             run = self._requests.get(sequence_id)
-            # What a step preempted has none again.
+            # A preempted sequence has no items any more.
             if run is None or not self._scheduler.is_running(sequence_id):
                 continue
             items, number = run.request.items, self._scheduler.num_items_acquired(sequence_id)
@@ -386,13 +396,13 @@ def _num_rows(wanted: Sequence[Wanted], items: Sequence[m.EncodeItem]) -> int:
 
 
 def _in_prompts(step: Step) -> list[str]:
-    """Sequences whose prompts, or items of them, are computed in a step; each once."""
+    """Return the sequences whose prompts, or items of them, are computed in a step; each once."""
     encoded = [each.sequence_id for each in step.encode]
     return list(dict.fromkeys([*encoded, *(chunk.sequence_id for chunk in step.prefill)]))
 
 
 def _with_seed(sampling: Sampling) -> Sampling:
-    """All workers draw alike, and a request that begins again goes on as it had."""
+    """Add a seed: all workers draw alike, and a request that begins again continues as before."""
     if sampling.seed is not None:
         return sampling
     return msgspec.structs.replace(sampling, seed=secrets.randbits(63))

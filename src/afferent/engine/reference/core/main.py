@@ -1,9 +1,9 @@
-"""The engine core: one process between the frontends and the workers. It sees no tensor.
+"""Engine core: one process between the frontends and the workers. It sees no tensor.
 
     python -m afferent.engine.reference.core.main FD      (started by the supervisor)
 
-The core pins a request's items under its own connection to the store, acknowledges, and only then
-does the frontend let go; it lets go itself as soon as the workers have encoded them.
+The core pins a request's items under its own connection to the store, and acknowledges; only then
+the frontend unpins them. The core unpins them as soon as the workers have encoded them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ _seldom = Seldom(log)
 
 _KV_BLOCK_TOKENS = 16
 _RUNNING_PER_DECODE = 16
-"""How many times more requests may hold a part of the KV cache than have a token in a step, so that
-a new request does not wait until an answer has ended.
+"""Factor by which more requests may have KV cache than get a token in a step, so that a new request
+does not wait until an answer has ended.
 """
 
 
 class EngineCore:
-    """Frontends and workers come and go; an `EngineLoop` serves those with these."""
+    """Connects frontends, which come and go, to the `EngineLoop` of the present workers.
+
+    Invariants:
+        - There is one `Ranks` at a time; it is replaced when its first worker is lost.
+        - There is an `EngineLoop` exactly while all workers are ready.
+        - When the workers are lost, all their requests fail retryably.
+    """
 
     def __init__(self, store: AsyncDaemonStore, settings: CoreSettings) -> None:
         self._pins = Pins(store, settings.position_features, has_tier=settings.has_tier)
@@ -62,7 +68,7 @@ class EngineCore:
     # Workers
 
     def ranks_for(self, rank: int) -> Ranks:
-        """Whom a worker of this rank joins: others who have none of it."""
+        """Return the group that a worker of this rank joins: one without a worker of this rank."""
         if rank in self._ranks:
             log.warning("a worker has come again before its end was seen", extra={"rank": rank})
             self._ranks.end()
@@ -133,7 +139,7 @@ class EngineCore:
 
 
 class _Connection:
-    """One connection to the core; its first message says whose."""
+    """Connection to the core; its first message identifies the peer."""
 
     def __init__(self, core: EngineCore, sock: socket.socket, peer: wire.Peer) -> None:
         self._core, self._sock, self._peer = core, sock, peer
@@ -166,7 +172,7 @@ class _Connection:
         elif isinstance(message, m.WorkerHello):
             ranks = self._core.ranks_for(message.rank)
             ranks.join(message, self._channel, self._sock, self._peer)
-            self._ranks, self._rank = ranks, message.rank  # whose end from now on is theirs
+            self._ranks, self._rank = ranks, message.rank  # the end of this worker ends them
         else:
             raise FormatError("a connection begins with a hello")
 
@@ -188,7 +194,7 @@ class _Connection:
     def _on_worker_message(self, ranks: Ranks, message: m.ToCore) -> None:
         match message:
             case _ if ranks.has_ended:
-                return  # it was cut off while this was on its way
+                return  # the message was sent before the worker was cut off
             case m.WorkerReady():
                 ranks.set_ready(self._rank, message)
             case m.WorkDone():
@@ -211,7 +217,7 @@ class _Connection:
 
 
 def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
-    """The budgets, for the model that the workers have loaded."""
+    """Return the budgets for the model that the workers have loaded."""
     kv_tokens = settings.kv_budget.tokens_for(info)
     return Limits(
         max_num_seqs=_RUNNING_PER_DECODE * _max_num_seqs(settings),
@@ -226,7 +232,7 @@ def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
 
 
 def _max_num_seqs(settings: CoreSettings) -> int:
-    """All that run have a token a step."""
+    """Return the limit of sequences, so that each can get a token in a step."""
     return min(settings.max_num_seqs, settings.max_num_batched_tokens)
 
 

@@ -1,6 +1,6 @@
-"""What the core holds in the store: requests' features until they are encoded, a step's items.
+"""Pins of the core in the store: features of requests until they are encoded, and a step's items.
 
-A step's items are pinned for the workers in the same round trip, so that they need none.
+A step's items are pinned for the workers in the same round trip, so that workers need none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Grids = dict[str, m.Grid]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An item that a step encodes, and the sequence that it is encoded for."""
+    """Item that a step encodes, and the sequence that it is encoded for."""
 
     sequence_id: str
     item: Item
@@ -42,8 +42,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class StepPins:
-    """A step's items as workers are told of them, whom they are pinned for, and those that can't be
-    had, by key.
+    """Items of a step for the workers, the clients that they are pinned for, and failures by
+    key.
     """
 
     items: list[m.EncodeItem]
@@ -59,25 +59,28 @@ class Pins:
         *,
         has_tier: bool = False,
     ) -> None:
-        """``position_features``: names of the features that travel with the prompt. ``has_tier``:
-        embeddings that are not here may be beyond this machine.
+        """Store the settings.
+
+        Args:
+            position_features: Names of the features that travel with the prompt.
+            has_tier: Embeddings that are not here may be beyond this machine.
         """
         self._store, self._position_features = store, position_features
         self._has_tier, self._ahead = has_tier, Ahead(store)
         self._numbers = itertools.count()
 
     def new_lease(self) -> str:
-        """A name for what a step holds, which no other step of this core has had."""
+        """Return a name for a step's pins, which no other step of this core has had."""
         return f"step-{next(self._numbers)}"
 
     async def fetch(self, request: EngineRequest, *, weights: bytes, row_nbytes: int) -> None:
-        """Have embeddings come here that others have made, before any step needs them.
+        """Fetch embeddings that other processes have computed, before any step needs them.
 
-        What does not come in time is encoded. It never fails: nothing is lost without it.
+        The engine encodes those that do not come in time. It never fails.
 
         Args:
-            weights: Whose embeddings; empty for none.
-            row_nbytes: Of one row of them.
+            weights: Digest of the encoder's weights; empty for none.
+            row_nbytes: Bytes of one row of embeddings.
         """
         if not self._has_tier or not weights:
             return
@@ -85,40 +88,40 @@ class Pins:
         await self._ahead.fetch(num_rows, Encoder(weights, row_nbytes))
 
     async def hold(self, request: EngineRequest) -> list[Grids]:
-        """Pin a request's features under its id; the grids of its items.
+        """Pin a request's features under its id; return the grids of its items.
 
         Raises:
             StaleHandle: The features are gone.
-            StoreRestarted: They were lost with a former life of the store.
+            StoreRestarted: They were lost when the store restarted.
             StoreUnavailable: There is no store now.
         """
         try:
             await self._store.get(request.request_id, [item.handle for item in request.items])
             return [self._grids(item.handle) for item in request.items]
-        except BaseException:  # an answer that came too late has pinned them, too
+        except BaseException:  # an answer after the timeout has pinned them, too
             self.let_go(request.request_id)
             raise
 
     def let_go(self, name: str) -> None:
-        """Drop all that is held under a request's id or a step's lease."""
+        """Release all pins under a request's id or a step's lease."""
         self._store.forget(name)
 
     def let_go_of(self, name: str, handles: Sequence[Handle]) -> None:
-        """Take back one pin of each."""
+        """Unpin each handle once."""
         self._store.unpin(name, handles)
 
     async def hold_step(
         self, lease: str, wanted: Sequence[Wanted], *, weights: bytes, clients: Sequence[int]
     ) -> StepPins:
-        """Pin what the workers need for these items, here and for each of them.
+        """Pin the objects that the workers need for these items, for the core and for each worker.
 
         Args:
-            lease: A new name. The workers have to be told of it, whatever became of the items: the
-                store may have pinned some for them.
-            wanted: The items. Their requests may have let go of the features: then those may be
-                gone, or have been evicted and made again, and are found by their keys.
-            weights: To look for embeddings of these weights first; empty for not at all.
-            clients: The workers, as the store calls them.
+            lease: A new name. The workers need it regardless of the result: the store may have
+                pinned some items for them.
+            wanted: The items. Their requests may have unpinned the features: then the features may
+                be gone, or have been evicted and computed again, and are found by their keys.
+            weights: Look up embeddings of these weights first; empty for no lookup.
+            clients: Ids of the workers in the store.
         """
         failed: dict[bytes, Failure] = {}
         if not wanted:
@@ -145,7 +148,7 @@ class Pins:
     async def _find(
         self, lease: str, wanted: Sequence[Wanted], weights: bytes
     ) -> dict[bytes, Handle]:
-        """Embeddings in the store, pinned, by the items' keys."""
+        """Return embeddings in the store, pinned, by the items' keys."""
         names = {
             each.item.key: keys.embeddings_key(item=ContentKey(each.item.key), weights=weights)
             for each in wanted
@@ -161,19 +164,23 @@ class Pins:
     async def _pin(
         self, lease: str, items: Sequence[m.EncodeItem], clients: Sequence[int]
     ) -> list[int]:
-        """The workers that the items are pinned for; else they do it themselves."""
+        """Return the workers that the items are pinned for; the other workers pin them
+        themselves.
+        """
         handles = [item.handle for item in items]
         if not handles:
             return []
         try:
             await self._store.get(lease, handles, also_for=clients)
-        except ClientGone:  # one comes back to the store, under a number that is not known yet
+        except ClientGone:  # a worker reconnects to the store, under an id that is unknown yet
             await self._store.get(lease, handles)
             return []
         return list(clients)
 
     async def _find_stale(self, lease: str, items: Sequence[m.EncodeItem]) -> dict[bytes, Failure]:
-        """What can't be had; of what was made again, the item's handle is now the new one."""
+        """Return the failures of lost items; an item that was computed again gets its new
+        handle.
+        """
         stale: dict[bytes, Failure] = {}
         for item in items:
             try:
@@ -195,7 +202,9 @@ def _encode_item(wanted: Wanted, found: Handle | None) -> m.EncodeItem:
 
 
 def _failure(error: AfferentError) -> Failure:
-    """What is gone by now was there when the request was accepted: it can be tried again."""
+    """Return a failure; a stale item becomes retryable, since it existed when the request was
+    accepted.
+    """
     if isinstance(error, StaleHandle):
         error = EngineUnavailable("an item's features are gone; try again")
     return Failure(error.code, error.message)

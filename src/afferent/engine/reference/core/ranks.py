@@ -1,8 +1,7 @@
-"""The workers of one life of the engine, as the core sees them.
+"""Group of workers, as the core sees it.
 
-They come together, do every step together, and end together: what one of them has computed is of no
-use without the others. A new life has new workers, and nothing that one of the old ones says can
-reach it.
+Workers start together, do every step together, and end together: the results of one worker are
+useless without the others. A new group has new workers, and no message of an old worker reaches it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from afferent.types import encode
 log = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
-"""For a worker to see that it has been cut off, before it is killed."""
+"""Time for a worker to notice its cut connection, before it is killed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +39,13 @@ class _Rank:
 
 
 class Ranks:
-    """Workers join until there are ``size`` of them; the first that is lost ends all."""
+    """Workers join until there are ``size`` of them; the first loss ends all.
+
+    Invariants:
+        - Each rank joins once.
+        - One `Work` is pending at a time; its answers have its number.
+        - After `end`, no worker is used again, and each is killed after `_GRACE_S`.
+    """
 
     def __init__(
         self,
@@ -50,7 +55,12 @@ class Ranks:
         on_ready: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
-        """``on_ready`` is called once all have loaded the model, ``on_end`` when one is lost."""
+        """Create a group without workers.
+
+        Args:
+            on_ready: Called once all workers have loaded the model.
+            on_end: Called when one is lost.
+        """
         self._size, self._step_timeout_s = size, step_timeout_s
         self._on_ready, self._on_end = on_ready, on_end
         self._ranks: dict[int, _Rank] = {}
@@ -71,7 +81,7 @@ class Ranks:
 
     @property
     def may_differ(self) -> bool:
-        """Whether one may fail at what others can do."""
+        """Whether one worker may fail where others succeed."""
         return self._size > 1
 
     def __contains__(self, rank: int) -> bool:
@@ -79,12 +89,12 @@ class Ranks:
 
     @property
     def clients(self) -> list[int]:
-        """What the store calls the workers."""
+        """Ids of the workers in the store."""
         return [rank.client for rank in self._ranks.values()]
 
     @property
     def pid(self) -> int:
-        """Of the first worker."""
+        """Pid of the first worker."""
         return self._ranks[0].peer.pid
 
     @property
@@ -112,10 +122,10 @@ class Ranks:
         sock: socket.socket,
         peer: wire.Peer,
     ) -> None:
-        """A worker has come; with the last one, all are told to load the model.
+        """Add a worker; the last one triggers the order to all workers to load the model.
 
         Raises:
-            FormatError: There is no such rank, or it is taken; or the worker has died meanwhile.
+            FormatError: The rank does not exist, or is taken; or the worker has died meanwhile.
         """
         if hello.rank >= self._size or hello.rank in self._ranks:
             raise FormatError("a worker has a rank that is none, or taken")
@@ -128,10 +138,10 @@ class Ranks:
             self._broadcast(m.Rendezvous(self._ranks[0].port))
 
     def set_ready(self, rank: int, ready: m.WorkerReady) -> None:
-        """A worker has loaded the model.
+        """Record that a worker has loaded the model.
 
         Raises:
-            FormatError: It has said so before.
+            FormatError: It has reported this before.
         """
         if self._ranks[rank].ready is not None:
             raise FormatError("a worker is ready twice")
@@ -150,7 +160,7 @@ class Ranks:
     # Work
 
     async def do(self, work: m.Work) -> list[m.WorkDone]:
-        """Have all workers do this; their answers by rank. One at a time.
+        """Send work to all workers; return their answers by rank. One call at a time.
 
         Raises:
             WorkerDied: One of them is lost, or took too long; all of them are ended.
@@ -175,7 +185,7 @@ class Ranks:
         return [rank.done for _, rank in sorted(self._ranks.items()) if rank.done is not None]
 
     def end(self) -> None:
-        """Cut all workers off, and kill who does not end by itself."""
+        """Cut the connections of all workers, and kill those that do not end by themselves."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -191,13 +201,13 @@ class Ranks:
     def _broadcast(self, message: m.ToWorker) -> None:
         payload = encode(message)
         for rank in self._ranks.values():
-            # Who is gone will be missed soon.
+            # The loss of a worker ends the group soon.
             with contextlib.suppress(ConnectionClosed):
                 rank.channel.send(payload)
 
 
 def _kill(pidfd: int) -> None:
-    """By its descriptor: its number may be another process's by now."""
+    """Kill a process by its descriptor: its pid may be another process's by now."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)

@@ -1,1 +1,1 @@
-"""Which form an answer has: compiled apart, in a process that may fail at it."""
+"""Response formats of answers, compiled in a separate process, which may fail at it."""

@@ -1,7 +1,7 @@
-"""The form of an answer as `llguidance` reads it, and the limits within which it is followed.
+"""Grammar of a response format for `llguidance`, and the limits of its evaluation.
 
-The process that tries a form and the worker that follows it do this alike, so that what the one
-could do within its time the other can, too.
+The process that tests a format and the worker that follows it use the same code, so that a format
+that passes the test works in the worker too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from afferent.engine.reference.form.sizes import excess_of_choice, excess_of_sch
 from afferent.errors import ConfigError, InvalidForm
 
 _WHITESPACE: Final = r" |\n {0,16}"
-"""Between the parts of JSON: a space, or a new line that is indented. Who was not taught to
-write JSON may else write nothing but whitespace.
+"""Whitespace between the parts of JSON: a space, or a new line with indentation. Without a limit, a
+model that was not trained to write JSON may write whitespace forever.
 """
 _JSON_OPTIONS: Final[dict[str, Any]] = {
     "item_separator": ",",
@@ -29,13 +29,15 @@ _JSON_OPTIONS: Final[dict[str, Any]] = {
     "coerce_one_of": False,
     "lenient": False,
 }
-"""All of them, so that a schema can't set its own: an answer is of its schema, or there is none."""
+"""All options, so that a schema can't set its own: an answer follows its schema, or there is
+none.
+"""
 _OWN_OPTIONS: Final = "x-guidance"
 _LONGEST_ERROR = 500
 
-# They are counts, so that a form is refused on every machine or on none. Those of a step bound how
-# long its tokens take to be looked up, whatever the form; the others bound how long a form takes to
-# be compiled, and what it holds in memory.
+# They are counts, so that a format is refused on every machine or on none. The limits of a step
+# bound the time of a token mask, for any format; the others bound the time to compile a format,
+# and its memory.
 _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=100_000,
@@ -48,15 +50,15 @@ _LIMITS: Final = LLParserLimits(
 
 
 def tokenizer_of(folder: Path, *, eos_token_ids: Sequence[int], vocab_size: int = 0) -> LLTokenizer:
-    """The tokens of the model in this folder.
+    """Return the tokenizer of the model in this folder.
 
     Args:
-        folder: With a ``tokenizer.json``.
-        eos_token_ids: Those that end an answer.
-        vocab_size: How many the model chooses from; 0: as many as the tokenizer has.
+        folder: A folder with a ``tokenizer.json``.
+        eos_token_ids: Tokens that end an answer.
+        vocab_size: Number of tokens that the model chooses from; 0: as many as the tokenizer has.
 
     Raises:
-        ConfigError: Answers of a given form can't be had with this tokenizer.
+        ConfigError: This tokenizer does not support response formats.
         OSError: It can't be read now.
     """
     if not eos_token_ids:
@@ -72,13 +74,13 @@ def tokenizer_of(folder: Path, *, eos_token_ids: Sequence[int], vocab_size: int 
 
 
 def compile_form(tokenizer: LLTokenizer, form: Form) -> LLMatcher:
-    """What follows answers of this form from their beginning.
+    """Return a matcher at the beginning of an answer of this format.
 
-    It may take any time and memory: a form is tried first where that harms nobody.
+    It may take any time and memory: a format is tested first in a sandbox.
 
     Raises:
-        InvalidForm: There are no such answers, or what is asked for is not known here; it says
-            what.
+        InvalidForm: No answer is possible, or the format uses an unknown construct; the error names
+            it.
     """
     matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
     if matcher.is_error():
@@ -87,10 +89,10 @@ def compile_form(tokenizer: LLTokenizer, form: Form) -> LLMatcher:
 
 
 def too_much(form: Form, what: Literal["time", "memory"] | None = None) -> InvalidForm:
-    """To compile the form, or to follow it, takes more than it may.
+    """Return the error of a format that takes more than its limit.
 
     Args:
-        what: Of what, if that is known.
+        what: The limited resource, if it is known.
     """
     return InvalidForm(
         _told(form, f"it takes too much {what or 'time or memory'}; make it simpler")
@@ -98,7 +100,7 @@ def too_much(form: Form, what: Literal["time", "memory"] | None = None) -> Inval
 
 
 def no_answer(form: Form) -> InvalidForm:
-    """Whatever the model says, it is wrong."""
+    """Return the error of a format that no answer can have."""
     return InvalidForm(_told(form, "no answer can have this form"))
 
 
@@ -137,12 +139,12 @@ def _check(form: Form, excess: str | None) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A regular expression for this text alone."""
+    """Return a regular expression for this text alone."""
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)
 
 
 def _told(form: Form, why: str) -> str:
-    """For people: without the place in a grammar that is ours, and not too long."""
+    """Return the message for the client: short, and without positions in our own grammar."""
     what = {"json_schema": "the JSON schema", "regex": "the regex", "choice": "the choice"}
     lines = [line.strip() for line in why.strip().splitlines()]
     if form.kind != "json_schema":

@@ -1,9 +1,9 @@
-"""The process that tries forms of answers, each in a fork of itself.
+"""Process that tests response formats, each in a fork of itself.
 
     python -m afferent.engine.reference.form.main FD      (started by the supervisor)
 
-It has the model's tokens and nothing else, and never a thread: a fork of a process with threads may
-hang. The engine core asks it; it says of each form whether it can be followed.
+It has the model's tokenizer and nothing else, and never a thread: a fork of a process with threads
+may hang. The engine core sends formats; the process reports whether each can be followed.
 """
 
 from __future__ import annotations
@@ -41,13 +41,18 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 30.0
 _TRIAL_TIMEOUT_S = 10.0
-"""Of waiting for processor time, most of it."""
+"""Timeout of a test; most of it is for the wait for processor time."""
 _MAX_VERDICT_NBYTES = 1 << 16
 _UNTRIED = "the form of the answer could not be tried"
 
 
 class FormTrials:
-    """Tries what the core asks for, all at the same time: it asks for a few."""
+    """Tests the formats that the core sends, concurrently: the core sends a few at a time.
+
+    Invariants:
+        - Each request gets exactly one answer, unless the connection is lost.
+        - A forked process is always killed and reaped.
+    """
 
     def __init__(self, tokenizer: LLTokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -59,7 +64,7 @@ class FormTrials:
         """Answer the core until it is gone.
 
         Raises:
-            ConnectionClosed: It is.
+            ConnectionClosed: The core is gone.
         """
         await self._channel.attach(wire.connect(address, timeout_s=_CONNECT_TIMEOUT_S))
         self._channel.send(encode(m.FormsHello()))
@@ -77,14 +82,14 @@ class FormTrials:
     async def _answer(self, asked: m.TryForm) -> None:
         try:
             verdict = await self.verdict(asked)
-        except Exception:  # who is not answered waits, and keeps others waiting
+        except Exception:  # a request without an answer would block the core's queue
             log.exception("a form could not be tried")
             verdict = Verdict(Failure(InternalError.code, _UNTRIED))
         with contextlib.suppress(ConnectionClosed):
             self._channel.send(encode(m.FormTried(asked.number, verdict.failure, verdict.nbytes)))
 
     async def verdict(self, asked: m.TryForm) -> Verdict:
-        """What becomes of the form in a fork of this process."""
+        """Return the result of a test in a fork of this process."""
         if self._tokenizer is None:
             refused = UnsupportedParameter("no answers of a given form can be had of this model")
             return Verdict(Failure(refused.code, refused.message))
@@ -113,7 +118,7 @@ class FormTrials:
         except TimeoutError:
             is_late = True
         finally:
-            os.kill(pid, signal.SIGKILL)  # who has closed its pipe ends by itself
+            os.kill(pid, signal.SIGKILL)  # a process that has closed its pipe ends by itself
             _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 it is dying
         if is_late:
             return Verdict(Failure(EngineUnavailable.code, f"{_UNTRIED} in time; try again"))
@@ -124,7 +129,7 @@ class FormTrials:
 
 
 async def _read_all(fd: int) -> bytes:
-    """What is written into a pipe until it is closed, as far as it is wanted; closes this end."""
+    """Return the bytes written into a pipe until it is closed, within the limit; close this end."""
     loop, reader, said = asyncio.get_running_loop(), asyncio.StreamReader(), b""
     pipe = os.fdopen(fd, "rb", buffering=0)
     try:
@@ -143,7 +148,7 @@ async def _read_all(fd: int) -> bytes:
 
 
 def _load(folder: Path) -> LLTokenizer | None:
-    """``None``: of this model no answers of a given form can be had; nobody will ask for any."""
+    """Return the tokenizer; ``None``: this model supports no response formats."""
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
     known = {**config.get("text_config", {}), **config}
     known |= read_json(generation) if generation.exists() else {}

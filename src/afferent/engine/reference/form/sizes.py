@@ -1,7 +1,7 @@
-"""What a form may contain, counted before `llguidance` reads it.
+"""Size limits of a response format, checked before `llguidance` reads it.
 
-A few constructs take time that no limit of `llguidance` counts. Their number decides, so that a
-form is accepted or refused on every machine alike; processor time is a backstop.
+A few constructs take time that no limit of `llguidance` counts. Their number is limited, so that a
+format is accepted or refused on every machine alike; processor time is a backstop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final
 from afferent.types import KiB
 
 MAX_LITERAL_CHARS: Final = 8 * KiB
-"""Of one name or constant: its automaton takes time that grows with the square (50 ms)."""
+"""Most characters of a name or constant: its automaton takes quadratic time (50 ms)."""
 MAX_MULTIPLES: Final = 40_000
-"""States of the automata that check ``multipleOf`` (0.2 s)."""
+"""Most states of the automata that check ``multipleOf`` (0.2 s)."""
 _MAX_DIGITS: Final = len(str(MAX_MULTIPLES))
 _MAX_ZEROS: Final = 16
 _COMBINED: Final = frozenset(("allOf", "anyOf", "oneOf", "$ref"))
@@ -24,7 +24,7 @@ _CONSTANTS: Final = frozenset(("const", "enum"))
 
 
 def excess_of_schema(schema: dict[str, Any]) -> str | None:
-    """Return what a JSON schema has too much of; ``None``: nothing that is counted here."""
+    """Return the excess of a JSON schema, as a message; ``None``: it is within the limits here."""
     longest, multiples, is_combined = 0, set[int](), False
     for key, value in _members(schema):
         is_combined |= key in _COMBINED
@@ -35,7 +35,7 @@ def excess_of_schema(schema: dict[str, Any]) -> str | None:
             multiples.add(_coefficient(value))
     if longest > MAX_LITERAL_CHARS:
         return _too_long(longest)
-    # Numbers that must be multiples of several have an automaton as large as the product of theirs.
+    # A number with several `multipleOf` needs an automaton as large as the product of theirs.
     states = max(sum(multiples), math.lcm(*multiples) if is_combined else 0)
     if states > MAX_MULTIPLES:
         return (
@@ -46,7 +46,7 @@ def excess_of_schema(schema: dict[str, Any]) -> str | None:
 
 
 def excess_of_choice(texts: list[str]) -> str | None:
-    """Return what a choice has too much of; ``None``: nothing that is counted here."""
+    """Return the excess of a choice, as a message; ``None``: it is within the limits here."""
     longest = max(map(len, texts), default=0)
     return _too_long(longest) if longest > MAX_LITERAL_CHARS else None
 
@@ -79,7 +79,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _coefficient(number: float) -> int:
-    """Return the digits of a number without its zeros at the end, which cost nothing."""
+    """Return the digits of a number without its trailing zeros, which cost nothing."""
     exact = Decimal(number if isinstance(number, int) else str(number)).normalize()
     _, digits, exponent = exact.as_tuple()
     if len(digits) > _MAX_DIGITS or abs(int(exponent)) > _MAX_ZEROS:

@@ -1,5 +1,6 @@
-"""Trying a form in a process of its own, which is forked for it and confined: it may take long or
-much memory, or crash, and only itself is the worse for it.
+"""Test of a response format in a forked, sandboxed process.
+
+The test may take long or much memory, or crash; it affects only its own process.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from afferent.runtime.process import die_with_parent
 from afferent.types import Failure, MiB, encode
 
 CPU_S: Final = 5.0
-"""Processor time for a form. It is a backstop: the limits of `grammar` and `sizes` are counts,
-within which a form takes at most 0.3 s.
+"""Processor time for a format. It is a backstop: the limits of `grammar` and `sizes` are counts,
+within which a format takes at most 0.3 s.
 """
 MEMORY_NBYTES: Final = 64 * MiB
 _NUM_TOKENS = 32
@@ -35,10 +36,10 @@ _SET = re.compile(rb"[^\0]")
 
 
 class Verdict(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What became of a trial.
+    """Result of a test.
 
     Attributes:
-        failure: ``None``: the form can be followed.
+        failure: ``None``: the format can be followed.
         nbytes: Memory that it took.
     """
 
@@ -50,7 +51,7 @@ verdict_decoder = msgspec.msgpack.Decoder(Verdict)
 
 
 def run(tokenizer: LLTokenizer, form: Form, result_fd: int, parent_pid: int) -> NoReturn:
-    """The whole life of a forked process. It writes a `Verdict`, unless it is ended before."""
+    """Run the forked process: write a `Verdict`, unless the process is ended before."""
     code = _CANT_BEGIN
     try:
         die_with_parent(parent_pid)
@@ -68,11 +69,12 @@ def run(tokenizer: LLTokenizer, form: Form, result_fd: int, parent_pid: int) -> 
 
 
 def verdict_of_death(form: Form, status: int) -> Verdict:
-    """Of a trial that ended without a word: it was too much, one way or another, unless it never
-    came to look at the form.
+    """Return the result of a test that ended without a `Verdict`.
+
+    The format was too expensive, unless the process never came to compile it.
 
     Args:
-        status: As `os.waitpid` gives it.
+        status: The status that `os.waitpid` returns.
     """
     code = os.waitstatus_to_exitcode(status)
     if code == _CANT_BEGIN:
@@ -92,10 +94,10 @@ def _try(tokenizer: LLTokenizer, form: Form) -> Verdict:
 
 
 def _write(matcher: LLMatcher, form: Form, tokenizer: LLTokenizer) -> None:
-    """The beginning of an answer, as a model might.
+    """Write the beginning of an answer, with random tokens.
 
     Raises:
-        InvalidForm: A token takes too much to be looked up, or none can follow.
+        InvalidForm: A token mask takes too much, or no token can follow.
     """
     draw = random.Random(0)  # noqa: S311 the same for the same form
     for _ in range(_NUM_TOKENS):
@@ -125,7 +127,9 @@ def _failure(error: AfferentError) -> Failure:
 
 
 def _keep_nothing_but(fd: int) -> None:
-    """What this process was forked with is not for who might take it over; nor has it a voice."""
+    """Close all other descriptors and silence stderr: code that takes over this process gets
+    nothing.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     for other in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:

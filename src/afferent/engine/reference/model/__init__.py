@@ -1,1 +1,1 @@
-"""The model itself: one rank of it, in one process."""
+"""Model of the built-in engine: one rank of it, in one process."""

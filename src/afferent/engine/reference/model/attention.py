@@ -1,7 +1,7 @@
-"""Attention over a row in which the tokens of many sequences stand one behind the other.
+"""Attention over a packed row of the tokens of many sequences, one behind the other.
 
-`transformers` computes everything else of a packed row as it would of one long sequence; attention
-looks at each sequence alone, over a KV cache of its own.
+`transformers` computes everything else of a packed row as for one long sequence; attention
+processes each sequence alone, over a KV cache of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from afferent.errors import UnsupportedModel
 
 IMPLEMENTATION: Final = "afferent_packed"
 GROWTH: Final = 2
-"""How many times more positions a sequence's KV cache may have room for than it holds."""
+"""Growth factor of a sequence's KV cache: its capacity is at most this multiple of its length."""
 _LEAST_CAPACITY = 64
 
 
@@ -30,14 +30,14 @@ class SequenceKvCache:
         self._layers: dict[tuple[int, str], torch.Tensor] = {}
 
     def put(self, layer: int, kind: str, start: int, new: torch.Tensor) -> torch.Tensor:
-        """Keep ``(heads, num_tokens, head_dim)`` as the positions from ``start`` on.
+        """Store ``(heads, num_tokens, head_dim)`` as the positions from ``start`` on.
 
         Args:
-            layer: Of the model.
+            layer: The layer's index.
             kind: ``keys`` or ``values``.
 
         Returns:
-            All of them up to the last that is new: a view.
+            All positions up to the last new one: a view.
         """
         heads, num_tokens, head_dim = new.shape
         end = start + num_tokens
@@ -55,12 +55,12 @@ class SequenceKvCache:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one sequence has in a packed row.
+    """Part of one sequence in a packed row.
 
     Attributes:
-        kv_cache: Of the sequence.
+        kv_cache: The sequence's KV cache.
         start: The position of its first token here.
-        num_tokens: How many it has here.
+        num_tokens: Number of its tokens here.
         blocks: For each position up to the last one here, the number of the block whose positions
             attend to each other, -1 for none; ``None`` if there are no blocks at all.
     """
@@ -72,7 +72,7 @@ class Segment:
 
 
 class Packing:
-    """The segments of a row, in order, and the masks that layers of a kind have in common."""
+    """Segments of a row, in order, and the masks that are common to layers of a kind."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = segments
@@ -88,7 +88,9 @@ class Packing:
         scale: float | None,
         window: int | None,
     ) -> torch.Tensor:
-        """``(num_tokens, heads, head_dim)`` from tensors of ``(heads, num_tokens, head_dim)``."""
+        """Return ``(num_tokens, heads, head_dim)`` from tensors of ``(heads, num_tokens,
+        head_dim)``.
+        """
         heads, num_tokens, _ = query.shape
         out = query.new_empty((num_tokens, heads, values.shape[-1]))
         begin = 0
@@ -120,8 +122,10 @@ class Packing:
 
 
 def _mask(segment: Segment, window: int | None) -> torch.Tensor | None:
-    """Which keys each token attends to: a matrix of truths; ``None`` if it is plain to see: one
-    token attends to all that is given to it, and a first chunk is causal.
+    """Return a boolean matrix of the keys that each token attends to.
+
+    ``None`` where attention needs no matrix: a single token attends to all its keys, and a first
+    chunk is causal.
     """
     start, end = segment.start, segment.start + segment.num_tokens
     if segment.num_tokens == 1:
@@ -154,7 +158,9 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As `transformers` calls attention: tensors of ``(1, heads, num_tokens, head_dim)``."""
+    """Attention in the signature of `transformers`: tensors of ``(1, heads, num_tokens,
+    head_dim)``.
+    """
     if softcap is not None or s_aux is not None or position_bias is not None:
         raise UnsupportedModel("the model's attention is of a kind that is not done here")
     layer, window = module.layer_idx, sliding_window

@@ -1,4 +1,4 @@
-"""A sequence that the runner computes, the chunk of it in a step, and who computes it."""
+"""Running sequence, its chunk in a step, and the interface of decoders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from afferent.types import Sampling
 
 @dataclass(slots=True, eq=False)
 class RunningSequence:
-    """``state`` is the decoder's own: what it has computed of the sequence, and what it needs to
-    compute more.
+    """Sequence that is computed; ``state`` is the decoder's own: results so far, and inputs for the
+    rest.
     """
 
     sequence_id: str
@@ -27,7 +27,7 @@ class RunningSequence:
     num_computed: int = 0
 
     def choose(self, token_id: int) -> None:
-        """This is its next token."""
+        """Append its next token."""
         self.token_ids.append(token_id)
         if self.rules is not None:
             self.rules.add(token_id)
@@ -35,7 +35,7 @@ class RunningSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """The positions ``[start, end)`` of a sequence; with ``samples``, the next token is chosen."""
+    """Positions ``[start, end)`` of a sequence; with ``samples``, the next token is chosen."""
 
     sequence: RunningSequence
     start: int
@@ -44,7 +44,7 @@ class SequenceChunk:
 
 
 class Decoder(Protocol):
-    """The half of a model that chooses tokens."""
+    """Half of a model that chooses tokens."""
 
     @property
     def can_split_items(self) -> bool:
@@ -52,10 +52,10 @@ class Decoder(Protocol):
 
     @property
     def num_embed_layers(self) -> int:
-        """How many rows of embeddings there are for a position: `Embeddings.layers`, plus one."""
+        """Rows of embeddings for a position: the number of `Embeddings.layers`, plus one."""
 
     def begin(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> Any:
-        """The state of a new sequence; nothing is computed.
+        """Return the state of a new sequence; nothing is computed.
 
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
@@ -63,12 +63,13 @@ class Decoder(Protocol):
         """
 
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
-        """
+        """Check the embeddings of a chunk.
+
         Raises:
-            UnusableEmbeddings: They are not there, or don't fill their placeholder.
+            UnusableEmbeddings: They are missing, or don't fill their placeholder.
         """
 
     def logits(
         self, chunks: Sequence[SequenceChunk], embeddings: Mapping[bytes, Embeddings]
     ) -> torch.Tensor:
-        """Compute the chunks; ``(number of chunks that sample, vocabulary)``."""
+        """Compute the chunks; return ``(number of chunks that sample, vocabulary)``."""

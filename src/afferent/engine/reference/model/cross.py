@@ -1,4 +1,4 @@
-"""A decoder that attends to its item's embeddings, which are beside the prompt: Whisper's."""
+"""Decoder that attends to its item's embeddings, which are beside the prompt: Whisper's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from afferent.errors import InternalError, UnusableEmbeddings
 
 @dataclass(slots=True)
 class _State:
-    """Of a sequence; ``hears`` is False once the cache holds what it needs of the embeddings."""
+    """State of a sequence; ``hears`` is False once the cache has all it needs of the embeddings."""
 
     item: PlacedItem
     cache: EncoderDecoderCache
@@ -26,7 +26,7 @@ class _State:
 
 
 class CrossDecoder:
-    """The decoder of an encoder-decoder model: one sequence after the other."""
+    """Decoder of an encoder-decoder model: computes one sequence after the other."""
 
     can_split_items = True
     num_embed_layers = 1

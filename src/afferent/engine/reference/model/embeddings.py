@@ -1,4 +1,4 @@
-"""The embeddings of one item, and an item in its place in a sequence."""
+"""Embeddings of one item, and an item at its position in a sequence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Features = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What the encoder makes of one item.
+    """Output of the encoder for one item.
 
     Attributes:
-        rows: ``(num_embeds, hidden)``, in the order of the positions that they fill. Of an
+        rows: ``(num_embeds, hidden)``, in the order of the positions that they fill. For an
             encoder-decoder model the encoder's whole output, which the decoder attends to.
-        layers: More of the same shape, for models that add embeddings to the states after their
-            first layers too (Qwen3-VL's "deepstack").
+        layers: Further tensors of the same shape, for models that add embeddings to the states
+            after their first layers too (Qwen3-VL's "deepstack").
     """
 
     rows: torch.Tensor
@@ -36,15 +36,15 @@ class Embeddings:
         return sum(tensor.nbytes for tensor in (self.rows, *self.layers))
 
     def tree(self) -> dict[str, codec.Tree]:
-        """As the store keeps it: in this machine's memory, whatever the device."""
+        """Return the tree for the store: in this machine's memory, for any device."""
         return {"rows": self.rows.cpu(), "layers": [layer.cpu() for layer in self.layers]}
 
     @classmethod
     def from_tree(cls, tree: codec.ViewTree) -> Embeddings:
-        """From a tree of `tree`, as `codec.view` shows it, without a copy.
+        """Return embeddings from a tree of `tree`, as `codec.view` returns it, without a copy.
 
         Raises:
-            FormatError: It is none.
+            FormatError: It is no such tree.
         """
         match tree:
             case {"rows": rows, "layers": list(layers), **rest} if not rest:
@@ -55,14 +55,14 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class PlacedItem:
-    """An item of a sequence.
+    """Item of a sequence.
 
     Attributes:
-        modality: Of the item.
+        modality: Modality of the item.
         placeholder: The positions it fills; at offset 0, beside the prompt, if the decoder attends
             to its embeddings.
-        key: What its embeddings are known by.
-        grids: The few small arrays of its features that positions are made from.
+        key: Key of its embeddings.
+        grids: The few small arrays of its features that determine positions.
     """
 
     modality: Modality

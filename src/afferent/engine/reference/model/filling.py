@@ -1,4 +1,4 @@
-"""Which positions of a prompt the embeddings of its items go to."""
+"""Mapping from the embeddings of items to positions of the prompt."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class FilledItem:
-    """``targets`` are the positions of the item's placeholder that hold the model's token for
-    embeddings, in order: some models have text between them.
+    """Item with ``targets``: the positions of its placeholder that hold the model's token for
+    embeddings, in order. Some models have text between them.
     """
 
     item: PlacedItem
@@ -37,21 +37,22 @@ class Rows:
 
 
 class Filling:
-    """The items of one sequence by position."""
+    """Items of one sequence by position."""
 
     def __init__(
         self, family: Family, token_ids: Sequence[int], items: Sequence[PlacedItem]
     ) -> None:
-        """
+        """Find the positions of all items.
+
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
-            InternalError: One lies outside of the prompt, or has no place for embeddings.
+            InternalError: An item lies outside of the prompt, or has no position for embeddings.
         """
         self.items = [_filled(family, token_ids, item) for item in items]
         self._index = WindowIndex((each.item.placeholder, each) for each in self.items)
 
     def between(self, start: int, end: int) -> Iterator[Rows]:
-        """What goes to the positions ``[start, end)``, in order."""
+        """Yield the rows for the positions ``[start, end)``, in order."""
         for ordinal in self._index.in_window(start, end):
             filled = self._index[ordinal]
             first, last = np.searchsorted(filled.targets, (start, end)).tolist()

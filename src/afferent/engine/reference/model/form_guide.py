@@ -1,7 +1,7 @@
-"""Which tokens may come next in answers of a given form; found in a thread, beside the model.
+"""Token masks for answers with a response format, computed in a thread beside the model.
 
-What follows an answer takes the tokens that were chosen for it, one after another: an answer that
-begins again is followed again from its first token.
+A matcher takes the chosen tokens of an answer one after another: an answer that begins again is
+followed again from its first token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from afferent.types import Failure, MiB
 log = logging.getLogger(__name__)
 
 TokenMask = NDArray[np.uint8]
-"""A bit for each token, the first in the lowest bit of the first byte: those that may be chosen."""
+"""Bits of the tokens that may be chosen; the first is in the lowest bit of the first byte."""
 
 _TIMEOUT_S: Final = 10.0
 _MAX_KNOWN: Final = 64
@@ -35,7 +35,9 @@ _MAX_KNOWN_NBYTES: Final = 64 * MiB
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """An answer; only the thread looks at the matcher. ``mask`` is ``None`` until it is found."""
+    """Followed answer; only the thread uses the matcher. ``mask`` is ``None`` until it is
+    computed.
+    """
 
     form: Form
     matcher: LLMatcher | None = None
@@ -44,7 +46,13 @@ class _Followed:
 
 
 class FormGuide:
-    """Follows answers by the ids of their sequences; all calls are of one thread."""
+    """Follows answers by the ids of their sequences; all calls are from one thread.
+
+    Invariants:
+        - Only the thread ``forms`` uses matchers, in the order of the calls.
+        - `masks` waits for all earlier calls, up to its timeout.
+        - A sequence without a mask can't continue, and gets a failure.
+    """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer, self._ends = tokenizer, frozenset(tokenizer.eos_tokens)
@@ -55,7 +63,7 @@ class FormGuide:
 
     @classmethod
     def of(cls, folder: Path, *, eos_token_ids: Sequence[int], vocab_size: int) -> Self | None:
-        """``None``: of this model no answers of a given form can be had."""
+        """Return a guide; ``None``: this model supports no response formats."""
         try:
             tokenizer = tokenizer_of(folder, eos_token_ids=eos_token_ids, vocab_size=vocab_size)
         except ConfigError as error:
@@ -67,7 +75,7 @@ class FormGuide:
         """Follow an answer from now on.
 
         Args:
-            nbytes: Memory that its form takes.
+            nbytes: Memory that its format takes.
             answered: Its tokens so far.
         """
         followed = self._followed[sequence_id] = _Followed(form)
@@ -75,11 +83,11 @@ class FormGuide:
         self._last = self._thread.submit(self._begin, followed, nbytes, tokens)
 
     def advance(self, chosen: Sequence[tuple[str, int]]) -> None:
-        """These tokens were chosen, one for a sequence; those of no given form are left out."""
+        """Add chosen tokens, one for a sequence; sequences without a format are ignored."""
         steps = []
         for sequence_id, token in chosen:
             followed = self._followed.get(sequence_id)
-            # Behind the end of an answer there is nothing to look for.
+            # After the end of an answer no mask is needed.
             if followed is not None and token not in self._ends:
                 followed.mask = None
                 steps.append((followed, token))
@@ -89,7 +97,7 @@ class FormGuide:
     def masks(
         self, sequence_ids: Sequence[str]
     ) -> tuple[list[TokenMask | None], dict[str, Failure]]:
-        """What each of these may choose next, ``None`` if anything; and those that can't go on."""
+        """Return the token mask of each sequence, ``None`` without a format; and failures."""
         followed = [self._followed.get(sequence_id) for sequence_id in sequence_ids]
         if any(followed):
             self._wait()
@@ -105,7 +113,7 @@ class FormGuide:
         self._followed.pop(sequence_id, None)
 
     def _wait(self) -> None:
-        """Until the thread has done all that it was told, or for as long as a step may wait."""
+        """Wait until the thread has done all its work, up to the timeout of a step."""
         if self._last is not None:
             try:
                 self._last.result(_TIMEOUT_S)
@@ -146,17 +154,19 @@ class FormGuide:
 
 @dataclass(slots=True)
 class _KnownForms:
-    """Matchers at the beginning of an answer: those asked for last, as there is room for them."""
+    """Cache of matchers at the beginning of an answer: the last used ones, within the memory
+    limit.
+    """
 
     tokenizer: LLTokenizer
     _known: OrderedDict[Form, tuple[LLMatcher, int]] = field(default_factory=OrderedDict)
     _nbytes: int = 0
 
     def matcher(self, form: Form, nbytes: int) -> LLMatcher:
-        """One of its own for each answer.
+        """Return a private matcher for an answer.
 
         Raises:
-            InvalidForm: There is none.
+            InvalidForm: The format can't be compiled.
         """
         if form in self._known:
             self._known.move_to_end(form)

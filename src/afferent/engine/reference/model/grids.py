@@ -1,4 +1,4 @@
-"""Grids: the few numbers of an item's features that positions are made from.
+"""Position features (grids): the few numbers of an item's features that determine positions.
 
 They travel with the prompt, because a sequence may begin when the features are long gone.
 """
@@ -17,10 +17,10 @@ from afferent.store.block import codec
 
 
 def tensors_of(tree: codec.ViewTree) -> dict[str, NDArray[Any]]:
-    """The tensors of an item's features: a flat dictionary of them, and how the item is written.
+    """Return the tensors of an item's features: a flat dictionary of them, and the item's prompt.
 
     Raises:
-        FormatError: It is something else.
+        FormatError: The tree is something else.
     """
     if not isinstance(tree, dict):
         raise FormatError("an item's features are not a dictionary")
@@ -31,11 +31,11 @@ def tensors_of(tree: codec.ViewTree) -> dict[str, NDArray[Any]]:
 
 
 def grids_of(tree: codec.ViewTree, names: Collection[str]) -> dict[str, m.Grid]:
-    """The grids in an item's features, as they travel.
+    """Return the grids in an item's features, in the form of messages.
 
     Args:
         tree: The features.
-        names: Of those that positions are made from.
+        names: Names of the features that determine positions.
 
     Raises:
         FormatError: These are no features.
@@ -48,7 +48,7 @@ def grids_of(tree: codec.ViewTree, names: Collection[str]) -> dict[str, m.Grid]:
 
 
 def as_arrays(grids: Mapping[str, m.Grid]) -> dict[str, NDArray[Any]]:
-    """The grids that came, in memory of their own."""
+    """Return received grids as arrays in memory of their own."""
     return {
         name: np.frombuffer(grid.data, grid.dtype).reshape(grid.shape).copy()
         for name, grid in grids.items()

@@ -1,6 +1,6 @@
-"""The ranks of one model: processes that each hold a shard of its language layers.
+"""Group of the ranks of one model: processes that each have a shard of its language layers.
 
-They meet at an address of this machine, where rank 0 listens. Each is told the same steps and
+Ranks connect at an address of this machine, where rank 0 listens. Each gets the same steps and
 computes with its shard; the sums are reduced inside the layers. Rank 0 chooses the tokens.
 """
 
@@ -24,14 +24,16 @@ _ERRORS: Final = (distributed.DistError, RuntimeError)
 
 
 class Group:
-    """One rank's place among ``size`` of them; see `host` and `join`."""
+    """Rank among ``size`` ranks; see `host` and `join`."""
 
     def __init__(self, store: Any, *, rank: int, size: int) -> None:
         self._store, self.rank, self.size = store, rank, size
 
     @classmethod
     def host(cls, size: int) -> Group:
-        """Rank 0 of a new group, at a port that the system chooses; the others `join` it there."""
+        """Return rank 0 of a new group, at a port that the system chooses; the others `join` it
+        there.
+        """
         # The store's own socket would listen at every address of the machine.
         listener = socket.create_server((_LOOPBACK, 0))
         store = _Store(
@@ -47,11 +49,11 @@ class Group:
 
     @classmethod
     def join(cls, port: int, *, rank: int, size: int) -> Group:
-        """Another rank, of a group whose rank 0 listens on this machine.
+        """Return another rank, of a group whose rank 0 listens on this machine.
 
         Raises:
-            ConfigError: There is no such rank to join as.
-            EngineUnavailable: Nobody listens there.
+            ConfigError: There is no such rank in the group.
+            EngineUnavailable: No process listens there.
         """
         if not 0 < rank < size:
             raise ConfigError(f"no rank {rank} can join a group of {size}")
@@ -63,7 +65,7 @@ class Group:
 
     @property
     def port(self) -> int:
-        """Where rank 0 listens."""
+        """Port at which rank 0 listens."""
         return int(self._store.port)
 
     def meet(self, device: torch.device) -> None:
@@ -74,7 +76,7 @@ class Group:
         """
         if distributed.is_initialized():
             return
-        # Or else gloo listens at the address of this machine's name.
+        # Otherwise gloo listens at the address of this machine's name.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         is_gpu = device.type == "cuda"
         try:
@@ -89,18 +91,18 @@ class Group:
             raise EngineUnavailable("the other ranks of the model did not come") from error
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' tensors, in place of this rank's."""
+        """Replace this rank's tensor by the sum of all ranks' tensors, and return it."""
         distributed.all_reduce(values)
         return values
 
     def broadcast(self, token_ids: Sequence[int]) -> list[int]:
-        """What rank 0 says, whatever the others say; as many on each rank."""
+        """Return the token ids of rank 0 on all ranks; each rank passes as many."""
         agreed: Any = torch.tensor(token_ids, dtype=torch.int64)
         if len(token_ids):
             distributed.broadcast(agreed, src=0)
         return list(agreed.tolist())
 
     def close(self) -> None:
-        """Leave; the others' next step fails."""
+        """Leave the group; the others' next step fails."""
         if distributed.is_initialized():
             distributed.destroy_process_group()

@@ -1,7 +1,7 @@
-"""What a sequence's parameters do to its logits before a token is chosen: in the order of vLLM.
+"""Rules that change a sequence's logits before a token is chosen, in the order of vLLM.
 
-Only the tokens that a rule names are touched, those of all sequences at once: a long vocabulary
-costs nothing, and a sequence without rules is not looked at.
+Only the tokens that a rule names are changed, for all sequences at once: a long vocabulary and a
+sequence without rules cost nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROOM = 64
 
 
 class History:
-    """The tokens that a sequence has, each once, and how often its answer has them."""
+    """Distinct tokens of a sequence, and the number of each in its answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         known = list(dict.fromkeys(prompt))
@@ -41,7 +41,7 @@ class History:
         return self._counts[: len(self._places)]
 
     def add(self, token_id: int) -> None:
-        """The answer has one token more."""
+        """Add a token of the answer."""
         place = self._places.setdefault(token_id, len(self._places))
         if place == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
@@ -51,7 +51,7 @@ class History:
 
 
 class LogitRules:
-    """Those of one sequence, and what of its past they go by."""
+    """Rules of one sequence, and the part of its past that they use."""
 
     def __init__(
         self,
@@ -61,10 +61,11 @@ class LogitRules:
         num_answered: int,
         eos_token_ids: Sequence[int],
     ) -> None:
-        """
+        """Collect the rules.
+
         Args:
-            token_ids: The prompt, and the answer as far as it has come.
-            num_answered: How many of them are the answer.
+            token_ids: The prompt, and the answer so far.
+            num_answered: Number of the answer's tokens among them.
         """
         self.sampling = sampling
         num_prompt = len(token_ids) - num_answered
@@ -88,7 +89,7 @@ class LogitRules:
         num_answered: int,
         eos_token_ids: Sequence[int],
     ) -> LogitRules | None:
-        """``None``: the parameters leave logits as they are."""
+        """Return the rules; ``None``: the parameters do not change logits."""
         if not (sampling.min_tokens or sampling.logit_bias or _has_penalties(sampling)):
             return None
         return cls(sampling, token_ids, num_answered=num_answered, eos_token_ids=eos_token_ids)
@@ -99,15 +100,15 @@ class LogitRules:
         return self._ends if self._num_answered < self.sampling.min_tokens else self._ends[:0]
 
     def add(self, token_id: int) -> None:
-        """This token was chosen."""
+        """Add a chosen token."""
         self._num_answered += 1
         if self.history is not None:
             self.history.add(token_id)
 
 
 def apply(logits: torch.Tensor, rules: Sequence[LogitRules | None]) -> None:
-    """Change ``(sequences, vocabulary)`` float32 logits in place; tokens beyond the vocabulary are
-    ignored.
+    """Change ``(sequences, vocabulary)`` float32 logits in place; ignore tokens beyond the
+    vocabulary.
     """
     ruled = [(row, each) for row, each in enumerate(rules) if each is not None]
     forbidden = _Tokens(logits, [(row, each.forbidden) for row, each in ruled])
@@ -141,7 +142,7 @@ def _penalize(logits: torch.Tensor, ruled: Sequence[tuple[int, Sampling, History
 
 
 class _Tokens:
-    """Some tokens of each of some rows, as one."""
+    """Tokens of some rows, as one flat array."""
 
     def __init__(
         self, logits: torch.Tensor, tokens: Sequence[tuple[int, NDArray[np.int64]]]
@@ -161,7 +162,9 @@ class _Tokens:
         return self._logits[self._rows, self._ids]
 
     def beside(self, values: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        """A number for each of the tokens, from one for each of those given."""
+        """Return a number for each of the tokens inside the vocabulary, from one for each given
+        token.
+        """
         return self._put(np.concatenate(values))
 
     def set(self, values: torch.Tensor | float) -> None:

@@ -1,4 +1,4 @@
-"""A decoder that computes all sequences of a step in one pass: one row, packed."""
+"""Decoder that computes all sequences of a step in one pass: one packed row."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from afferent.preprocess.family import Family
 from afferent.preprocess.registry import engine_facts
 
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
-"""Others keep something else in the KV cache, or look at them otherwise."""
+"""Supported layers; others use the KV cache in another way."""
 _ROOM_FOR_ANSWER = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Of a sequence. ``blocks`` as in `Segment`, up to the end of the last item."""
+    """State of a sequence. ``blocks`` as in `Segment`, up to the end of the last item."""
 
     filling: Filling
     positions: Positions
@@ -40,10 +40,11 @@ class _State:
 
 
 class PackedDecoder:
-    """The language model of a decoder-only model."""
+    """Language model of a decoder-only model."""
 
     def __init__(self, model: Any, family: Family) -> None:
-        """
+        """Replace the model's attention.
+
         Raises:
             UnsupportedModel: Its answers would be wrong here.
         """
@@ -113,16 +114,16 @@ class PackedDecoder:
 
 
 class _Row:
-    """The chunks of a step behind each other.
+    """Chunks of a step, one behind the other.
 
     Attributes:
-        token_ids: 0 where embeddings go: not every model has a row for its own media tokens.
+        token_ids: 0 at positions of embeddings: not every model has a row for its own media tokens.
         targets: The indices in the row that embeddings go to, in order.
         rows: The embeddings that go there.
-        layers: For each of ``rows`` those of the further layers; empty for models without.
-        positions: As the model takes them.
-        segments: For attention.
-        last: The indices in the row that a token is chosen after.
+        layers: The further layers of each of ``rows``; empty for models without.
+        positions: Positions in the model's format.
+        segments: Segments for attention.
+        last: The indices in the row after which a token is chosen.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class _Row:
 
 
 def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """From wherever each of them is."""
+    """Join tensors of any device."""
     return torch.cat([part.to(like, non_blocking=True) for part in parts])
 
 
@@ -173,7 +174,7 @@ def _blocks(items: Sequence[FilledItem]) -> torch.Tensor:
 
 
 def _blocks_until(blocks: torch.Tensor | None, start: int, end: int) -> torch.Tensor | None:
-    """For the positions up to ``end``; ``None`` if none from ``start`` on is in a block."""
+    """Return the blocks up to ``end``; ``None`` if no position from ``start`` on is in a block."""
     if blocks is None or bool((blocks[start:end] < 0).all()):
         return None
     return torch.nn.functional.pad(blocks[:end], (0, max(0, end - len(blocks))), value=-1)

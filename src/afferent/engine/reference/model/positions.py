@@ -1,7 +1,7 @@
-"""Where tokens stand, as the model's rotary embeddings count.
+"""Positions of tokens for the model's rotary embeddings.
 
-Positions are always passed to the model: what it would remember of its last call belongs to
-whatever sequence ran last.
+Positions are always passed to the model: its own memory of the last call belongs to the sequence
+that ran last.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from afferent.engine.reference.model.filling import FilledItem
 from afferent.types import Modality
 
 _TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
-"""How `transformers` tells the tokens of media from those of text, which are 0."""
+"""Types of media tokens in `transformers`; text tokens have type 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Of one sequence: those of its prompt, and how far the tokens after it are shifted.
+    """Positions of one sequence: those of its prompt, and the shift of the tokens after it.
 
     Attributes:
-        prompt: ``(num_axes, length)``; no columns where every token stands at its own index.
+        prompt: ``(num_axes, length)``; no columns where each position equals its index.
         shift: Added to the index of a token behind ``prompt``.
         num_axes: 3 for models with multimodal rotary embeddings, and 1 for the others.
     """
@@ -36,7 +36,7 @@ class Positions:
     num_axes: int
 
     def between(self, start: int, end: int) -> torch.Tensor:
-        """``(num_axes, end - start)``."""
+        """Return the positions ``[start, end)``: ``(num_axes, end - start)``."""
         known = self.prompt[:, start:end]
         first = max(start, self.prompt.shape[1])
         if first >= end:
@@ -46,12 +46,12 @@ class Positions:
 
 
 def positions_of(model: Any, token_ids: Sequence[int], items: Sequence[FilledItem]) -> Positions:
-    """The positions of a new sequence.
+    """Return the positions of a new sequence.
 
     Args:
-        model: With its language model's head.
-        token_ids: The whole prompt; what was chosen after it may follow.
-        items: In prompt order.
+        model: The model, with its language model's head.
+        token_ids: The whole prompt; tokens chosen after it may follow.
+        items: The items in prompt order.
     """
     num_axes = 3 if hasattr(model.model, "get_rope_index") else 1
     if num_axes == 1 or not items:

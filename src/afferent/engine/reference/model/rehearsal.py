@@ -1,8 +1,9 @@
-"""Whether a model that nobody has described is computed here as it computes itself.
+"""Self-test of a model without a built-in family: whether it is computed here as it computes
+itself.
 
-Of a family that is known, tests say so. Of any other model nobody knows what its processor, its
-encoder and its layers do besides, so that it is tried once, before it is served: a blank image, a
-few tokens, and the logits beside its own.
+Tests cover the known families. The processor, encoder and layers of any other model may do more
+than the engine knows. So the model is tested once, before it is served: a blank image, a few
+tokens, and a comparison of the logits with its own.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ _SIZE: Final = (90, 60)
 _KEY: Final = b"rehearsal"
 _TEXT: Final = " What is it?"
 _LARGEST_ERROR: Final = 0.03
-"""Of the logits' own spread: rounding comes to less, another mask or another position to more."""
+"""Largest error, as a part of the logits' own spread: rounding causes less, a wrong mask or
+position more.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What the model itself makes of the try.
+    """Results of the model itself.
 
     Attributes:
-        token_ids: The prompt, and the tokens that the model went on with.
-        features: Of the image.
-        placeholder: Where it stands in the prompt.
+        token_ids: The prompt, and the tokens that the model chose.
+        features: Features of the image.
+        placeholder: Its positions in the prompt.
         logits: ``(steps, vocabulary)``.
     """
 
@@ -50,10 +53,10 @@ class Rehearsal:
 
     @classmethod
     def of(cls, model: Any, family: AdapterFamily) -> Rehearsal:
-        """Run the model as `transformers` runs it, with all that its processor makes.
+        """Run the model by `transformers`, with the complete output of its processor.
 
         Raises:
-            UnsupportedModel: That can't be done.
+            UnsupportedModel: The run fails.
         """
         image = DecodedImage(_picture())
         plan = family.plan_exactly(image.header)
@@ -81,15 +84,15 @@ class Rehearsal:
         )
 
     def compare(self, model: Any, decoder: Decoder, embeddings: Embeddings) -> None:
-        """Compute the same here.
+        """Compute the same here, and compare the logits.
 
         Args:
-            model: The same.
-            decoder: That of the model, as it is used here.
-            embeddings: Of the image, as they are made here.
+            model: The same model.
+            decoder: The model's decoder, as it is used here.
+            embeddings: The image's embeddings, as they are computed here.
 
         Raises:
-            UnsupportedModel: It comes to something else.
+            UnsupportedModel: The logits differ.
         """
         grids = {name: each for name, each in self.features.items() if name in POSITION_FEATURES}
         item = PlacedItem(Modality.IMAGE, self.placeholder, _KEY, grids)
@@ -106,7 +109,7 @@ class Rehearsal:
         ours, own = torch.cat(rows).float().cpu(), self.logits.float().cpu()
         finite = torch.isfinite(own)
         error = (ours - own)[finite].abs().max() / own[finite].std()
-        if not error < _LARGEST_ERROR:  # nor is it, where it is no number
+        if not error < _LARGEST_ERROR:  # also true for NaN
             raise UnsupportedModel(
                 f"{model.config.model_type} is not computed here as it computes itself: logits "
                 f"differ by {float(error):.2g} of their spread"
@@ -115,9 +118,9 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def _named(model: Any, what: str) -> Iterator[None]:
-    """What goes wrong in a model is told as that."""
+    """Convert errors in a model into `UnsupportedModel`."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # it may warn of what is meant to be so
+        with contextlib.redirect_stderr(io.StringIO()):  # warnings here are expected
             yield
     except AfferentError as error:
         raise UnsupportedModel(f"{model.config.model_type} {what}: {error.message}") from error
@@ -126,7 +129,7 @@ def _named(model: Any, what: str) -> Iterator[None]:
 
 
 def _picture() -> Any:
-    """Not of one colour, or else features that are left out would not be missed."""
+    """Return a picture of several colours: a plain one would not reveal missing features."""
     width, height = _SIZE
     rows, columns = np.mgrid[0:height, 0:width]
     return np.stack([rows * 4, columns * 2, rows + columns], axis=-1).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Running a multimodal `transformers` model: one rank of it, in this process."""
+"""Runner of a multimodal `transformers` model: one rank of it, in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ from afferent.types import Failure, FormField, Modality, Sampling
 
 
 class Runner:
-    """One model in this process. Sequences are known by the ids their caller chose."""
+    """Model in this process. Sequences have the ids that their caller chose.
+
+    Invariants:
+        - A sequence exists from `begin` to `drop`.
+        - Chunks of a sequence are computed in order, without gaps.
+        - All ranks get the same calls; rank 0 chooses the tokens.
+    """
 
     def __init__(
         self,
@@ -46,16 +52,17 @@ class Runner:
         """Load the model from a local folder; onto the GPU, if there is one.
 
         Args:
-            folder: What `transformers` saves: config, weights, generation config.
-            family: Of the model; it finishes the features.
-            max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own, and it may
-                not be above that.
-            group: The other ranks of the model, who are told the same steps; waited for here.
+            folder: Config, weights and generation config, as `transformers` saves them.
+            family: The model's family; it finishes the features.
+            max_model_len: Limit of prompt and answer in tokens; 0 takes the model's own limit,
+                which it may not exceed.
+            group: The other ranks of the model, which get the same steps; waited for here.
 
         Raises:
             UnsupportedModel: Its answers would be wrong here, it does not encode media by
                 themselves, or it can't be sharded for ranks.
-            ConfigError: It can't be shared by so many ranks, or takes no requests of that length.
+            ConfigError: It can't be divided among so many ranks, or takes no requests of that
+                length.
         """
         self._family, self._group = family, group
         model = load_model(folder)
@@ -80,10 +87,10 @@ class Runner:
 
     @torch.inference_mode()
     def encode(self, modality: Modality, features: Features) -> Embeddings:
-        """The embeddings of one item.
+        """Return the embeddings of one item.
 
-        The features are read where they are, without a copy unless it is to another device, and
-        not needed any more when this returns.
+        The features are read in place, without a copy unless it is to another device. They are not
+        needed any more when this returns.
         """
         device, dtype = self._model.device, self._model.dtype
         tensors = {
@@ -115,19 +122,19 @@ class Runner:
         num_answered: int = 0,
         form_nbytes: int = 0,
     ) -> None:
-        """Take a new sequence, or one that was dropped once more; nothing is computed.
+        """Add a new sequence, or again one that was dropped; nothing is computed.
 
         Args:
-            sequence_id: What it is called from now on.
+            sequence_id: The sequence's id from now on.
             token_ids: Its prompt, and the tokens chosen before it was dropped.
-            items: In prompt order.
-            sampling: How to choose tokens; its seed is drawn by the caller.
-            num_answered: How many of ``token_ids`` were chosen.
-            form_nbytes: Memory that the form of its answer takes, if it has one.
+            items: The items in prompt order.
+            sampling: Parameters for the choice of tokens; the caller draws the seed.
+            num_answered: Number of ``token_ids`` that were chosen.
+            form_nbytes: Memory that the format of its answer takes, if it has one.
 
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
-            InvalidForm: Its answer is to have two forms.
+            InvalidForm: The request has two response formats.
             InternalError: An item does not fit the prompt.
         """
         state = self._decoder.begin(token_ids, items)
@@ -155,16 +162,16 @@ class Runner:
         """Compute chunks of prompts, and the last tokens of other sequences.
 
         Args:
-            chunks: Each of a sequence of its own, and from where the sequence is computed to.
+            chunks: Each of another sequence, and from the end of its computed positions.
             decode: Sequences of which all but the last token is computed.
-            embeddings: By key; those of the items that the chunks touch have to be there.
+            embeddings: By key; the items that the chunks touch must be among them.
 
         Returns:
-            The next token of each sequence that samples, first those of ``chunks``. It means
-            nothing for those in `failed`.
+            The next token of each sequence that samples, first those of ``chunks``. It is invalid
+            for the sequences in `failed`.
 
         Raises:
-            UnusableEmbeddings: Of one sequence, which it names; nothing has been computed.
+            UnusableEmbeddings: Names one sequence; nothing has been computed.
         """
         wanted = [self._of_sequence(chunk) for chunk in chunks]
         for sequence_id in decode:
@@ -202,7 +209,7 @@ class Runner:
         ]
 
     def _form_guide(self, folder: Path) -> FormGuide | None:
-        """Says in `info` that there is none, if there is none."""
+        """Return the guide; if there is none, remove response formats from `info`."""
         info = self.info
         guide = FormGuide.of(folder, eos_token_ids=info.eos_token_ids, vocab_size=info.vocab_size)
         if guide is None:
@@ -260,10 +267,10 @@ class Runner:
         )
 
     def _kv_token_nbytes(self) -> int:
-        """In all layers and of all heads, whichever rank has those."""
+        """Return the bytes of all layers and all heads, on all ranks."""
         model = self._model
         if model.config.is_encoder_decoder or model.device.type != "cpu":
-            return 0  # most is for items, or it is not this machine's memory
+            return 0  # most memory is for items, or the memory is a GPU's
         text = model.config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -271,11 +278,11 @@ class Runner:
 
 
 def load_model(folder: Path) -> Any:
-    """A model with its weights, of `transformers` alone; in this machine's memory.
+    """Load a model with its weights into this machine's memory, with code of `transformers` alone.
 
     Raises:
-        ConfigError: Some of its weights are not there.
-        UnsupportedModel: It is of a kind that is not done here.
+        ConfigError: Some of its weights are missing.
+        UnsupportedModel: The engine does not support its kind.
     """
     config, auto = _config_of(folder)
     is_pair = bool(config.is_encoder_decoder)
@@ -298,13 +305,13 @@ def load_model(folder: Path) -> Any:
 
 
 def model_class(folder: Path) -> Any:
-    """That of the model, whose module is imported; nothing of its weights is read."""
+    """Return the model's class, whose module is imported; its weights are not read."""
     config, auto = _config_of(folder)
     return auto._model_mapping[type(config)]
 
 
 def _config_of(folder: Path) -> tuple[Any, Any]:
-    """The model's configuration, and by what it is loaded."""
+    """Return the model's configuration, and the class that loads it."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return config, (
         AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
@@ -312,7 +319,7 @@ def _config_of(folder: Path) -> tuple[Any, Any]:
 
 
 def end_token_id(folder: Path) -> int | None:
-    """Of the token that the tokenizer ends texts with, where the model says nothing of it."""
+    """Return the token that ends the tokenizer's texts, for models that name none themselves."""
     ends = special_names(folder).get("eos_token")
     path = folder / "tokenizer.json"
     added = read_json(path).get("added_tokens") if ends and path.exists() else None
@@ -320,15 +327,18 @@ def end_token_id(folder: Path) -> int | None:
 
 
 def _encoder_of(model: Any, modality: Modality) -> Any:
-    """What gives the embeddings of an item by itself; ``None`` if nothing does."""
+    """Return the method that computes the embeddings of an item alone; ``None`` if there is
+    none.
+    """
     name = f"get_{modality}_features"
     return getattr(model, name, None) or getattr(getattr(model, "model", None), name, None)
 
 
 def _check_encoders(model: Any, family: Family) -> None:
-    """
+    """Check that the model has an encoder for each modality of the family.
+
     Raises:
-        UnsupportedModel: The model says nothing of media that the family prepares.
+        UnsupportedModel: It lacks one.
     """
     for modality in family.tokens:
         if _encoder_of(model, modality) is None:
@@ -339,7 +349,7 @@ def _check_encoders(model: Any, family: Family) -> None:
 
 
 def _place(model: Any, group: Group | None) -> Any:
-    """Cut down to this rank's shard, on this rank's device."""
+    """Cut the model down to this rank's shard, on this rank's device."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", group.rank if group else 0)
@@ -351,9 +361,7 @@ def _place(model: Any, group: Group | None) -> Any:
 
 
 def _rows(out: Any) -> torch.Tensor:
-    """An item's rows as one matrix, however the model hands them out: some cut them into the item's
-    own parts.
-    """
+    """Return an item's rows as one matrix: some models split them into the item's own parts."""
     joined = out if isinstance(out, torch.Tensor) else torch.cat(list(out))
     return joined.reshape(-1, joined.shape[-1])
 

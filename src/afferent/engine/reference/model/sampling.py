@@ -1,7 +1,7 @@
-"""Choosing a token.
+"""Choice of a token.
 
-A draw depends on the request's seed and on how many tokens the sequence has, and on nothing that
-happened before: so a sequence that is preempted and computed again goes on as it would have.
+A draw depends only on the request's seed and on the number of the sequence's tokens. So a sequence
+that is preempted and computed again continues as it would have.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from afferent.types import Sampling, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a sequence's next token is chosen.
+    """Parameters of the choice of a sequence's next token.
 
     Attributes:
-        sampling: Without a seed, it is as if the seed were 0.
-        num_tokens: How many tokens it has so far, its prompt included.
-        rules: What changes its logits first, if anything does.
-        mask: The tokens that may be chosen, if they are not all.
+        sampling: Without a seed, the seed is 0.
+        num_tokens: Number of its tokens so far, its prompt included.
+        rules: Rules that change its logits first, if any.
+        mask: The tokens that may be chosen; ``None``: all.
     """
 
     sampling: Sampling
@@ -37,14 +37,15 @@ class Wanted:
 
     @property
     def is_plain(self) -> bool:
-        """The likeliest token is chosen, as the model has it."""
+        """Whether the token with the model's largest logit is chosen."""
         return self.rules is None and self.mask is None and not self.sampling.temperature
 
 
 def choose(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
-    """A token from each row of ``(number of sequences, vocabulary)`` logits, which are kept.
+    """Return a token for each row of ``(number of sequences, vocabulary)`` logits, which are
+    unchanged.
 
-    What a sequence gets does not depend on the others.
+    The token of a sequence does not depend on the others.
     """
     chosen: list[int] = logits.argmax(-1).tolist()
     _choose_in(chosen, logits, wanted, [i for i, each in enumerate(wanted) if not each.is_plain])
@@ -54,7 +55,7 @@ def choose(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
 def _choose_in(
     chosen: list[int], logits: torch.Tensor, wanted: Sequence[Wanted], rows: list[int]
 ) -> None:
-    """Put other tokens than the likeliest into ``chosen``, in these rows."""
+    """Replace the likeliest tokens in ``chosen``, in these rows."""
     if not rows:
         return
     changed = logits[rows].float()  # a copy
@@ -65,7 +66,7 @@ def _choose_in(
         _mask(changed, masked, [some[index].mask for index in masked])
         best_of = changed.amax(-1).tolist()
         if lost := [index for index in masked if best_of[index] == -math.inf]:
-            # An answer that is complete can but end, whatever else its parameters say.
+            # A complete answer can only end, even if its other parameters forbid the end.
             changed[lost] = logits[[rows[index] for index in lost]].float()
             _mask(changed, lost, [some[index].mask for index in lost])
     best = changed.argmax(-1).tolist()
@@ -79,7 +80,7 @@ def _choose_in(
 
 
 def _mask(logits: torch.Tensor, rows: list[int], masks: Sequence[TokenMask | None]) -> None:
-    """Forbid, in these rows, all tokens but those of their masks; also where one is too short."""
+    """Forbid, in these rows, all tokens outside of their masks, and those beyond a short mask."""
     bits = np.stack([mask for mask in masks if mask is not None])
     may_not = np.unpackbits(bits, axis=1, bitorder="little") == 0
     size = logits.shape[-1]
@@ -90,7 +91,7 @@ def _mask(logits: torch.Tensor, rows: list[int], masks: Sequence[TokenMask | Non
 
 
 def _draw(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
-    """A token from each row, at random."""
+    """Return a random token for each row."""
     samplings = [each.sampling for each in wanted]
     weights = _weights(logits, samplings)
     if rows := [row for row, each in enumerate(samplings) if each.top_p < 1.0]:
@@ -105,8 +106,8 @@ def _draw(logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[int]:
 
 
 def _weights(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """How likely each token is, beside the likeliest, whose weight is 1; as doubles. Those that
-    ``min_p`` and ``top_k`` rule out have none.
+    """Return the weight of each token relative to the likeliest, whose weight is 1; as doubles.
+    Tokens that ``min_p`` and ``top_k`` exclude have weight 0.
     """
     temperatures = _column(logits, [each.temperature for each in samplings])
     # Differences, divided as doubles: the smallest temperature leaves the likeliest where it is.
@@ -123,11 +124,13 @@ def _weights(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tenso
 
 
 def _likeliest(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest set of tokens that has this part of all weight, the first in any case; others
-    have none. Of equal tokens the first ones are in it.
+    """Return the weights of the smallest set of tokens with this part of all weight; 0 for the
+    others.
+
+    The first token is always in the set. Among equal tokens, the first ones are in it.
     """
     wanted = weights.sum(-1, keepdim=True) * top_p
-    # All that are so light weigh less than what is left over: only the others have to be ordered.
+    # Tokens below this weight sum to less than the excluded part: only the others need sorting.
     left_over = weights.sum(-1, keepdim=True) - wanted
     weights = weights.masked_fill(weights < left_over / weights.shape[-1], 0.0)
     num = int((weights > 0).sum(-1).max())
@@ -140,7 +143,7 @@ def _likeliest(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _column(logits: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    """A number for each row, as doubles."""
+    """Return a number for each row, as doubles."""
     return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
 
 
@@ -150,7 +153,9 @@ def _random(wanted: Wanted) -> float:
 
 
 def logprobs(logits: torch.Tensor, sampling: Sampling, token_id: int) -> TokenLogprobs | None:
-    """Log-probabilities of the model itself, whatever the temperature; ``None`` if not wanted."""
+    """Return log-probabilities of the model itself, at any temperature; ``None`` if not
+    requested.
+    """
     if sampling.num_logprobs is None:
         return None
     scores = logits.float().log_softmax(-1)

@@ -1,8 +1,8 @@
-"""A shard of a model's language layers for each rank, as the model's own plan says.
+"""Shards of a model's language layers for the ranks, by the model's own plan.
 
-`transformers` would shard while it loads, but only with `accelerate` installed; so the whole model
-is loaded first, and what belongs to other ranks is let go. The encoder stays whole, and so do the
-embeddings of tokens and the head: every rank has the same states between layers.
+`transformers` would shard while it loads, but only with `accelerate` installed. So the whole model
+is loaded first, and the parts of other ranks are dropped. The encoder, the token embeddings and the
+head stay whole: every rank has the same states between layers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from afferent.preprocess.registry import engine_facts
 _WHOLE: Final = frozenset(
     {"colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce"}
 )
-"""Styles of modules that are left as they are: whole, they give the same."""
+"""Styles of modules that stay whole: the result is the same."""
 
 
 class _Reduced(nn.Module):
-    """A layer whose inputs are sharded: each rank has a part of each sum."""
+    """Layer whose inputs are sharded: each rank has a part of each sum."""
 
     def __init__(self, whole: nn.Linear, group: Group) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def keep_shard(model: Any, group: Group) -> None:
 
     Raises:
         UnsupportedModel: It has no plan, or one with more than sharded matrices.
-        ConfigError: Its heads can't be shared out evenly.
+        ConfigError: Its heads can't be divided evenly.
     """
     config, decoder = model.config.get_text_config(), model.get_decoder()
     plan = _plan(config, engine_facts(model.config.model_type).sharded_like)
@@ -62,7 +62,7 @@ def keep_shard(model: Any, group: Group) -> None:
 
 
 def _plan(config: Any, sharded_like: Mapping[str, str]) -> dict[str, str]:
-    """The style of each module of the language model that is sharded, by name."""
+    """Return the style of each sharded module of the language model, by name."""
     other = sharded_like.get(config.model_type)
     like = config if other is None else CONFIG_MAPPING[other]
     plan: dict[str, str] = getattr(like, "base_model_tp_plan", None) or {}

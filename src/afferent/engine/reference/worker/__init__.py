@@ -1,1 +1,1 @@
-"""Its workers: views over the arena, and the embeddings that they keep."""
+"""Workers of the built-in engine: views over the arena, and their cached embeddings."""

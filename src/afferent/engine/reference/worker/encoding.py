@@ -1,7 +1,7 @@
-"""A worker's embeddings: of which items it has them, and how it comes to more.
+"""Embeddings of a worker: its cache, and how items are added to it.
 
-They are made from views of features in the arena, or copied from where an earlier engine left them.
-Copies, because a view would pin its block for as long as the embeddings are kept.
+Embeddings are computed from views of features in the arena, or copied from blocks that an earlier
+engine left. A view instead of a copy would pin its block for as long as the embeddings are cached.
 """
 
 from __future__ import annotations
@@ -27,17 +27,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Encoded:
-    """What came of a step's items."""
+    """Result of a step's items."""
 
     failed: list[tuple[bytes, Failure]] = field(default_factory=list)
     spans: list[tuple[str, Span]] = field(default_factory=list)
     num_encoded: int = 0
     made_us: dict[ContentKey, int] = field(default_factory=dict)
-    """How long the encoder took for each that was encoded here."""
+    """Encoder time of each item that was encoded here."""
 
 
 class ItemEncoder:
-    """Follows what the core says: the core's encoder cache is the truth."""
+    """Embeddings cache of a worker; the core decides what it contains.
+
+    Invariants:
+        - `encode` adds items, `evict` removes them. An item that fails is reported to the core.
+        - No view and no pin of a step outlives `encode`.
+        - The failure of one item does not affect the others.
+    """
 
     def __init__(
         self,
@@ -47,14 +53,16 @@ class ItemEncoder:
         published: ItemCache | None,
         page_lock: PageLock | None,
     ) -> None:
-        """``published``: where embeddings are left for others, if they are."""
+        """Create an empty cache; ``published``: the store for other processes' use, if there is
+        one.
+        """
         self._runner, self._store = runner, store
         self._published, self._page_lock = published, page_lock
         self._embeddings: dict[bytes, Embeddings] = {}
 
     @property
     def embeddings(self) -> Mapping[bytes, Embeddings]:
-        """By key."""
+        """The embeddings by key."""
         return self._embeddings
 
     def evict(self, key: bytes) -> None:
@@ -62,7 +70,7 @@ class ItemEncoder:
         self._embeddings.pop(key, None)
 
     def encode(self, work: m.Work) -> Encoded:
-        """Have the embeddings of a step's items; the views are gone when this returns."""
+        """Add the embeddings of a step's items; all views are gone when this returns."""
         encoded = Encoded()
         try:
             pinned_for = self._pin(work, encoded)
@@ -78,7 +86,9 @@ class ItemEncoder:
         return encoded
 
     def _pin(self, work: m.Work, encoded: Encoded) -> int | None:
-        """Whom the step's items are pinned for; ``None``: there is nothing to look at."""
+        """Return the client that the step's items are pinned for; ``None``: there is no item to
+        read.
+        """
         if not work.encode:
             return None
         number = self._store.client_number
@@ -92,14 +102,14 @@ class ItemEncoder:
         return number
 
     def _check_pins(self, work: m.Work, pinned_for: int, encoded: Encoded) -> None:
-        """Forget what was made of items whose pins went with this worker's connection meanwhile,
-        unless they are there still: then they have not been anything else in between.
+        """Forget the embeddings of items whose pins were lost with this worker's connection, unless
+        the items still exist: then their blocks have not been reused in between.
         """
         if self._store.client_number == pinned_for:
             return
         try:
             self._store.get(work.lease, [item.handle for item in work.encode])
-        except StoreRestarted:  # what was read had been kept until then, and of the rest is nothing
+        except StoreRestarted:  # blocks stayed intact until the restart; no later one was read
             return
         except AfferentError as error:
             log.warning("items were lost while they were encoded", extra={"reason": error.code})
@@ -111,7 +121,7 @@ class ItemEncoder:
             encoded.failed += [(key, failure) for key in lost]
 
     def _add(self, item: m.EncodeItem, encoded: Encoded) -> None:
-        """One item; what goes wrong is a failure of that item alone."""
+        """Add one item; an error is a failure of that item alone."""
         start_ns = time.monotonic_ns()
         try:
             self._embeddings[item.key] = self._copy(item) if item.found else self._make(item)
@@ -139,17 +149,19 @@ class ItemEncoder:
         encoded.spans.append((item.sequence_id, span))
 
     def _make(self, item: m.EncodeItem) -> Embeddings:
-        """From the features, where they are."""
+        """Encode an item from its features, in place."""
         features = tensors_of(codec.view(self._store.block(item.handle).toreadonly()))
         return self._runner.encode(item.modality, features)
 
     def _copy(self, item: m.EncodeItem) -> Embeddings:
-        """From what somebody has made of the same features with the same weights."""
+        """Copy embeddings that were computed from the same features with the same weights."""
         view = Embeddings.from_tree(codec.view(self._store.block(item.handle).toreadonly()))
         return Embeddings(view.rows.clone(), tuple(layer.clone() for layer in view.layers))
 
     def _publish(self, work: m.Work, encoded: Encoded) -> None:
-        """Leave what was made here for others; it is no failure if there is no room for it."""
+        """Write the new embeddings to the store for other processes; lack of space is no
+        failure.
+        """
         if self._published is None:
             return
         failed = {key for key, _ in encoded.failed}

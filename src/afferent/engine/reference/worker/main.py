@@ -1,9 +1,9 @@
-"""An engine worker: views over a read-only map of the arena, and the model, or its part of it.
+"""Engine worker: views over a read-only map of the arena, and the model, or its part of it.
 
     python -m afferent.engine.reference.worker.main FD      (started by the supervisor)
 
-Features never pass through a socket: the worker is told where they are, reads them in place under
-pins of its own, and lets go. All workers of an engine are told the same, and answer alike.
+Features never pass through a socket: the worker gets their handles, reads them in place under pins
+of its own, and unpins them. All workers of an engine get the same work, and answer alike.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class EngineWorker:
         *,
         has_partners: bool,
     ) -> None:
-        """``has_partners``: other workers hold parts of the model, too."""
+        """Store the parts; ``has_partners``: other workers have parts of the model, too."""
         self._runner, self._encoder = runner, encoder
         self._store, self._core = store, core
         self._has_partners = has_partners
         self._num_failed_steps = 0
 
     def run(self) -> None:
-        """Do what the core says until it is gone."""
+        """Do the core's work until the core is gone."""
         while True:
             work = decode(m.to_worker_decoder, self._core.receive(timeout_s=None))
             if not isinstance(work, m.Work):
@@ -124,7 +124,9 @@ class EngineWorker:
     def _compute(
         self, work: m.Work, failed: dict[str, Failure], spans: list[tuple[str, Span]]
     ) -> list[Chosen]:
-        """What was chosen for those that have not failed; adds to those that have."""
+        """Return the chosen tokens of sequences that have not failed; add new failures to
+        ``failed``.
+        """
 
         while True:
             prefill = [chunk for chunk in work.prefill if chunk.sequence_id not in failed]
@@ -139,9 +141,9 @@ class EngineWorker:
             except Exception:
                 self._num_failed_steps += 1
                 if self._has_partners or self._num_failed_steps > 1:
-                    # The partners may be elsewhere by now, or this process is of no use any more.
+                    # The partners may have diverged, or this process is unusable.
                     raise
-                # How far it came is not known of any of them.
+                # The state of each of the sequences is unknown.
                 log.exception("a step failed")
                 sequences = [*(chunk.sequence_id for chunk in prefill), *work.decode]
                 failed |= dict.fromkeys(sequences, _FAILED)
@@ -159,7 +161,7 @@ _FAILED = Failure(InternalError.code, "the engine failed on this request")
 
 
 def watch(core: socket.socket) -> None:
-    """End this process when the core is gone, or has cut it off, whatever it is doing then."""
+    """End this process when the core is gone, or has cut its connection, at any time."""
     poll = select.poll()
     poll.register(core.fileno(), select.POLLRDHUP)
 
@@ -171,7 +173,7 @@ def watch(core: socket.socket) -> None:
 
 
 def rendezvous(core: wire.SyncChannel, settings: WorkerSettings) -> Group | None:
-    """Say hello to the core, and wait for the other workers; ``None`` if there are no others."""
+    """Send a hello to the core, and wait for the other workers; ``None`` if there are no others."""
     from afferent.engine.reference.model.group import Group
 
     rank, size = settings.rank, settings.num_workers
@@ -185,7 +187,9 @@ def rendezvous(core: wire.SyncChannel, settings: WorkerSettings) -> Group | None
 
 
 def load(child: ChildProcess, settings: WorkerSettings, core: wire.SyncChannel) -> Runner:
-    """The model, or its part of it. What can't be served is told to the operator, in a line."""
+    """Load the model, or its part of it. The operator gets one line about a model that can't be
+    served.
+    """
     from afferent.engine.reference.model.runner import Runner
 
     group = rendezvous(core, settings)
@@ -205,15 +209,17 @@ def load(child: ChildProcess, settings: WorkerSettings, core: wire.SyncChannel) 
 
 
 def _encoder_digest(folder: Path) -> bytes:
-    """Of all that shapes embeddings besides an item's features: they may come from another machine,
-    where the libraries are others. ``config.json`` is a part of it, and says the type of numbers.
+    """Return the digest of everything that shapes embeddings besides an item's features.
+
+    Embeddings may come from another machine with other versions of the libraries. ``config.json``
+    is a part of the digest, and names the dtype.
     """
     versions = " ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
     return keys.frame(_ENCODER_TAG, weights_digest(folder), versions.encode())
 
 
 def _capacity(info: EngineInfo, kv_budget: KvBudget) -> str:
-    """What can be served, of what the model can."""
+    """Return a line about the capacity for requests, compared with the model's limit."""
     bounded, num_tokens = kv_budget.bounded(info), kv_budget.tokens_for(info)
     in_all = "" if num_tokens is None else f", {num_tokens:,} in all"
     if bounded.max_model_len < info.max_model_len:
@@ -241,7 +247,7 @@ def import_model(folder: Path) -> None:
 
 
 def _work(child: ChildProcess, settings: WorkerSettings) -> None:
-    """A worker's whole life, in a process of its own."""
+    """Run a worker, in a process of its own."""
     from afferent.engine.reference.worker.encoding import ItemEncoder
     from afferent.engine.reference.worker.page_lock import PageLock
 

@@ -1,7 +1,7 @@
-"""The arena's pages, locked for the GPU: it then copies from them by itself.
+"""Page lock of the arena for the GPU, which then copies from it by DMA.
 
-The whole map is registered, once: CUDA refuses a copy of which a part is registered and a part is
-not, so an arena that is allocated as it is filled is not locked.
+The whole map is registered, once: CUDA refuses a copy from a range that is registered in part. So
+an arena that is allocated as it is filled is not locked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_ONLY = 0x08  # cudaHostRegisterReadOnly: else a map that can't be written 
 
 
 class _CudaRuntime(Protocol):
-    """The two functions of the CUDA runtime; each answers with an error number, or 0."""
+    """Two functions of the CUDA runtime; each returns an error number, or 0."""
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int: ...  # noqa: N802
 
@@ -27,7 +27,11 @@ class _CudaRuntime(Protocol):
 
 
 class PageLock:
-    """Keeps the map of one arena registered; where that fails, copies are slower, no more."""
+    """Registers the map of one arena; where that fails, copies are slower, no more.
+
+    Invariants:
+        - At most one map is registered: `follow` unregisters the earlier one.
+    """
 
     def __init__(self, runtime: _CudaRuntime) -> None:
         self._runtime = runtime
@@ -36,14 +40,14 @@ class PageLock:
 
     @classmethod
     def of_this_machine(cls) -> Self | None:
-        """``None`` where there is no GPU."""
+        """Return a page lock; ``None`` where there is no GPU."""
         if not torch.cuda.is_available():
             return None
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         return cls(runtime)
 
     def follow(self, arena: ArenaMap) -> None:
-        """Register this map, if it is another than the last time."""
+        """Register this map, unless it is the same as the last time."""
         if arena is self._arena:
             return
         self.release()
@@ -57,7 +61,7 @@ class PageLock:
             log.warning("the arena can't be locked for the GPU", extra={"cuda_error": error})
 
     def release(self) -> None:
-        """Before the map goes, or this process ends."""
+        """Unregister the map, before it is unmapped, or this process ends."""
         if self._arena is not None and self._is_registered:
             self._runtime.cudaHostUnregister(self._arena.address)
         self._arena, self._is_registered = None, False

@@ -1,7 +1,7 @@
-"""An engine worker's zygote: it has imported what takes seconds, and forks the worker; and another
-one when that is lost.
+"""Zygote of an engine worker: it has done the slow imports, and forks the worker, again after each
+loss.
 
-It starts no thread, and never touches a GPU: neither would be in the fork.
+It starts no thread, and never uses a GPU: neither would exist in the fork.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _AGAIN_S = 0.05
 
 
 def keep_one(child: ChildProcess, work: Callable[[], None]) -> int:
-    """Have a fork of this process do ``work``, and the next one when it has ended; until SIGTERM,
-    or until one has ended that had not come to beat. Then the supervisor decides.
+    """Run ``work`` in a fork of this process, and in the next one when it has ended, until SIGTERM.
+
+    It also returns when a fork has ended before its first heartbeat, unless it ended with
+    `LOST_PARTNERS`. Then the supervisor decides.
 
     Returns:
         The exit status for this process.
@@ -68,7 +70,7 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _wait(pid: int) -> int | None:
-    """The exit status of the process, negative for a signal; ``None``: this one is to end."""
+    """Return the exit status of the process, negative for a signal; ``None``: SIGTERM has come."""
     while True:
         received = signal.sigwaitinfo(_SIGNALS)
         if received.si_signo == signal.SIGTERM:

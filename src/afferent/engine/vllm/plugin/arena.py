@@ -140,7 +140,7 @@ class Arena:
     def view(self, handle: Handle) -> Any:
         """Return the tree of a pinned item's features as tensors over the arena.
 
-        Copy what is needed, and drop the tree, before the item is unpinned.
+        Copy the needed tensors, and drop the tree, before the item is unpinned.
 
         Raises:
             Gone: The store was restarted meanwhile.
