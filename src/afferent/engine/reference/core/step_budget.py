@@ -1,4 +1,4 @@
-"""How much work a step may have, so that no request waits long for its next token."""
+"""Bound on the work of a step, so that no request waits long for its next token."""
 
 from __future__ import annotations
 
