@@ -30,6 +30,7 @@ _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunct
 
 CHECKED: Final = (
     "README.md",
+    "docs/adding-a-family.md",
     "docs/anthropic.md",
     "docs/api.md",
     "docs/architecture.md",
