@@ -46,6 +46,7 @@ CHECKED: Final = (
     "docs/responses.md",
     "docs/scheduling.md",
     "docs/security.md",
+    "docs/simulation.md",
     "docs/store.md",
     "docs/tenants.md",
     "docs/tier.md",
