@@ -20,34 +20,34 @@ _ABOUT = """\
 # Clients
 
 Written by `python -m tools.clients_page --write` from the
-[programs](../tests/clients/table.py) with which each client is tried. OpenAI's and Anthropic's are
-tried by every run of the tests, the others by `make test-clients`, each in an environment of its
-own. Each does these things with the built-in engine:
+[programs](../tests/clients/table.py) that test each client. Every run of the tests covers OpenAI's
+and Anthropic's, `make test-clients` the others, each in its own environment. Each program covers
+these features with the built-in engine:
 
-- **text** and **image**: a question about nothing, and about a picture;
-- **stream**: the answer in pieces, as it is made;
-- **structured**: an answer that is an object of a given form;
-- **usage**: how many tokens question and answer have;
-- **errors**: what the server says of a mistake, in the client's own exception.
+- **text** and **image**: a question without media, and one about a picture;
+- **stream**: the answer in pieces, as they are generated;
+- **structured**: an answer that is an object of a given schema;
+- **usage**: the number of tokens of question and answer;
+- **errors**: the server's message about an invalid request, in the client's own exception.
 """
 
 _STRUCTURED = """\
-**Structured answers** are asked for in two ways: by a JSON schema, or as the arguments of a tool
-that the model has to call. Tools belong to vLLM behind Afferent; with the built-in engine take the
+Clients request **structured outputs** in two ways: by a JSON schema, or as the arguments of a tool
+that the model has to call. Tools need vLLM behind Afferent; with the built-in engine, choose the
 mode of a client that sends a schema:
 """
 
 _NOT_YET = """\
-The built-in engine does not give structured answers yet: what asks for one is refused with
-`unsupported_parameter`. In front of vLLM they work as vLLM gives them.
+The built-in engine does not support structured outputs yet: it refuses such requests with
+`unsupported_parameter`. In front of vLLM they are vLLM's own.
 """
 
 _BENCHMARKS = """\
 ## Benchmark clients
 
-Those of other servers run as they are. SGLang's makes the images itself; so does vLLM's with
-`random-mm`. Both load the model's tokenizer, and SGLang's its processor, by the served name:
-start them in the folder that holds the model's, here `src/afferent/models`.
+Benchmark clients of other servers run unchanged. SGLang's makes the images itself; so does vLLM's
+with `random-mm`. Both load the model's tokenizer, and SGLang's its processor, by the served name:
+start them in the folder that contains the model's folder, here `src/afferent/models`.
 
 <!-- fragment: they are packages of others -->
 ```sh

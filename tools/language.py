@@ -30,9 +30,11 @@ _DEFINITIONS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunct
 
 CHECKED: Final = (
     "README.md",
+    "docs/adding-a-family.md",
     "docs/anthropic.md",
     "docs/api.md",
     "docs/architecture.md",
+    "docs/clients.md",
     "docs/engine.md",
     "docs/format.md",
     "docs/gate.md",
@@ -42,9 +44,11 @@ CHECKED: Final = (
     "docs/live-page.md",
     "docs/metrics.md",
     "docs/preprocessing.md",
+    "docs/processes.md",
     "docs/responses.md",
     "docs/scheduling.md",
     "docs/security.md",
+    "docs/simulation.md",
     "docs/store.md",
     "docs/tenants.md",
     "docs/tier.md",

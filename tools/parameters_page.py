@@ -30,51 +30,52 @@ _ABOUT = """\
 # Parameters
 
 Written by `python -m tools.parameters_page --write` from the table in
-[`serve/apis/parameters.py`](../src/afferent/serve/apis/parameters.py), by which requests are
+[`serve/apis/parameters.py`](../src/afferent/serve/apis/parameters.py), against which requests are
 checked.
 
-What is done with each parameter by [chat completions](api.md), [Responses](responses.md),
-[Messages](anthropic.md) and completions, whichever engine takes the request:
+[Chat completions](api.md), [Responses](responses.md), [Messages](anthropic.md) and completions
+treat each parameter in one of these ways, with every engine:
 
-- **yes**: it does what it says.
-- **accepted**: any value is; none changes anything.
-- **only ...**: accepted with these values and `null`, which change nothing. Any other is refused
-  with `unsupported_parameter`, before any work is done.
-- **-**: the API does not know it. What no API knows is ignored, and the answer's header
-  `x-ignored-parameters` names it; with `--unknown-fields refuse` it is refused. A name that is
-  nearly a known one (`max_token`, `maxTokens`) is refused in any case, and the refusal says which
-  is meant: a misspelt limit must not become a long answer.
+- **yes**: it has its documented effect.
+- **accepted**: any value is accepted; none changes anything.
+- **only ...**: accepted with these values and `null`, which change nothing. Any other value is
+  refused with `unsupported_parameter`, before any work is done.
+- **-**: the API does not know it. A parameter that no API knows is ignored, and the answer's header
+  `x-ignored-parameters` names it; with `--unknown-fields refuse` it is refused. A name that
+  resembles a known one (`max_token`, `maxTokens`) is always refused, and the refusal gives the
+  known name: a misspelt limit must not become a long answer.
 
-A **need** is a field of `Sampling` that the engine has to do; a request that asks for one that it
-can't do is refused likewise, by name.
+A **need** is a field of `Sampling` that the engine has to support. A request that needs an
+unsupported field is refused in the same way, by name.
 
-| engine | does |
+| engine | supports |
 |---|---|
 | `reference`, the built-in one | all of them |
 | one [of yours](writing-an-engine.md) | {taken}, \
-unless it says that it doesn't (`EngineInfo.unsupported`); \
-of {extras} those that it says it does (`EngineInfo.supported`) |
-| `vllm` | what vLLM's own API does: requests are [passed on](vllm.md), and nothing here applies |
+except those in `EngineInfo.unsupported`; \
+of {extras} those in `EngineInfo.supported` |
+| `vllm` | the parameters of vLLM's own API: requests are [passed on](vllm.md), \
+and this page does not apply |
 
 Penalties, biases and limits are vLLM's, and are applied in its order: `min_tokens`, `logit_bias`,
 `repetition_penalty`, `frequency_penalty`, `presence_penalty`, and where a token is drawn
 `temperature`, `min_p`, `top_k`, `top_p`. Log-probabilities are those of the model, before any of
-these. With a `seed` the answer is the same each time, whatever else is served at the time.
+these. With a `seed` the answer is the same each time, independently of other requests.
 
-- A stop string is met once `min_tokens` are there, and tokens that end the answer can't be chosen
-  before. What `stop` or `stop_token_ids` ended has it as `stop_reason` in chat completions, as of
-  vLLM.
-- `include_stop_str_in_output` keeps it in the text; of a special token only with
+- A stop string is matched after `min_tokens` tokens, and tokens that end the answer can't be chosen
+  before. If `stop` or `stop_token_ids` ended an answer, it has the match as `stop_reason` in chat
+  completions, as vLLM does.
+- `include_stop_str_in_output` keeps the match in the text; a special token only with
   `"skip_special_tokens": false`.
-- `continue_final_message` takes the last message, the assistant's, for the beginning of the
-  answer, which has only what comes behind it. `add_generation_prompt` then is false by itself. In
-  Messages a last message of the assistant means that without being asked.
+- `continue_final_message` uses the last message, the assistant's, as the beginning of the answer,
+  which contains only the continuation. `add_generation_prompt` is then false. In Messages, a last
+  message of the assistant always has this effect.
 - `chat_template_kwargs` has up to 64 names and 16,384 characters; special tokens that are spelt
   out in it are plain text, as in messages.
 """
 
 _HEAD = (
-    "| parameter | what it says | chat | Responses | Messages | completions | needs |",
+    "| parameter | meaning | chat | Responses | Messages | completions | needs |",
     "|---|---|---|---|---|---|---|",
 )
 

@@ -20,11 +20,11 @@ _ABOUT = """\
 # Settings
 
 Written by `python -m tools.settings_page --write` from the declarations in
-[`config/settings.py`](../src/afferent/config/settings.py), and of each engine beside it.
+[`config/settings.py`](../src/afferent/config/settings.py), and from those of each engine.
 
 Each setting has one name in three spellings: a flag, a variable of the environment, and a key of a
-TOML file that `--config` names. A flag counts more than the environment, the environment more than
-the file, the file more than the default.
+TOML file that `--config` names. A flag overrides the environment, the environment overrides the
+file, and the file overrides the default.
 
 ```toml
 # afferent.toml, for afferent serve --config afferent.toml
@@ -37,18 +37,18 @@ file_roots = ["/srv/media"]
   (`..._s`) are seconds.
 - **Lists** are separated by commas in a flag or a variable.
 - **A switch** such as `--explain` has no value as a flag; elsewhere it is `true` or `false`.
-- **An unknown name is an error**, and so is a value out of bounds. The message says which.
+- **An unknown name is an error**, and so is a value out of bounds. The message names it.
 
-`afferent serve --help` has the common ones, `afferent serve --help all` the others too.
-`afferent config show` says what each one is, and which of flag, environment, file and default set
-it (`--json`: for programs, with what a server makes of it); `afferent config check` does all that a
-start does before it starts a process, in the same words, and leaves nothing. `--model` names the
-model, too. The flags of vLLM and SGLang are answered with ours. Tenants have
-[a page of their own](tenants.md).
+`afferent serve --help` lists the common settings, `afferent serve --help all` the others too.
+`afferent config show` prints the value of each setting, and its source: flag, environment, file or
+default (`--json`: for programs, with the values that a server derives). `afferent config check`
+makes all checks that precede the start of a process, with the same messages, and leaves nothing
+behind. `--model` also names the model. For flags of vLLM and SGLang, the error names Afferent's
+flag. Tenants have [a page of their own](tenants.md).
 """
 
 _HEAD = (
-    "| flag | variable | key | default | what it says |",
+    "| flag | variable | key | default | meaning |",
     "|---|---|---|---|---|",
 )
 
