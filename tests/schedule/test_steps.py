@@ -265,6 +265,22 @@ def test_sequences_beyond_a_step_begin_only_with_space_for_their_answers() -> No
     assert ids(scheduler.next_step()) == ["small"]
 
 
+@pytest.mark.parametrize("shares", [("a", "b"), ("b", "a")])
+def test_step_of_one_answer_goes_on_when_the_memory_is_full(shares: tuple[str, str]) -> None:
+    """The sequence that is next came last, and has none to preempt: the earliest one goes on."""
+    scheduler = scheduler_with(kv_num_blocks=8)
+    for id, tenant in zip(("early", "late"), shares, strict=True):
+        weight = 100.0 if tenant == "a" else 1.0
+        add(scheduler, id, 2, max_tokens=5, share=Share(tenant, weight))
+    ended: list[str] = []
+    for _ in range(40):
+        found = scheduler.next_step(num_decodes=1)
+        chosen = [chunk.sequence_id for chunk in found.prefill if chunk.samples]
+        names = [*chosen, *found.decode]
+        ended += [name for name in names if scheduler.record(name, is_eos=False) is not None]
+    assert sorted(ended) == ["early", "late"]
+
+
 def test_step_encodes_within_the_rows_that_its_engine_asks_for() -> None:
     scheduler = scheduler_with(max_num_batched_embeds=100)
     add(scheduler, "a", 12, *(item(b"a%d" % n, 4 * n, 4) for n in range(3)))

@@ -215,10 +215,11 @@ class Scheduler:
         O(running sequences + items that their windows newly reach).
 
         Args:
-            num_embeds: Rows of embeddings to encode in this step, in addition to `Limits`, for
-                engines that bound the time of a step. One item is encoded in any case.
-            num_decodes: Sequences that have a token in this step, in addition to `Limits`; at least
-                1.
+            num_embeds: Most rows of embeddings to encode in this step, if that is less than
+                `Limits` allow: for engines that bound the time of a step. One item is encoded in
+                any case.
+            num_decodes: Most sequences that have a token in this step, if that is less than
+                `Limits` allow; at least 1.
         """
         self._shed()
         sessions = [sequence for sequence in self._running.values() if sequence.inputs]
@@ -226,13 +227,15 @@ class Scheduler:
         num_embeds = min(num_embeds, self._limits.max_num_batched_embeds)
         if self._waiting and self._has_many:
             self._kv.count_promised(self._running.values())
-        decoding = self._decoding(min(num_decodes, self._limits.max_step_decodes))
+        num_decodes = min(num_decodes, self._limits.max_step_decodes)
+        decoding = self._decoding(num_decodes)
         allotment = self._allot(num_embeds, num_decodes=len(decoding))
         builder = self._build(allotment, decoding, num_embeds)
         if not builder.has_work and builder.is_blocked:
             # No sequence can advance, so none will release memory: the earliest takes what it
             # needs.
-            builder = self._build(None, decoding, num_embeds)
+            earliest = self._decoding(num_decodes, is_forced=True)
+            builder = self._build(None, earliest, num_embeds)
         self._charge(builder)
         step = Step(
             drop=self._dropped,
@@ -296,12 +299,18 @@ class Scheduler:
             self._turns.begin(session.id)
         return placed
 
-    def _decoding(self, limit: int) -> list[str]:
-        """Return the sequences that have a token in this step: all, or the fair choice."""
+    def _decoding(self, limit: int, *, is_forced: bool = False) -> list[str]:
+        """Return the sequences that have a token in this step: all, or the fair choice.
+
+        In a forced step the earliest are chosen: only these always find a sequence to preempt.
+        """
         found = [sequence for sequence in self._running.values() if sequence.is_decoding]
         if len(found) > limit:
-            rank = self._answers.rank
-            found.sort(key=lambda each: (*rank(each.answer_of, each.share), each.arrival))
+            if is_forced:
+                found.sort(key=_arrival)
+            else:
+                rank = self._answers.rank
+                found.sort(key=lambda each: (*rank(each.answer_of, each.share), each.arrival))
             del found[limit:]
         return [sequence.id for sequence in found]
 
