@@ -15,6 +15,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -165,7 +166,8 @@ def check(found: Mapping[str, Program]) -> str:
 
 def _by_page(complaints: str, files: Mapping[str, Path]) -> str:
     for file, page in files.items():
-        complaints = complaints.replace(file, name_of(page))
+        # mypy repeats an error of its cache with the folder of that run.
+        complaints = re.sub(rf"[^\s:]*/{re.escape(Path(file).name)}", name_of(page), complaints)
     return complaints
 
 
