@@ -81,6 +81,7 @@ class EngineLoop:
         self._scheduler = Scheduler(limits)
         self._row_budget = StepBudget(1)
         self._decode_budget = StepBudget(limits.most_decodes)
+        self._limit_decodes = limits.most_decodes
         self._requests: dict[str, _Running] = {}
         self._numbers = itertools.count(1)
         self._stirred = asyncio.Event()
@@ -201,7 +202,8 @@ class EngineLoop:
 
     @property
     def _most_decodes(self) -> int:
-        return max(_LEAST_DECODES, self._decode_budget.num_within(STEP_S))
+        within = max(_LEAST_DECODES, self._decode_budget.num_within(STEP_S))
+        return min(within, self._limit_decodes)  # else a full step of a fast engine is not measured
 
     async def _do(self, step: Step) -> None:
         self._stats.num_steps += 1
