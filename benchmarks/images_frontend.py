@@ -78,7 +78,7 @@ class Frontend:
             ItemSettings(
                 limits=config.request_limits,
                 shares=config.shares,
-                timeout_s=config.request_timeout_s,
+                timeout_s=config.timeout_s(is_upstream=False),
             ),
         )
         self._numbers = itertools.count()
