@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.ingest.probe import AudioHeader
-from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container
+from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container, packets_of
 from afferent.preprocess.decode.reading import Bytes, MemoryFile
 from afferent.preprocess.media import DecodedAudio
 
@@ -156,11 +156,12 @@ class _AvFile(_Source):
         self.header = _checked(context.sample_rate, context.channels, num_frames, limits)
 
     def blocks(self) -> Iterator[Samples]:
-        for frame in self._container.decode(self._stream):
-            rate_hz, channels = frame.sample_rate, frame.layout.nb_channels
-            if (rate_hz, channels) != (self.header.sample_rate_hz, self.header.num_channels):
-                raise InvalidMedia("the audio changes its rate or its channels")
-            yield _to_float(frame, channels)
+        for packet in packets_of(self._container, self._stream):
+            for frame in packet.decode():
+                rate_hz, channels = frame.sample_rate, frame.layout.nb_channels
+                if (rate_hz, channels) != (self.header.sample_rate_hz, self.header.num_channels):
+                    raise InvalidMedia("the audio changes its rate or its channels")
+                yield _to_float(frame, channels)
 
 
 def _to_float(frame: AudioFrame, channels: int) -> Samples:

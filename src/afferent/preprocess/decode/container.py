@@ -12,6 +12,7 @@ import av.logging
 from av.audio.stream import AudioStream
 from av.codec.context import ThreadType
 from av.container import InputContainer
+from av.packet import Packet
 from av.stream import Discard
 from av.video.stream import VideoStream
 
@@ -89,6 +90,14 @@ def decoder_of(
         raise UnsupportedMedia(f"the {what}'s codec is none of {', '.join(sorted(codecs))}")
     context.thread_count, context.thread_type = 1, ThreadType.NONE
     return track
+
+
+def packets_of(container: InputContainer, track: Track) -> Iterator[Packet[Track]]:
+    """Yield the packets of a track.
+
+    PyAV's own generator leaks its read buffer if it is dropped before its end; this one closes it.
+    """
+    yield from container.demux(track)
 
 
 def _format_of(data: Bytes, what: str) -> str:

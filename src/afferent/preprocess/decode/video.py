@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.ingest.probe import VideoHeader
-from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container
+from afferent.preprocess.decode.container import BROKEN, decoder_of, open_container, packets_of
 from afferent.preprocess.decode.reading import Bytes
 from afferent.preprocess.media import Pixels, Video
 
@@ -139,7 +139,7 @@ class _OpenVideo:
         sought = frozenset(times)
         with _open(self._data, self._limits) as (container, stream):
             context = stream.codec_context
-            for number, packet in enumerate(container.demux(stream)):
+            for number, packet in enumerate(packets_of(container, stream)):
                 if number < entry:
                     continue
                 # A frame without references that is not requested need not be decoded.
@@ -179,7 +179,7 @@ def _walk(container: InputContainer, stream: VideoStream, limits: Limits) -> _Wa
     shown: list[int] = []
     keys: list[tuple[int, int]] = []
     invisible = _is_invisible if stream.codec_context.name == "vp8" else _is_empty
-    for number, packet in enumerate(container.demux(stream)):
+    for number, packet in enumerate(packets_of(container, stream)):
         if number > limits.max_video_frames:
             raise _too_many(limits)
         if packet.is_discard or invisible(packet):
@@ -212,7 +212,7 @@ def _is_invisible(packet: Packet[VideoStream]) -> bool:
 
 
 def _first_frame(container: InputContainer, stream: VideoStream) -> VideoFrame:
-    for number, packet in enumerate(container.demux(stream)):
+    for number, packet in enumerate(packets_of(container, stream)):
         for frame in stream.codec_context.decode(packet):
             return frame
         if number > _MAX_DELAY:
