@@ -12,6 +12,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import struct
 import sys
 import zlib
@@ -71,9 +72,9 @@ def body_of(images: list[tuple[str, bytes]], **more: Any) -> bytes:
 
 def unique(data: bytes) -> bytes:
     """The same image in a file that nobody has seen."""
-    number = struct.pack(">I", next(_numbers))
+    number = struct.pack(">II", os.getpid(), next(_numbers))  # other processes count, too
     if data[:2] == b"\xff\xd8":
-        return data[:2] + b"\xff\xfe\0\x06" + number + data[2:]
+        return data[:2] + b"\xff\xfe\0\x0a" + number + data[2:]
     text = b"tEXt" + b"n\0" + number.hex().encode()
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
     return data[:33] + chunk + data[33:]

@@ -230,6 +230,17 @@ def test_answers_of_one_request_share_the_tokens_of_one_request() -> None:
     assert had["one"] == had["two"] == 300, "each of them has a token in each step"
 
 
+def test_small_request_goes_before_the_prompts_of_many_answers() -> None:
+    """Its turn is by the work of the whole request, not by that of each of its prompts."""
+    scheduler = scheduler_with(max_num_seqs=100, max_num_batched_tokens=100)
+    for number in range(10):
+        for answer in range(8):
+            sibling = {"answer_of": f"eight {number}", "num_answers": 8}
+            add(scheduler, f"eight {number} {answer}", 20, max_tokens=1000, **sibling)
+    add(scheduler, "one", 90, max_tokens=1)
+    assert ids(scheduler.next_step())[0] == "one"
+
+
 def test_new_request_has_a_token_while_many_answers_are_written() -> None:
     """It waits for the end of no answer, though more of them run than have tokens in a step."""
     scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=4)

@@ -32,6 +32,7 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
             `afferent.schedule.Scheduler` the engine passes it on.
         answer_of: The request that this one answers, where several answer one (``n`` above 1): an
             engine that divides its steps fairly counts them as one. Empty: it stands alone.
+        num_answers: How many requests have this ``answer_of``; 1 where it is empty.
     """
 
     request_id: RequestId
@@ -40,6 +41,7 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     sampling: Sampling
     share: Share = NAMELESS
     answer_of: str = ""
+    num_answers: int = 1
 
 
 class Accepted(Struct, frozen=True):

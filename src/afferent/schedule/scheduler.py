@@ -134,7 +134,8 @@ class Scheduler:
         self._kv.check_fits(sequence)
         self._num_arrivals += 1
         self._waiting[request.id] = sequence
-        cost = _cost(request.num_tokens, request.items)
+        # The turn of a sequence is that of the whole request.
+        cost = _cost(request.num_tokens, request.items) * request.num_answers
         self._turns.enter(request.id, share=request.share, cost=cost)
 
     def append(

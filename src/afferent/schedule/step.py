@@ -128,6 +128,8 @@ class Request:
 
     Together they get the share of one request. Empty: the sequence is a request of its own.
     """
+    num_answers: int = 1
+    """Number of sequences with this ``answer_of``: a large request for fair turns has many."""
     cross_attention: bool = False
     """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
 

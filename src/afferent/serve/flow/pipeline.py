@@ -185,6 +185,7 @@ class Pipeline:
                     request_id=f"{request.request_id}-{index}" if index else request.request_id,
                     sampling=_sampling_of(engine_request.sampling, index),
                     answer_of=request.request_id if request.n > 1 else "",
+                    num_answers=request.n,
                 ),
                 self._writer(request, engine_request, index),
                 hold,

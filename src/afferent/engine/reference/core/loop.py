@@ -188,6 +188,7 @@ class EngineLoop:
             ],
             share=request.share,
             answer_of=request.answer_of,
+            num_answers=request.num_answers,
             cross_attention=self._info.cross_attention,
         )
 
