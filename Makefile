@@ -46,7 +46,7 @@ $(VENV)/.ready: $(VENV)/.quick
 	@echo "==> ready"
 
 # The library, the server and the tests of pure logic: no torch.
-$(VENV)/.quick: pyproject.toml $(wildcard src/afferent/preprocess/native/*)
+$(VENV)/.quick: pyproject.toml $(wildcard src/afferent/media/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Afferent needs Python 3.11 or newer; try make PYTHON=python3.12 ..."; exit 1; }
 	@echo "==> setting up $(VENV)"
@@ -199,10 +199,10 @@ $(VENV)/.docs: $(VENV)/.ready pyproject.toml
 check: lint type test docs  ## all of the above that a change has to pass
 
 train: setup  ## train the built-in model afresh (about two hours on two cores)
-	@$(BIN)/python training/train.py --out src/afferent/models/shapes $(ARGS)
+	@$(BIN)/python training/train.py --out src/afferent/builtin/models/shapes $(ARGS)
 
 evaluate: setup  ## judge the built-in model on images it was never trained on
-	@$(BIN)/python training/evaluate.py src/afferent/models/shapes $(ARGS)
+	@$(BIN)/python training/evaluate.py src/afferent/builtin/models/shapes $(ARGS)
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

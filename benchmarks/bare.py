@@ -23,8 +23,8 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from afferent.config import Limits
-from afferent.ingest.probe import probe_image
-from afferent.preprocess.decode.image import decode_image
+from afferent.media.decode.image import decode_image
+from afferent.media.headers.probe import probe_image
 
 Work = Callable[[bytes], Any]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from afferent.serve.launch import ENV
+from afferent.proxy.launch import ENV
 from afferent.store.daemon.server import StoreServer
 from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB
@@ -152,7 +152,7 @@ def _frontend() -> Iterator[_Server]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             port = _announced_port(process)
-            pid = _descendant(process.pid, "afferent.serve.frontend")
+            pid = _descendant(process.pid, "afferent.builtin.frontend")
             with closing(_Server(port, pid)) as frontend:
                 yield frontend
         finally:

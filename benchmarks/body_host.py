@@ -26,12 +26,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from afferent import keys
-from afferent.admit.gate import Gate
+from afferent.admission.gate import Gate
+from afferent.builtin.apis.openai import MEDIA_KEYS
 from afferent.config import RequestLimits
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
-from afferent.serve.apis.openai import MEDIA_KEYS
-from afferent.serve.http.body import BodyReader
+from afferent.proxy.body import BodyReader
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.store.client.async_store import AsyncDaemonStore
 
 _LIMITS = RequestLimits()

@@ -23,11 +23,11 @@ import numpy as np
 import soundfile  # type: ignore[import-untyped]
 
 from afferent.config import Limits
-from afferent.ingest.probe import probe_image
-from afferent.preprocess.decode.audio import decode_audio, probe_audio
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.decode.video import open_video
-from afferent.preprocess.registry import AnyFamily, describe
+from afferent.media.decode.audio import decode_audio, probe_audio
+from afferent.media.decode.image import decode_image
+from afferent.media.decode.video import open_video
+from afferent.media.families.registry import AnyFamily, describe
+from afferent.media.headers.probe import probe_image
 from afferent.store.block import codec
 from benchmarks.pages import page, photo
 from benchmarks.preprocess import write_model

@@ -22,7 +22,7 @@ import uvloop
 from msgspec import Struct
 
 from afferent.errors import WorkerDied
-from afferent.preprocess.launch import THREAD_ENV
+from afferent.media.workers.launch import THREAD_ENV
 from afferent.runtime import wire
 from afferent.runtime.sockets import new_address
 from afferent.types import Handle, decode, encode

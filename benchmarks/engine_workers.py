@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from afferent.errors import WorkerDied
-from afferent.preprocess.launch import THREAD_ENV
+from afferent.media.workers.launch import THREAD_ENV
 from afferent.runtime import wire
 from afferent.runtime.sockets import new_address
 from afferent.store.client.async_store import AsyncDaemonStore

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 import afferent
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.asked_form import Form, form_of
-from afferent.engine.reference.form.grammar import tokenizer_of
-from afferent.engine.reference.form.main import FormTrials
-from afferent.engine.reference.model.runner import Runner
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.asked_form import Form, form_of
+from afferent.builtin.engine.form.grammar import tokenizer_of
+from afferent.builtin.engine.form.main import FormTrials
+from afferent.builtin.engine.model.runner import Runner
 from afferent.errors import InternalError
-from afferent.preprocess.registry import describe
+from afferent.media.families.registry import describe
 from afferent.schedule.step import Chunk
 from afferent.types import Sampling
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
@@ -42,7 +42,7 @@ from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alterna
 QUESTION = "How many tokens a second, with answers of a given form and without?"
 COLUMNS = ("form", "tokens_per_s", "ratio", "tried_ms")
 
-_FOLDER = Path(afferent.__file__).parent / "models" / "shapes"
+_FOLDER = Path(afferent.__file__).parent / "builtin" / "models" / "shapes"
 _BATCH, _NUM_STEPS, _NUM_PROMPT = 16, 96, 24
 _GOAL_RATIO = 0.85
 _RECORD = {

@@ -15,8 +15,8 @@ import socket
 
 from msgspec import Struct
 
-from afferent.engine.protocol import EngineInfo, EngineRequest
-from afferent.engine.remote import messages as m
+from afferent.engines.protocol import EngineInfo, EngineRequest
+from afferent.engines.remote import messages as m
 from afferent.errors import AfferentError
 from afferent.runtime import wire
 from afferent.runtime.process import ChildProcess, run_until_terminated

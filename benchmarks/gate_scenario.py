@@ -24,7 +24,7 @@ _ARENA_NBYTES, _QUICK_ARENA_NBYTES = 256 * MiB, 64 * MiB
 _QUICK_RUNS = 3
 _PREFILL_S = {"producer": 0.02, "engine": 0.4}
 _QUICK_PREFILL_S = {"engine": 0.25}
-_DECODE_NBYTES_PER_PIXEL = 13  # at most: `afferent.preprocess.decode.image`
+_DECODE_NBYTES_PER_PIXEL = 13  # at most: `afferent.media.decode.image`
 _SPARE_NBYTES = 2 * GiB
 _ALL_START_S, _START_S, _PRODUCE_S = 8.0, 2.0, 0.08  # a guess, for the estimate
 

@@ -15,17 +15,17 @@ import msgspec
 
 import afferent
 from afferent.config import ServeConfig
-from afferent.engine.remote.kind import RemoteLink
+from afferent.engines.remote.kind import RemoteLink
 from afferent.errors import ConfigError
-from afferent.ingest.probe import ImageHeader
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.launch import ENV, POOL, THREAD_ENV, PoolSettings
-from afferent.preprocess.plan import FeaturePlan
-from afferent.preprocess.registry import describe
+from afferent.media.families.plan import FeaturePlan
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import describe
+from afferent.media.headers.probe import ImageHeader
+from afferent.media.workers.launch import ENV, POOL, THREAD_ENV, PoolSettings
+from afferent.proxy.launch import FRONTEND, FrontendSettings
 from afferent.runtime import wire
 from afferent.runtime.process import Child
 from afferent.runtime.sockets import new_address
-from afferent.serve.launch import FRONTEND, FrontendSettings
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import GiB, ObjectKind, encode
@@ -37,7 +37,7 @@ from benchmarks.gate_memory import anonymous_nbytes
 MODEL = "pages"
 NUM_WORKERS = 2
 
-_FOLDER = Path(afferent.__file__).parent / "models" / "shapes"
+_FOLDER = Path(afferent.__file__).parent / "builtin" / "models" / "shapes"
 _MIN_PIXELS, _MAX_PIXELS = 4 * 28 * 28, 16384 * 28 * 28
 _RAW_SHARE = 0.25
 _PATIENCE_S = 3600.0  # nobody is refused because it takes long

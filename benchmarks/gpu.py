@@ -105,7 +105,7 @@ class _Case:
 
     def __init__(self, torch: Any, arena: ArenaMap, viewed: Any) -> None:
         """``viewed``: a tensor over the arena."""
-        from afferent.engine.reference.worker.page_lock import PageLock
+        from afferent.builtin.engine.worker.page_lock import PageLock
 
         self._torch, self._arena, self._lock = torch, arena, PageLock.of_this_machine()
         on_heap = viewed.clone()

@@ -39,7 +39,7 @@ import uvloop
 
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError, InternalError
-from afferent.preprocess.registry import AnyFamily, describe
+from afferent.media.families.registry import AnyFamily, describe
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import Handle, MiB

@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 from starlette.requests import Request
 
-from afferent.admit.gate import Gate
+from afferent.admission.gate import Gate
+from afferent.admission.shares import Share
+from afferent.builtin.apis.chat.api import OpenAIChat
 from afferent.config import ServeConfig
-from afferent.preprocess.registry import AnyFamily, fingerprint
-from afferent.quota.shares import Share
-from afferent.serve.apis.chat.api import OpenAIChat
-from afferent.serve.flow.item_state import Processor
-from afferent.serve.flow.items import ItemSettings, ItemStage
-from afferent.serve.http.body import BodyReader
+from afferent.items.item_state import Processor
+from afferent.items.stage import ItemSettings, ItemStage
+from afferent.media.families.registry import AnyFamily, fingerprint
+from afferent.proxy.body import BodyReader
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
 from afferent.types import Handle, ObjectKind
@@ -100,9 +100,9 @@ class Frontend:
         call = self._api.parse(received, request_id=request_id, model=_MODEL)
         # A tenant of its own each time: what another has cached, it can't hit.
         request = msgspec.structs.replace(call.generate, share=Share(str(number)))
-        self._items.check(request)
+        self._items.check(request.items)
         trace = Trace(request_id, "bench")
-        sources = await self._items.read(request, trace)
+        sources = await self._items.read(request.items, trace)
         with sources.awaited():
             ready = await self._items.prepare(request_id, sources, trace)
         handles = [item.handle for item in ready]

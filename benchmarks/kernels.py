@@ -24,11 +24,11 @@ from PIL import Image
 
 from afferent.config import Limits
 from afferent.errors import ConfigError
-from afferent.ingest.probe import probe_image
-from afferent.preprocess import resize
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.registry import describe
+from afferent.media.decode.image import decode_image
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import describe
+from afferent.media.headers.probe import probe_image
+from afferent.media.transforms import resize
 from afferent.types import MiB
 from benchmarks.pages import page, photo
 from benchmarks.preprocess import write_model

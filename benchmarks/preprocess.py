@@ -27,15 +27,15 @@ import numpy as np
 from afferent import keys
 from afferent.config import Limits
 from afferent.errors import ConfigError
-from afferent.ingest.probe import ImageHeader, probe_image
-from afferent.preprocess.jobs import InputRange, MakeFeatures
-from afferent.preprocess.launch import ENV, POOL, THREAD_ENV, PoolSettings
-from afferent.preprocess.registry import AnyFamily, describe
+from afferent.media.families.registry import AnyFamily, describe
+from afferent.media.headers.probe import ImageHeader, probe_image
+from afferent.media.workers.jobs import InputRange, MakeFeatures
+from afferent.media.workers.launch import ENV, POOL, THREAD_ENV, PoolSettings
 from afferent.runtime.process import Child
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import CreateItem, Queue, SealItem
-from afferent.types import ContentKey, GiB, Handle, MiB, ObjectKind, encode
+from afferent.store.protocol.items import Queue, SealItem
+from afferent.types import ContentKey, CreateItem, GiB, Handle, MiB, ObjectKind, encode
 from benchmarks.children import running
 from benchmarks.pages import page, photo
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate

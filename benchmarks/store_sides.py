@@ -18,8 +18,8 @@ import numpy as np
 
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import CreateItem, SealItem
-from afferent.types import Handle, MiB, ObjectKind
+from afferent.store.protocol.items import SealItem
+from afferent.types import CreateItem, Handle, MiB, ObjectKind
 from benchmarks.controls import tensor_message
 from benchmarks.controls.ring import Ring
 from benchmarks.peers.ray_store import RayStore

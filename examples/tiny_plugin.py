@@ -16,7 +16,7 @@ import uvloop
 from msgspec import Struct
 
 from afferent import AsyncDaemonStore, MiB, errors
-from afferent.engine import (
+from afferent.engines import (
     ChildProcess,
     EngineHost,
     EnginePlan,

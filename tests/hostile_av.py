@@ -26,8 +26,8 @@ import soundfile
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia
-from afferent.preprocess.decode.audio import decode_audio, probe_audio
-from afferent.preprocess.decode.video import open_video
+from afferent.media.decode.audio import decode_audio, probe_audio
+from afferent.media.decode.video import open_video
 from tests.media_files import make_audio, make_av_audio, make_video, tone
 
 LIMITS = Limits()

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 
 
 def larger_model(folder: Path, times: int = 16) -> Path:

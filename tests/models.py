@@ -20,8 +20,8 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from afferent.preprocess.media import Media
-from afferent.preprocess.registry import AnyFamily
+from afferent.media.decoded import Media
+from afferent.media.families.registry import AnyFamily
 from afferent.store.block import codec
 
 _LLAVA_TEMPLATE = """\

@@ -21,10 +21,10 @@ import httpx2 as httpx
 import openai
 import psutil
 
+from afferent.conformance.images import DrawnImage
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.testing.images import DrawnImage
 
-WORKER = "afferent.engine.reference.worker.main"
+WORKER = "afferent.builtin.engine.worker.main"
 START_TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 60.0
 
@@ -158,7 +158,7 @@ class Server:
 
     def preprocess_workers(self) -> list[psutil.Process]:
         """The zygote's children."""
-        return self._forks("afferent.preprocess.pool")
+        return self._forks("afferent.media.workers.pool")
 
     def engine_workers(self) -> list[psutil.Process]:
         """Those that compute; each is the child of a zygote of its own."""

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import pytest
 
 from afferent import cli, config
+from afferent.builtin.engine.kind import ReferenceEngine
+from afferent.builtin.engine.settings import ReferenceSettings
 from afferent.config import Group, Setting, Settings, hints, setting
 from afferent.config.loading import service_variable
-from afferent.engine.contract import EnginePlan, EngineProcess, EngineSite
-from afferent.engine.reference.kind import ReferenceEngine
-from afferent.engine.reference.settings import ReferenceSettings
-from afferent.engine.remote.kind import RemoteLink, listening
+from afferent.engines.contract import EnginePlan, EngineProcess, EngineSite
+from afferent.engines.remote.kind import RemoteLink, listening
 from afferent.errors import ConfigError
 from afferent.types import GiB, MiB, ObjectKind
 

@@ -20,11 +20,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-import afferent.engine.reference.kind
-import afferent.engine.vllm.plugin.counting
-import afferent.serve.frontend  # noqa: F401 - each declares what it counts
 from afferent import cli, config, errors
-from afferent.operate import health
+from afferent.operations.commands import health
 from afferent.telemetry.registry import REGISTRY
 from tests.server import Server, wait_until
 
@@ -175,7 +172,7 @@ def test_health_check_of_the_image_asks_what_a_server_answers(
     (given,) = re.findall(
         r"^HEALTHCHECK .* CMD \\\n *(\[.*\])$", read("Containerfile"), re.MULTILINE
     )
-    assert json.loads(given) == ["python", "-m", "afferent.operate.health"]
+    assert json.loads(given) == ["python", "-m", "afferent.operations.commands.health"]
     port = server.url.rpartition(":")[2]
     monkeypatch.setattr(health, "_COMMAND", tmp_path / "cmdline")
     for number, status in ((port, 0), ("1", 1), ("0", 1)):

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 import afferent
 from afferent import config, errors
-from afferent.operate import machine
+from afferent.operations.commands import machine
 from benchmarks import run as benchmarks
 from tests.pages import (
     DOCS,

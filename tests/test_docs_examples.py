@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine import protocol
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.media import DecodedImage
-from afferent.preprocess.registry import describe
+from afferent.engines import protocol
+from afferent.media.decoded import DecodedImage
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import describe
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.schedule.encoder_cache import EncoderCache
 from afferent.schedule.step import Chunk, EncoderInput, Step
 from afferent.schedule.window import WindowIndex
-from afferent.server.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.local_store import LocalStore
 from afferent.store.daemon.server import StoreServer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from afferent import cli
-from afferent.operate import machine
+from afferent.operations.commands import machine
 from tests.wrong_folders import make_folder
 
 SMALL = ["--port", "0", "--arena-nbytes", "64MiB"]

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from afferent import errors
-from afferent.serve.apis.api import Api
-from afferent.serve.apis.registry import APIS
-from afferent.serve.apis.statuses import status_of
-from afferent.serve.http.failures import headers_of
+from afferent.builtin.apis.api import Api
+from afferent.builtin.apis.registry import APIS
+from afferent.proxy.failures import headers_of
+from afferent.proxy.statuses import status_of
 
 
 def test_codes_are_unique_and_lead_back() -> None:

@@ -12,11 +12,11 @@ import pytest
 from huggingface_hub import constants
 
 from afferent import cli
+from afferent.builtin.engine.settings import ReferenceSettings
 from afferent.config import load
-from afferent.engine.reference.settings import ReferenceSettings
 from afferent.errors import ConfigError
-from afferent.server import hub as ours
-from afferent.server.checks import BUILT_IN_MODELS, Checked, check
+from afferent.operations.supervisor import hub as ours
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS, Checked, check
 from tests.hub import Hub, Repo, running_hub
 from tests.server import Server, ask
 

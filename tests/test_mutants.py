@@ -25,6 +25,6 @@ def test_each_changes_one_place_and_has_tests(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("old", ["nobody wrote this", "import"])
 def test_a_place_that_is_not_there_once_is_an_error(old: str) -> None:
-    mutant = Mutant(what="x", file="admit/gate.py", old=old, new="", tests=())
+    mutant = Mutant(what="x", file="admission/gate.py", old=old, new="", tests=())
     with pytest.raises(BadMutant, match="times"):
         mutated(mutant)

@@ -20,10 +20,9 @@ import afferent
 ROOT = Path(__file__).parent.parent
 FACES = (
     "afferent",
-    "afferent.engine",
+    "afferent.engines",
     "afferent.schedule",
-    "afferent.testing",
-    "afferent.testing.simulation",
+    "afferent.conformance",
 )
 TAUGHT_BY_EXAMPLE = [
     afferent,
@@ -111,9 +110,9 @@ def test_help_teaches_by_an_example_that_runs(taught: type | ModuleType) -> None
         *(afferent.EngineRequest, afferent.Tokens, afferent.Finished, afferent.EngineInfo),
         *(afferent.EngineStats, afferent.Sampling, afferent.TokenLogprobs, afferent.Item),
         *(afferent.Handle, afferent.Placeholder, afferent.Span, afferent.Failure),
-        *(afferent.TensorSpec, afferent.engine.EngineSite, afferent.engine.EnginePlan),
-        *(afferent.engine.EngineProcess, afferent.engine.Caller, afferent.engine.RemoteLink),
-        *(afferent.testing.Subject,),
+        *(afferent.TensorSpec, afferent.engines.EngineSite, afferent.engines.EnginePlan),
+        *(afferent.engines.EngineProcess, afferent.engines.Caller, afferent.engines.RemoteLink),
+        *(afferent.conformance.Subject,),
     ],
     ids=lambda each: each.__name__,
 )

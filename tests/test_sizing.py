@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
+from afferent.builtin.engine.kind import ReferenceEngine
+from afferent.builtin.engine.kv_budget import KvBudget, kv_budget
+from afferent.builtin.engine.settings import ReferenceSettings
 from afferent.config import Loaded, ServeConfig, load
 from afferent.config.sizes import format_nbytes
-from afferent.engine.protocol import EngineInfo
-from afferent.engine.reference.kind import ReferenceEngine
-from afferent.engine.reference.kv_budget import KvBudget, kv_budget
-from afferent.engine.reference.settings import ReferenceSettings
+from afferent.engines.protocol import EngineInfo
 from afferent.errors import ConfigError
+from afferent.operations.supervisor.checks import Checked, check
+from afferent.operations.supervisor.sizing import Machine, Sizes, choose
 from afferent.runtime import cgroup, memory
-from afferent.server.checks import Checked, check
-from afferent.server.sizing import Machine, Sizes, choose
 from afferent.types import GiB, MiB
 
 DOCS = Path(__file__).parent.parent / "docs"

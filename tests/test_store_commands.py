@@ -21,16 +21,16 @@ import pytest
 
 from afferent import cli
 from afferent.errors import ConfigError, StoreUnavailable
-from afferent.operate import daemons, tables
-from afferent.operate.daemons import Running
-from afferent.operate.removal import resolve
-from afferent.operate.snapshot import Snapshot
-from afferent.operate.stats import Rates
+from afferent.operations.commands import daemons, tables
+from afferent.operations.commands.daemons import Running
+from afferent.operations.commands.removal import resolve
+from afferent.operations.commands.snapshot import Snapshot
+from afferent.operations.commands.stats import Rates
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import MAX_ITEMS, Claim, CreateItem, Join, ReserveItem, SealItem
+from afferent.store.protocol.items import MAX_ITEMS, Claim, Join, SealItem
 from afferent.store.protocol.results import Statistics
-from afferent.types import MiB, ObjectKind
+from afferent.types import CreateItem, MiB, ObjectKind, ReserveItem
 from tests.server import wait_until
 
 AFFERENT = [sys.executable, "-m", "afferent.cli"]

@@ -8,10 +8,10 @@ from typing import Annotated, get_args
 import pytest
 from msgspec import Meta, Struct, defstruct, structs
 
-from afferent.engine import references
-from afferent.engine.remote import messages as remote
-from afferent.preprocess.jobs import Job
-from afferent.preprocess.plan import FeaturePlan
+from afferent.engines import references
+from afferent.engines.remote import messages as remote
+from afferent.media.families.plan import FeaturePlan
+from afferent.media.workers.jobs import Job
 from afferent.store.protocol import hello, requests, results
 from afferent.store.protocol.replies import Reply, result_type
 from tests.wire_schema import digest

@@ -47,7 +47,7 @@ _BENCHMARKS = """\
 
 Benchmark clients of other servers run unchanged. SGLang's makes the images itself; so does vLLM's
 with `random-mm`. Both load the model's tokenizer, and SGLang's its processor, by the served name:
-start them in the folder that contains the model's folder, here `src/afferent/models`.
+start them in the folder that contains the model's folder, here `src/afferent/builtin/models`.
 
 <!-- fragment: they are packages of others -->
 ```sh

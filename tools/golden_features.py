@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from afferent.preprocess.registry import PREPROCESSING_VERSION
+from afferent.media.families.registry import PREPROCESSING_VERSION
 from tests.preprocess import golden_features as golden
 
 

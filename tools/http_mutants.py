@@ -6,12 +6,12 @@ from typing import Final
 
 from tools.mutant import Mutant
 
-_CONNECTION = "http_server/connection.py"
+_CONNECTION = "proxy/http_server/connection.py"
 _CONNECTION_TESTS = (
     "tests/http_server/test_connection.py::test_thousands_of_requests_ahead_of_their_answers",
 )
-_FRAMING, _FRAMING_TESTS = "http_server/framing.py", ("tests/http_server/test_framing.py",)
-_HEAD = "http_server/head.py"
+_FRAMING, _FRAMING_TESTS = "proxy/http_server/framing.py", ("tests/http_server/test_framing.py",)
+_HEAD = "proxy/http_server/head.py"
 
 HTTP_MUTANTS: Final = (
     Mutant(

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import get_args
 
-from afferent.engine.protocol import SamplingExtra, SamplingField
-from afferent.serve.apis.parameters import (
+from afferent.builtin.apis.parameters import (
     CHAT,
     COMPLETIONS,
     GROUPS,
@@ -21,6 +20,7 @@ from afferent.serve.apis.parameters import (
     Parameter,
     Use,
 )
+from afferent.engines.protocol import SamplingExtra, SamplingField
 from tools.written_page import DOCS, main
 
 _SHOWN = (CHAT, RESPONSES, MESSAGES, COMPLETIONS)
@@ -30,8 +30,8 @@ _ABOUT = """\
 # Parameters
 
 Written by `python -m tools.parameters_page --write` from the table in
-[`serve/apis/parameters.py`](../src/afferent/serve/apis/parameters.py), against which requests are
-checked.
+[`builtin/apis/parameters.py`](../src/afferent/builtin/apis/parameters.py), against which requests
+are checked.
 
 [Chat completions](api.md), [Responses](responses.md), [Messages](anthropic.md) and completions
 treat each parameter in one of these ways, with every engine:

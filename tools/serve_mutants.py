@@ -6,22 +6,22 @@ from typing import Final
 
 from tools.mutant import Mutant
 
-_AUTH, _AUTH_TESTS = "serve/http/auth.py", ("tests/serve/test_auth.py",)
-_BODY = "serve/http/body.py"
-_CHAT, _CHAT_TESTS = "serve/apis/chat/api.py", ("tests/serve/test_chat.py",)
-_CONVERSATIONS = "serve/flow/conversations.py"
+_AUTH, _AUTH_TESTS = "proxy/auth.py", ("tests/serve/test_auth.py",)
+_BODY = "proxy/body.py"
+_CHAT, _CHAT_TESTS = "builtin/apis/chat/api.py", ("tests/serve/test_chat.py",)
+_CONVERSATIONS = "builtin/pipeline/conversations.py"
 _CONVERSATIONS_TESTS = ("tests/serve/test_conversations.py",)
-_ENDPOINT, _ENDPOINT_TESTS = "serve/http/endpoint.py", ("tests/serve/test_endpoint.py",)
-_GENERATE, _GENERATE_TESTS = "serve/flow/generate.py", ("tests/serve/test_generate.py",)
+_ENDPOINT, _ENDPOINT_TESTS = "builtin/http/endpoint.py", ("tests/serve/test_endpoint.py",)
+_GENERATE, _GENERATE_TESTS = "builtin/pipeline/generate.py", ("tests/serve/test_generate.py",)
 _HOLDING_TESTS = ("tests/serve/test_holding.py::test_how_often_the_store_is_asked",)
 _ITEMS_TESTS = ("tests/serve/test_items.py",)
 _LIMIT_TESTS = ("tests/serve/test_body.py::test_each_item_has_a_limit_of_its_own",)
 _METRICS_TESTS = ("tests/telemetry/test_metrics.py",)
 _NAMES_TESTS = ("tests/serve/test_names.py",)
-_PIPELINE, _PIPELINE_TESTS = "serve/flow/pipeline.py", ("tests/serve/test_pipeline.py",)
+_PIPELINE, _PIPELINE_TESTS = "builtin/pipeline/pipeline.py", ("tests/serve/test_pipeline.py",)
 _PROMPT_TESTS = ("tests/serve/test_prompt.py",)
 _REASON_TESTS = ("tests/serve/test_chat.py::test_an_answer_says_why_it_ended",)
-_RECEIVE, _RECEIVE_TESTS = "serve/flow/receive.py", ("tests/serve/test_receive.py",)
+_RECEIVE, _RECEIVE_TESTS = "items/receive.py", ("tests/serve/test_receive.py",)
 
 SERVE_MUTANTS: Final = (
     Mutant(
@@ -103,14 +103,14 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="one tenant may read what was answered to another",
-        file="serve/http/lookups.py",
+        file="builtin/http/lookups.py",
         old='name = tenant.name if tenant is not None else ""',
         new='name = ""',
         tests=("tests/serve/test_apis.py::test_tenants_have_conversations_of_their_own",),
     ),
     Mutant(
         what="a stream that failed is counted as one that ended well",
-        file="serve/http/sse.py",
+        file="builtin/http/sse.py",
         old="            self._outcome = failure.code\n",
         new='            self._outcome = "ok"\n',
         tests=_ENDPOINT_TESTS,
@@ -131,7 +131,7 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="the prompt counts once for each answer",
-        file="serve/apis/openai.py",
+        file="builtin/apis/openai.py",
         old="prompt = usages[0].prompt_tokens",
         new="prompt = sum(usage.prompt_tokens for usage in usages)",
         tests=_CHAT_TESTS,
@@ -145,28 +145,28 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="an answer that was not to be stored is kept",
-        file="serve/apis/responses/api.py",
+        file="builtin/apis/responses/api.py",
         old="is_kept=request.store is not False",
         new="is_kept=request.store is not None",
         tests=("tests/serve/test_responses.py",),
     ),
     Mutant(
         what="a stop string is the end of a turn",
-        file="serve/apis/messages/events.py",
+        file="builtin/apis/messages/events.py",
         old='"end_turn" if met is None else "stop_sequence"',
         new='"end_turn"',
         tests=("tests/serve/test_messages.py",),
     ),
     Mutant(
         what="parameters that are not served are ignored",
-        file="serve/apis/names.py",
+        file="builtin/apis/names.py",
         old="if len(value) > _LONGEST_VALUE_NBYTES or _value(value) not in use.values:",
         new="if False:",
         tests=("tests/serve/test_parameters.py::test_what_is_not_served_is_refused_by_name",),
     ),
     Mutant(
         what="a tenant with too many requests hears that the server is busy",
-        file="serve/apis/statuses.py",
+        file="proxy/statuses.py",
         old="e.QuotaExceeded: 429,",
         new="e.QuotaExceeded: 503,",
         tests=("tests/test_errors.py",),
@@ -208,14 +208,14 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="one item less is accepted than the limit says",
-        file="serve/flow/items.py",
+        file="items/stage.py",
         old="if number > most:",
         new="if number >= most:",
         tests=_ITEMS_TESTS,
     ),
     Mutant(
         what="a name is bound before its item has been used",
-        file="serve/flow/items.py",
+        file="items/stage.py",
         old=(
             "        ready = {item: self._ready(item) for item in distinct}\n"
             "        if items.new_names:  # only now: no name is bound to an invalid item\n"
@@ -230,56 +230,56 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="bytes that were received are held until the engine accepts",
-        file="serve/flow/items.py",
+        file="items/stage.py",
         old="            await self._store.release(request_id, sealed)\n",
         new="            pass\n",
         tests=_HOLDING_TESTS,
     ),
     Mutant(
         what="features are pinned while a request waits for room",
-        file="serve/flow/items.py",
+        file="items/stage.py",
         old="            await self._store.release(request_id, pinned)\n",
         new="            pass\n",
         tests=_HOLDING_TESTS,
     ),
     Mutant(
         what="every item of a body is read from its beginning",
-        file="serve/flow/item_state.py",
+        file="items/item_state.py",
         old="InputRange(raw.start, raw.nbytes)",
         new="InputRange(0, raw.nbytes)",
         tests=("tests/serve/test_body.py::test_however_a_body_arrives",),
     ),
     Mutant(
         what="all videos have the plan of the first",
-        file="serve/flow/plan.py",
+        file="items/plan.py",
         old="key = ContentKey(keys.frame(_PLAN_TAG, item.key))",
         new="key = ContentKey(keys.frame(_PLAN_TAG))",
         tests=_ITEMS_TESTS,
     ),
     Mutant(
         what="plans stay pinned",
-        file="serve/flow/plan.py",
+        file="items/plan.py",
         old="        await self._store.release(request_id, handles)\n",
         new="",
         tests=_ITEMS_TESTS,
     ),
     Mutant(
         what="a reservation that was not needed is kept",
-        file="serve/flow/acquire.py",
+        file="items/acquire.py",
         old='if any(outcome.state != "scheduled"',
         new='if all(outcome.state != "scheduled"',
         tests=_HOLDING_TESTS,
     ),
     Mutant(
         what="all tenants share their names",
-        file="serve/flow/names.py",
+        file="items/names.py",
         old="keys.name_key(tenant=tenant, name=uuid)",
         new='keys.name_key(tenant="", name=uuid)',
         tests=_NAMES_TESTS,
     ),
     Mutant(
         what="a name stands for a file, whatever it is taken as",
-        file="serve/flow/names.py",
+        file="items/names.py",
         old="if known != given:",
         new="if known.digest != given.digest:",
         tests=_NAMES_TESTS,
@@ -356,28 +356,28 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="a client's text may spell out the tokens of media",
-        file="serve/flow/prompt.py",
+        file="builtin/pipeline/prompt.py",
         old="            if index % 2:\n",
         new="            if index < 0:\n",
         tests=_PROMPT_TESTS,
     ),
     Mutant(
         what="the images of a prompt change places",
-        file="serve/flow/prompt.py",
+        file="builtin/pipeline/prompt.py",
         old="index = waiting[kind].popleft()",
         new="index = waiting[kind].pop()",
         tests=_PROMPT_TESTS,
     ),
     Mutant(
         what="a body that found no room is counted as a bad one",
-        file="serve/flow/counting.py",
+        file="proxy/counting.py",
         old='trace.where == "body" and outcome in _NO_ROOM',
         new='trace.where == "body" and outcome not in _NO_ROOM',
         tests=_METRICS_TESTS,
     ),
     Mutant(
         what="the steps of an answer count as its tokens",
-        file="serve/flow/counting.py",
+        file="proxy/counting.py",
         old="self._num_later += num_tokens",
         new="self._num_later += 1",
         tests=_METRICS_TESTS,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from afferent.testing.images import COLOURS, SHAPES
+from afferent.conformance.images import COLOURS, SHAPES
 
 Message = dict[str, Any]
 MAX_IMAGES = 4

@@ -1,6 +1,6 @@
 """Judge a model on images of sizes, positions and backgrounds that it was never trained on.
 
-    python training/evaluate.py src/afferent/models/shapes
+    python training/evaluate.py src/afferent/builtin/models/shapes
 
 Prints the share of right answers, exact to the letter. The images go through real files (JPEG and
 PNG) and the model's own image processor; decoding is greedy.
@@ -28,7 +28,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from afferent.testing.images import DrawnImage, Split, draw_image
+from afferent.conformance.images import DrawnImage, Split, draw_image
 from dialogue import Label, answer_for
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 from dialogue import Label
 
 CHUNK = 400

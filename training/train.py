@@ -1,6 +1,6 @@
 """Train the built-in model from nothing, on images drawn here.
 
-    python training/train.py --out src/afferent/models/shapes
+    python training/train.py --out src/afferent/builtin/models/shapes
 
 About two hours on two cores. Re-run with the same ``--work`` folder to reuse drawn images.
 """
@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from afferent.testing.images import COLOURS, SHAPES
+from afferent.conformance.images import COLOURS, SHAPES
 from dialogue import sample_conversation, sample_labels
 from pool import Pool, Processed
 from tokenizer import train_tokenizer, wrap_tokenizer

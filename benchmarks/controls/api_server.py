@@ -35,8 +35,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from afferent.preprocess.media import Array, DecodedImage
-from afferent.preprocess.registry import AnyFamily
+from afferent.media.decoded import Array, DecodedImage
+from afferent.media.families.registry import AnyFamily
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from benchmarks.controls import tensor_message
 from benchmarks.controls.sockets import load_zmq

@@ -22,9 +22,9 @@ import pybase64
 
 from afferent import keys
 from afferent.config import Limits
-from afferent.ingest.probe import probe_image
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.registry import AnyFamily
+from afferent.media.decode.image import decode_image
+from afferent.media.families.registry import AnyFamily
+from afferent.media.headers.probe import probe_image
 
 
 class HeapFrontend:

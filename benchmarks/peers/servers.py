@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import MiB
 from benchmarks.children import command, cpu_s, free_port, wait_until_it_answers
 from benchmarks.gate_memory import trees

@@ -1,8 +1,8 @@
 """Afferent: the multimodal data plane for LLM serving.
 
-The public interface is ``__all__``, here and in `afferent.engine`, `afferent.schedule` and
-`afferent.testing`: stable within a minor version, and documented. All other names are private by
-convention, with or without an underscore.
+The public interface is ``__all__``, here and in `afferent.engines`, `afferent.schedule` and
+`afferent.conformance`: stable within a minor version, and documented. All other names are private
+by convention, with or without an underscore.
 
     >>> import numpy as np
     >>> from afferent import DaemonStore, ItemCache, MiB, StoreServer, keys
@@ -25,7 +25,7 @@ Begin with:
 - `ItemCache` for a cache of items
 - `Store` for its verbs
 - `Gate` for admission
-- `Engine` and `afferent.engine` to put an engine behind the server
+- `Engine` and `afferent.engines` to put an engine behind the server
 - `afferent.schedule` for the scheduler
 """
 
@@ -87,17 +87,17 @@ __all__ = [
     "View",
     "__version__",
     "codec",
-    "engine",
+    "conformance",
+    "engines",
     "errors",
     "keys",
     "schedule",
-    "testing",
 ]
 
 if TYPE_CHECKING:
-    from afferent import engine, errors, keys, schedule, testing
-    from afferent.admit.gate import Gate
-    from afferent.engine.protocol import (
+    from afferent import conformance, engines, errors, keys, schedule
+    from afferent.admission.gate import Gate
+    from afferent.engines.protocol import (
         Accepted,
         Engine,
         EngineEvent,
@@ -118,16 +118,7 @@ if TYPE_CHECKING:
     from afferent.store.client.store import Store
     from afferent.store.client.views import View
     from afferent.store.daemon.server import StoreServer
-    from afferent.store.protocol.items import (
-        Claim,
-        CreateItem,
-        Fetch,
-        Find,
-        Join,
-        Queue,
-        ReserveItem,
-        SealItem,
-    )
+    from afferent.store.protocol.items import Claim, Fetch, Find, Join, Queue, SealItem
     from afferent.store.protocol.results import (
         ClientInfo,
         Evicted,
@@ -138,6 +129,7 @@ if TYPE_CHECKING:
     )
     from afferent.types import (
         ContentKey,
+        CreateItem,
         Failure,
         GiB,
         Handle,
@@ -147,6 +139,7 @@ if TYPE_CHECKING:
         Modality,
         ObjectKind,
         Placeholder,
+        ReserveItem,
         Sampling,
         Span,
         TensorSpec,
@@ -156,8 +149,8 @@ else:  # a test compares this table with the imports above
     __getattr__, __dir__ = face(
         globals(),
         homes={
-            "afferent.admit.gate": "Gate",
-            "afferent.engine.protocol": (
+            "afferent.admission.gate": "Gate",
+            "afferent.engines.protocol": (
                 "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished Tokens"
             ),
             "afferent.store.client.async_item_cache": "AsyncItemCache",
@@ -170,23 +163,21 @@ else:  # a test compares this table with the imports above
             "afferent.store.client.store": "Store",
             "afferent.store.client.views": "View",
             "afferent.store.daemon.server": "StoreServer",
-            "afferent.store.protocol.items": (
-                "Claim CreateItem Fetch Find Join Queue ReserveItem SealItem"
-            ),
+            "afferent.store.protocol.items": "Claim Fetch Find Join Queue SealItem",
             "afferent.store.protocol.results": (
                 "ClientInfo Evicted ObjectInfo Order Outcome Statistics"
             ),
             "afferent.types": (
-                "ContentKey Failure GiB Handle Item KiB MiB Modality ObjectKind Placeholder "
-                "Sampling Span TensorSpec TokenLogprobs"
+                "ContentKey CreateItem Failure GiB Handle Item KiB MiB Modality ObjectKind "
+                "Placeholder ReserveItem Sampling Span TensorSpec TokenLogprobs"
             ),
         },
         modules={
             "codec": "afferent.store.block.codec",
-            "engine": "afferent.engine",
+            "conformance": "afferent.conformance",
+            "engines": "afferent.engines",
             "errors": "afferent.errors",
             "keys": "afferent.keys",
             "schedule": "afferent.schedule",
-            "testing": "afferent.testing",
         },
     )

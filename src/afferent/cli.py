@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from afferent import __version__, config
 from afferent.config import Setting, Settings, describe, hints
 from afferent.errors import AfferentError, ConfigError
-from afferent.operate.arguments import add_restart, add_store, add_tier, add_top
+from afferent.operations.commands.arguments import add_restart, add_store, add_tier, add_top
 from afferent.runtime import shortage
 
 _MAX_WIDTH = 100
@@ -121,7 +121,7 @@ def engine_settings(name: str) -> tuple[type[Settings], ...]:
     Raises:
         ConfigError: There is no such engine.
     """
-    return (_of_extra("afferent.engine.registry").find(name).settings_type,)
+    return (_of_extra("afferent.engines.registry").find(name).settings_type,)
 
 
 def _chosen(arguments: Sequence[str], key: str) -> str:
@@ -265,19 +265,21 @@ def _load(args: argparse.Namespace) -> config.Loaded:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    status: int = _of_extra("afferent.server.supervisor").Supervisor(_load(args)).run()
+    status: int = (
+        _of_extra("afferent.operations.supervisor.supervisor").Supervisor(_load(args)).run()
+    )
     return status
 
 
 def _config(args: argparse.Namespace) -> int:
-    loaded, commands = _load(args), _of_extra("afferent.operate.settings")
+    loaded, commands = _load(args), _of_extra("afferent.operations.commands.settings")
     action = commands.show if args.action == "show" else commands.check
     action(loaded, args.known, as_json=args.as_json)
     return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    status: int = _of_extra("afferent.operate.doctor").run(args, partial(_load, args))
+    status: int = _of_extra("afferent.operations.commands.doctor").run(args, partial(_load, args))
     return status
 
 
@@ -293,19 +295,19 @@ def _of_extra(name: str) -> ModuleType:
 
 
 def _restart(args: argparse.Namespace) -> int:
-    from afferent.operate import restart
+    from afferent.operations.commands import restart
 
     return restart.run(args)
 
 
 def _top(args: argparse.Namespace) -> int:
-    from afferent.operate import top
+    from afferent.operations.commands import top
 
     return top.run(args)
 
 
 def _store(args: argparse.Namespace) -> int:
-    from afferent.operate import commands
+    from afferent.operations.commands import commands
 
     return commands.run(args)
 
@@ -313,7 +315,7 @@ def _store(args: argparse.Namespace) -> int:
 def _tier(args: argparse.Namespace) -> int:
     flags = {"tier": args.tier} if args.tier is not None else {}
     loaded = config.load(flags, file=args.config)
-    status: int = _of_extra("afferent.operate.tier").run(args, loaded.config)
+    status: int = _of_extra("afferent.operations.commands.tier").run(args, loaded.config)
     return status
 
 

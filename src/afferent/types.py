@@ -33,6 +33,7 @@ Ticket = tuple[ClientId, int]
 """A waiting client of the store, and the number of its call."""
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**62)]
+Nbytes = Annotated[int, Meta(ge=1, le=2**48)]
 KEY_NBYTES = 32
 KeyBytes = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -117,6 +118,21 @@ class Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     placeholder: Placeholder
 
 
+class CreateItem(Struct, array_like=True, forbid_unknown_fields=True):
+    """Object to create; without a key, only its handle leads to it."""
+
+    kind: ObjectKind
+    nbytes: Nbytes
+    key: KeyBytes | None = None
+
+
+class ReserveItem(Struct, array_like=True, forbid_unknown_fields=True):
+    """Space for one object, rounded up like an object's block."""
+
+    kind: ObjectKind
+    nbytes: Nbytes
+
+
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Options of the choice of tokens.
 
@@ -187,7 +203,7 @@ class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     Attributes:
         process: Name of the process in the trace.
         pid: Id of the process.
-        stage: A declared stage (`afferent.engine.declare_stages`).
+        stage: A declared stage (`afferent.engines.declare_stages`).
         start_ns: By `time.monotonic_ns`, which all processes of a machine share.
         end_ns: Likewise.
         copied_nbytes: Bytes that the stage wrote to memory because it copied them.

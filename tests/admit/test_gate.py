@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from afferent.admit.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
+from afferent.admission.gate import ADMISSION_SECONDS, PERMIT_SECONDS, Gate
+from afferent.admission.permits import PermitStatistics
 from afferent.errors import ArenaTooSmall, DeadlineExceeded, NoPermitLeft, StoreFull
-from afferent.quota.permits import PermitStatistics
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import CreateItem, ReserveItem
-from afferent.types import Handle, MiB, ObjectKind
+from afferent.types import CreateItem, Handle, MiB, ObjectKind, ReserveItem
 
 FEATURES = ObjectKind.FEATURES
 CAPACITY = 4 * MiB

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from afferent.config import ServeConfig
-from afferent.preprocess.registry import describe
+from afferent.media.families.registry import describe
 from afferent.store.block import codec
 from afferent.store.daemon.server import StoreServer
 from afferent.types import MiB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.preprocess import resize
+from afferent.media.transforms import resize
 from benchmarks import kernels
 
 

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from afferent.engine.contract import Caller, EngineKind
-from afferent.engine.remote.kind import RemoteLink
+from afferent.conformance.engine_trial import Question, Subject
+from afferent.engines.contract import Caller, EngineKind
+from afferent.engines.remote.kind import RemoteLink
 from afferent.store.daemon.launch import DAEMON
-from afferent.testing.engine_trial import Question, Subject
 from tests.server import Server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 
 
 @pytest.fixture

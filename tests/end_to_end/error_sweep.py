@@ -33,7 +33,7 @@ import httpx2 as httpx
 import numpy as np
 import psutil
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.end_to_end.test_kill_storm import FAILURES, assert_nothing_is_held, find_victims
 from tests.server import Server, ask, data_url, wait_until
 

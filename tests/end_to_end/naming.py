@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 
 QUESTION = "What is in the picture?"
 _FORMATS = ("JPEG", "PNG") * 4

@@ -21,10 +21,10 @@ import numpy as np
 from aiohttp import web
 
 from afferent import keys
-from afferent.engine.ahead import Encoder, announce
-from afferent.engine.references import FeaturesReference, RawReference
-from afferent.engine.vllm.place import Place
-from afferent.engine.vllm.plugin.arena import Arena, Gone
+from afferent.engines.ahead import Encoder, announce
+from afferent.engines.references import FeaturesReference, RawReference
+from afferent.engines.vllm.place import Place
+from afferent.engines.vllm.plugin.arena import Arena, Gone
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey
 

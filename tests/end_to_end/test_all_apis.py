@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, wait_until
 
 NUM_FRONTENDS = 4

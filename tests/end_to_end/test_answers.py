@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 ACCURACY = 0.9

@@ -13,7 +13,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, wait_until
 

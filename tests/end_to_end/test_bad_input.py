@@ -16,7 +16,7 @@ import openai
 import pytest
 from PIL import Image
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, ask, data_url, image_part, wait_until
 
 QUESTION = "What is in the picture?"

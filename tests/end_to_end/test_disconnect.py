@@ -17,11 +17,10 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from afferent.conformance.images import draw_image
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import ReserveItem
 from afferent.store.protocol.results import ClientInfo
-from afferent.testing.images import draw_image
-from afferent.types import KiB, MiB, ObjectKind
+from afferent.types import KiB, MiB, ObjectKind, ReserveItem
 from tests.images import encoded, photo
 from tests.ingest.media_host import media_host
 from tests.server import Server, ask, data_url, suspended, wait_until
@@ -155,7 +154,7 @@ def stage(*, still_held: int = 0, num_requests: int = 1) -> Callable[[At], At]:
 
 @stage(num_requests=0)
 def half_a_header(place: Place) -> Iterator[socket.socket]:
-    (frontend,) = place.server.find("afferent.serve.frontend")
+    (frontend,) = place.server.find("afferent.builtin.frontend")
     with place.connect() as sock:
         mine = sock.getsockname()
 

@@ -12,14 +12,14 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.engine.reference.launch import check_workers
+from afferent.builtin.engine.launch import check_workers
+from afferent.conformance.images import draw_image
 from afferent.errors import ConfigError
-from afferent.server.checks import BUILT_IN_MODELS
-from afferent.testing.images import draw_image
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.server import Server, ask, data_url, suspended, wait_until
 
 QUESTION = "What is in the picture?"
-CORE = "afferent.engine.reference.core.main"
+CORE = "afferent.builtin.engine.core.main"
 
 
 @pytest.fixture(scope="module")

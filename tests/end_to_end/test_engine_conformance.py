@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from afferent.engine.reference.kind import ReferenceEngine
-from afferent.engine.reference.launch import CORE
-from afferent.ingest.probe import ImageHeader
-from afferent.preprocess.discover import family_of
-from afferent.preprocess.media import DecodedImage
-from afferent.serve.flow.prompt import PromptBuilder
-from afferent.serve.flow.request import MediaPart, Message, TextPart
-from afferent.server.checks import BUILT_IN_MODELS
-from afferent.testing.engine_conformance import CHECKS, check
-from afferent.testing.engine_trial import Part, Question
-from afferent.testing.images import COLOURS, draw_image
+from afferent.builtin.engine.kind import ReferenceEngine
+from afferent.builtin.engine.launch import CORE
+from afferent.builtin.pipeline.prompt import PromptBuilder
+from afferent.builtin.pipeline.request import Message, TextPart
+from afferent.conformance.engine import CHECKS, check
+from afferent.conformance.engine_trial import Part, Question
+from afferent.conformance.images import COLOURS, draw_image
+from afferent.items.request import MediaPart
+from afferent.media.decoded import DecodedImage
+from afferent.media.headers.probe import ImageHeader
+from afferent.media.workers.discover import family_of
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality
 from tests.end_to_end.conformance import running
 from tests.models import make_features

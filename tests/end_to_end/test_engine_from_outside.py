@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer
 
-from afferent.engine import registry
-from afferent.server.checks import BUILT_IN_MODELS
-from afferent.testing.engine_conformance import CHECKS, check
-from afferent.testing.engine_trial import Part, Question
+from afferent.conformance.engine import CHECKS, check
+from afferent.conformance.engine_trial import Part, Question
+from afferent.engines import registry
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality, Placeholder
 from examples import tiny_engine, tiny_plugin
 from tests.end_to_end.conformance import running
@@ -73,7 +73,7 @@ def test_none_of_the_built_in_engine_runs(tiny: Server) -> None:
     assert "tiny: says the mean colour" in tiny.log()
     names = [" ".join(process.cmdline()) for process in tiny.processes()]
     assert any(tiny_plugin.MODULE in name for name in names)
-    assert not any("afferent.engine.reference" in name for name in names)
+    assert not any("afferent.builtin.engine" in name for name in names)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import openai
 import psutil
 import pytest
 
+from afferent.conformance.images import draw_image
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.testing.images import draw_image
 from tests.server import WORKER, Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
@@ -102,7 +102,7 @@ def test_an_item_that_kills_workers_is_refused(
     "module",
     [
         WORKER,
-        "afferent.engine.reference.core.main",
+        "afferent.builtin.engine.core.main",
         "afferent.store.daemon.main",
     ],
 )

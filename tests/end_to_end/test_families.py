@@ -21,8 +21,8 @@ import soundfile
 from PIL import Image
 from tokenizers import Tokenizer
 
-from afferent.preprocess.media import DecodedAudio, Media
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.media.decoded import DecodedAudio, Media
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.engine import any_model
 from tests.engine.beside_generate import NUM_TOKENS, QUESTION, clip, pictures, theirs
 from tests.engine.test_ten_families import FAMILIES

@@ -19,7 +19,7 @@ import pytest
 from jsonschema import validators
 from pydantic import BaseModel, Field
 
-from afferent.engine.reference.launch import FORMS
+from afferent.builtin.engine.launch import FORMS
 from afferent.types import MiB
 from tests import schemas
 from tests.end_to_end.test_parameters import WAYS, Way

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from afferent.types import MiB, ObjectKind
 from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, resume, suspended, wait_until
@@ -57,7 +57,7 @@ class Line:
         mine = self._connection.sock.getsockname()
         (self.pid,) = [
             process.pid
-            for process in server.find("afferent.serve.frontend")
+            for process in server.find("afferent.builtin.frontend")
             for found in process.net_connections("tcp")
             if found.raddr and tuple(found.raddr) == mine
         ]

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.end_to_end.test_kill_storm import (
     FAILURES,
     Load,
@@ -50,17 +50,17 @@ def find_victims(server: Server) -> Victims:
     """Each kind of process, by the name that is said of it."""
 
     def zygote() -> list[psutil.Process]:
-        pool = server.find("afferent.preprocess.pool")
+        pool = server.find("afferent.media.workers.pool")
         return [process for process in pool if process.parent() not in pool]
 
     return {
-        "core": lambda: server.find("afferent.engine.reference.core.main"),
+        "core": lambda: server.find("afferent.builtin.engine.core.main"),
         "preprocess-": server.preprocess_workers,
         "store": lambda: server.find("afferent.store.daemon.main"),
-        "frontend-": lambda: server.find("afferent.serve.frontend"),
+        "frontend-": lambda: server.find("afferent.builtin.frontend"),
         "preprocess": zygote,
         "worker": server.engine_workers,
-        "forms": lambda: server.find("afferent.engine.reference.form.main"),
+        "forms": lambda: server.find("afferent.builtin.engine.form.main"),
     }
 
 

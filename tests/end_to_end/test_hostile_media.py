@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from afferent.types import MiB
 from tests.hostile_av import hostile_files
 from tests.hostile_images import hostile_images

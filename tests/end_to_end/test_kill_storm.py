@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 NUM_CLIENTS = 4
@@ -121,18 +121,18 @@ def find_victims(server: Server) -> dict[str, Callable[[], list[psutil.Process]]
         return sorted(server.engine_workers(), key=lambda p: p.pid)[rank : rank + 1]
 
     def zygote() -> list[psutil.Process]:
-        pool = server.find("afferent.preprocess.pool")
+        pool = server.find("afferent.media.workers.pool")
         return [process for process in pool if process.parent() not in pool]
 
     return {
-        "core": lambda: server.find("afferent.engine.reference.core.main"),
-        "frontend": lambda: server.find("afferent.serve.frontend"),
+        "core": lambda: server.find("afferent.builtin.engine.core.main"),
+        "frontend": lambda: server.find("afferent.builtin.frontend"),
         "preprocess worker": server.preprocess_workers,
         "engine worker": lambda: worker(0),
         "zygote": zygote,
         "store": lambda: server.find("afferent.store.daemon.main"),
         "other engine worker": lambda: worker(1),
-        "forms": lambda: server.find("afferent.engine.reference.form.main"),
+        "forms": lambda: server.find("afferent.builtin.engine.form.main"),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.media_files import make_audio, make_av_audio, make_video, tone
 from tests.models import make_voxtral
 from tests.server import Server, ask, data_url, wait_until

@@ -21,11 +21,12 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-from afferent.ingest.probe import ImageHeader
-from afferent.preprocess.discover import family_of
-from afferent.serve.flow.prompt import PromptBuilder
-from afferent.serve.flow.request import MediaPart, Message, TextPart
-from afferent.testing.images import draw_image
+from afferent.builtin.pipeline.prompt import PromptBuilder
+from afferent.builtin.pipeline.request import Message, TextPart
+from afferent.conformance.images import draw_image
+from afferent.items.request import MediaPart
+from afferent.media.headers.probe import ImageHeader
+from afferent.media.workers.discover import family_of
 from afferent.types import GiB, Modality
 from tests.ingest.test_fetch import media_host, send
 from tests.models import make_llava
@@ -153,7 +154,7 @@ def test_json_logs_have_an_object_in_every_line() -> None:
     """Starts, deaths and stops of all processes, and what is wrong before they start."""
     with Server("--log-format", "json", "--log-level", "warning") as server:
         (worker, _) = server.idle_preprocess_workers()
-        for process in (worker, *server.find("afferent.serve.frontend")):
+        for process in (worker, *server.find("afferent.builtin.frontend")):
             process.kill()
         wait_until(lambda: "frontend-0" in _parts(server, "has ended (SIGKILL); starting it again"))
         wait_until(lambda: len(_parts(server, "ready: ")) > len(set(_parts(server, "ready: "))))

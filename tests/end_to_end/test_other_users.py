@@ -15,7 +15,7 @@ from tests.others import another_user, needs_root
 from tests.server import Server, wait_until
 
 NUM_FLOODERS = 2
-CORE, DAEMON = "afferent.engine.reference.core.main", "afferent.store.daemon.main"
+CORE, DAEMON = "afferent.builtin.engine.core.main", "afferent.store.daemon.main"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_who_floods_the_sockets_keeps_nobody_out(own_server: Server) -> None:
         pipe.send((num_connected, num_tried))
 
     num_lines = len(own_server.lines)
-    (victim,) = own_server.find("afferent.serve.frontend")
+    (victim,) = own_server.find("afferent.builtin.frontend")
     with another_user(flood) as one, another_user(flood) as other:
         start_s = time.monotonic()
         victim.kill()

@@ -18,8 +18,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from afferent.store.protocol.items import ReserveItem
-from afferent.types import GiB, MiB, ObjectKind
+from afferent.types import GiB, MiB, ObjectKind, ReserveItem
 from benchmarks.gate_memory import private_nbytes
 from tests.callbacks import SLACK, MeterOfServer
 from tests.end_to_end.burst import Outcome, send

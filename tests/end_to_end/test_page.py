@@ -19,10 +19,10 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
-MODULE = "afferent.live.main"
+MODULE = "afferent.operations.live_page.main"
 SAME_ORIGIN = {"sec-fetch-site": "same-origin", "content-type": "application/json"}
 QUESTION = "What is in the picture?"
 

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from tokenizers import Tokenizer
 
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.server import Server
 
 TOKENIZER = Tokenizer.from_file(str(BUILT_IN_MODELS / "shapes" / "tokenizer.json"))

@@ -8,8 +8,8 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from afferent.conformance.images import draw_image
 from afferent.store.client.item_cache import ItemCache
-from afferent.testing.images import draw_image
 from afferent.types import ContentKey
 from tests.end_to_end.test_media import media_part
 from tests.media_files import make_video

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from afferent.testing.images import DrawnImage
+from afferent.conformance.images import DrawnImage
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, ask, data_url, wait_until
 

@@ -19,11 +19,11 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.end_to_end.standing_in import StandIn
 from tests.server import WORKER, Server, ask, data_url, suspended, wait_until
 
-FRONTEND = "afferent.serve.frontend"
+FRONTEND = "afferent.builtin.frontend"
 QUESTION = "What is in the picture?"
 NUM_CLIENTS, PER_SECOND = 10, 50
 BODY = json.dumps({"model": "shapes", "prompt": "a green", "max_tokens": 1})

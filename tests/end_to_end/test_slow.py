@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from afferent.types import KiB, MiB
 from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
@@ -35,7 +35,7 @@ def own_server() -> Iterator[Server]:
 
 @pytest.fixture
 def frontend(own_server: Server) -> psutil.Process:
-    (found,) = own_server.find("afferent.serve.frontend")
+    (found,) = own_server.find("afferent.builtin.frontend")
     return found
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 from tests.server import Server, ask, data_url, suspended, wait_until
 from tests.tier.servers import BadLink, RedisServer
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from afferent.conformance.images import DrawnImage, draw_image
 from afferent.errors import AfferentError
-from afferent.testing.images import DrawnImage, draw_image
 from tests.end_to_end.standing_in import StandIn
 from tests.larger import larger_model
 from tests.server import Server, data_url, wait_until

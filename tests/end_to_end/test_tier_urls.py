@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 import numpy as np
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.ingest.media_host import Answer, media_host, send
 from tests.server import Server, ask, wait_until
 from tests.tier.servers import RedisServer

@@ -28,12 +28,12 @@ import websockets.exceptions
 import websockets.sync.client
 from PIL import Image
 
-from afferent.engine.references import SCHEME, FeaturesReference, RawReference, sign
-from afferent.engine.vllm.plugin.arena import Gone
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.conformance.images import draw_image
+from afferent.engines.references import SCHEME, FeaturesReference, RawReference, sign
+from afferent.engines.vllm.plugin.arena import Gone
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
-from afferent.testing.images import draw_image
 from afferent.types import Handle, Modality, ObjectKind
 from tests import media_files
 from tests.end_to_end.standing_in import StandIn
@@ -569,8 +569,8 @@ def test_an_image_known_by_its_url_is_fetched_again_beside_a_forwarded_one(
 
 _ELSEWHERE = """
 import sys
-from afferent.engine.vllm.place import Place
-from afferent.engine.vllm.plugin.arena import Arena
+from afferent.engines.vllm.place import Place
+from afferent.engines.vllm.plugin.arena import Arena
 arena = Arena(Place(sys.argv[1]), name="elsewhere")
 reference = arena.verify(sys.argv[2])
 with arena.request("read") as request:

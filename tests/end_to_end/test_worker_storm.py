@@ -15,7 +15,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 QUESTION = "What is in the picture?"

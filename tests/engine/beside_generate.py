@@ -28,15 +28,16 @@ from transformers import (
 )
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from afferent.engine.reference.model.embeddings import PlacedItem
-from afferent.engine.reference.model.runner import Runner, load_model
-from afferent.preprocess.family import read_json
-from afferent.preprocess.measure import measure
-from afferent.preprocess.media import DecodedAudio, DecodedImage, Media
-from afferent.preprocess.registry import POSITION_FEATURES, describe
+from afferent.builtin.engine.model.embeddings import PlacedItem
+from afferent.builtin.engine.model.runner import Runner, load_model
+from afferent.builtin.pipeline.prompt import PromptBuilder
+from afferent.builtin.pipeline.request import Message, TextPart
+from afferent.items.request import MediaPart
+from afferent.media.decoded import DecodedAudio, DecodedImage, Media
+from afferent.media.families.family import read_json
+from afferent.media.families.measure import measure
+from afferent.media.families.registry import POSITION_FEATURES, describe
 from afferent.schedule.step import Chunk
-from afferent.serve.flow.prompt import PromptBuilder
-from afferent.serve.flow.request import MediaPart, Message, TextPart
 from afferent.types import Modality, Sampling
 from tests.models import make_features
 

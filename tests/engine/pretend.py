@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from afferent.engine.protocol import Accepted, Chosen, EngineInfo, EngineRequest, Finished, Tokens
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.core.main import EngineCore
-from afferent.engine.reference.kv_budget import KvBudget
-from afferent.engine.reference.launch import CoreSettings
-from afferent.engine.remote.client import RemoteEngine
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.core.main import EngineCore
+from afferent.builtin.engine.kv_budget import KvBudget
+from afferent.builtin.engine.launch import CoreSettings
+from afferent.engines.protocol import Accepted, Chosen, EngineInfo, EngineRequest, Finished, Tokens
+from afferent.engines.remote.client import RemoteEngine
 from afferent.errors import ConnectionClosed
 from afferent.runtime import wire
 from afferent.runtime.sockets import new_address
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import CreateItem, Find, SealItem
+from afferent.store.protocol.items import Find, SealItem
 from afferent.store.protocol.results import ObjectInfo
 from afferent.types import (
+    CreateItem,
     Failure,
     Item,
     Modality,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from afferent.engine.reference.model.group import Group
+from afferent.builtin.engine.model.group import Group
 from afferent.errors import AfferentError
 from afferent.runtime.process import die_with_parent
 from tests.engine.random_steps import RandomSteps

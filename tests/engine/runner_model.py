@@ -14,20 +14,21 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import AutoImageProcessor, GenerationMixin, WhisperFeatureExtractor
 
-from afferent.engine.protocol import Chosen
-from afferent.engine.reference.model.embeddings import Embeddings, PlacedItem
-from afferent.engine.reference.model.group import Group
-from afferent.engine.reference.model.runner import Runner, load_model
-from afferent.ingest.probe import VideoHeader
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.measure import measure
-from afferent.preprocess.media import DecodedAudio, DecodedImage, Media
-from afferent.preprocess.registry import POSITION_FEATURES, describe
+from afferent.builtin.engine.model.embeddings import Embeddings, PlacedItem
+from afferent.builtin.engine.model.group import Group
+from afferent.builtin.engine.model.runner import Runner, load_model
+from afferent.builtin.pipeline.prompt import Prompt, PromptBuilder
+from afferent.builtin.pipeline.request import Message, TextPart
+from afferent.conformance.images import draw_image
+from afferent.engines.protocol import Chosen
+from afferent.items.request import MediaPart
+from afferent.media.decoded import DecodedAudio, DecodedImage, Media
+from afferent.media.families.adapter import AdapterFamily
+from afferent.media.families.measure import measure
+from afferent.media.families.registry import POSITION_FEATURES, describe
+from afferent.media.headers.probe import VideoHeader
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.schedule.step import Chunk
-from afferent.serve.flow.prompt import Prompt, PromptBuilder
-from afferent.serve.flow.request import MediaPart, Message, TextPart
-from afferent.server.checks import BUILT_IN_MODELS
-from afferent.testing.images import draw_image
 from afferent.types import Modality, Placeholder, Sampling
 from tests.engine import families
 from tests.models import make_features, make_llava, make_voxtral

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from afferent import keys
-from afferent.engine.ahead import Ahead, Encoder, announce
+from afferent.engines.ahead import Ahead, Encoder, announce
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from afferent.engine.reference.model import rehearsal
-from afferent.engine.reference.model.runner import Runner, load_model
+from afferent.builtin.engine.model import rehearsal
+from afferent.builtin.engine.model.runner import Runner, load_model
 from afferent.errors import AfferentError, ConfigError, UnsupportedModel
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.measure import measure
-from afferent.preprocess.registry import describe
+from afferent.media.families.adapter import AdapterFamily
+from afferent.media.families.measure import measure
+from afferent.media.families.registry import describe
 from tests.engine.any_model import REFUSED, SERVED, TORCHVISION, make
 from tests.engine.beside_generate import ours, pictures, theirs
 from tests.models import make_llava

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from afferent.engine.protocol import (
+from afferent.conformance.engine import CHECKS, check
+from afferent.conformance.engine_trial import NotConforming, Part, Question, Subject
+from afferent.engines.protocol import (
     Accepted,
     EngineEvent,
     EngineInfo,
@@ -23,8 +25,6 @@ from afferent.engine.protocol import (
 )
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.testing.engine_conformance import CHECKS, check
-from afferent.testing.engine_trial import NotConforming, Part, Question, Subject
 from afferent.types import MiB, Modality, ObjectKind, Placeholder
 from examples import tiny_engine as tiny
 

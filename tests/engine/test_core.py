@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from afferent import keys
-from afferent.engine.protocol import Accepted, EngineInfo, Tokens
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.core import ranks
-from afferent.engine.reference.core.pins import Wanted
-from afferent.engine.reference.kv_budget import KvBudget
-from afferent.engine.remote import messages as remote
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.core import ranks
+from afferent.builtin.engine.core.pins import Wanted
+from afferent.builtin.engine.kv_budget import KvBudget
+from afferent.engines.protocol import Accepted, EngineInfo, Tokens
+from afferent.engines.remote import messages as remote
 from afferent.errors import (
     DeadlineExceeded,
     EncoderCacheFull,
@@ -33,8 +33,8 @@ from afferent.errors import (
 from afferent.runtime import wire
 from afferent.store.block import codec
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import CreateItem, SealItem
-from afferent.types import ContentKey, MiB, ObjectKind, encode
+from afferent.store.protocol.items import SealItem
+from afferent.types import ContentKey, CreateItem, MiB, ObjectKind, encode
 from tests.engine.pretend import EOS, bench_of, key_of, request, tokens_of
 from tests.waiting import until
 

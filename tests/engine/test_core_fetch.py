@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from afferent import keys
-from afferent.engine.protocol import EngineRequest
-from afferent.engine.reference.core.pins import Pins
+from afferent.builtin.engine.core.pins import Pins
+from afferent.engines.protocol import EngineRequest
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer

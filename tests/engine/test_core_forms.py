@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from afferent.engine.protocol import EngineInfo, EngineRequest
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.core import forms as core_forms
+from afferent.admission.shares import Share
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.core import forms as core_forms
+from afferent.engines.protocol import EngineInfo, EngineRequest
 from afferent.errors import EngineUnavailable, InternalError, InvalidForm
-from afferent.quota.shares import Share
 from afferent.runtime import wire
 from afferent.store.daemon.server import StoreServer
 from afferent.types import Failure, MiB, ObjectKind, decode, encode

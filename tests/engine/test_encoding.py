@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.model.embeddings import Embeddings, Features
-from afferent.engine.reference.model.runner import Runner
-from afferent.engine.reference.worker.encoding import ItemEncoder
-from afferent.engine.reference.worker.page_lock import PageLock
-from afferent.engine.weights import check_weights, weights_digest, weights_files, weights_nbytes
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.model.embeddings import Embeddings, Features
+from afferent.builtin.engine.model.runner import Runner
+from afferent.builtin.engine.worker.encoding import ItemEncoder
+from afferent.builtin.engine.worker.page_lock import PageLock
+from afferent.engines.weights import check_weights, weights_digest, weights_files, weights_nbytes
 from afferent.errors import ConfigError, StoreRestarted
 from afferent.store.arena import ArenaMap, create_segment
 from afferent.store.block import codec

@@ -12,13 +12,13 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from afferent.engine.reference.asked_form import Form
-from afferent.engine.reference.form.grammar import tokenizer_of
-from afferent.engine.reference.model import form_guide
-from afferent.engine.reference.model.form_guide import FormGuide, TokenMask
-from afferent.engine.reference.model.sampling import Wanted, choose
+from afferent.builtin.engine.asked_form import Form
+from afferent.builtin.engine.form.grammar import tokenizer_of
+from afferent.builtin.engine.model import form_guide
+from afferent.builtin.engine.model.form_guide import FormGuide, TokenMask
+from afferent.builtin.engine.model.sampling import Wanted, choose
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.schedule.step import Chunk
-from afferent.server.checks import BUILT_IN_MODELS
 from afferent.types import Sampling
 from tests.engine.runner_model import MODELS, Model, Prepared, prepare_all
 

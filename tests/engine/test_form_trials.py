@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.asked_form import Form, form_of
-from afferent.engine.reference.form import main, trial
-from afferent.engine.reference.form.grammar import tokenizer_of
-from afferent.engine.reference.form.main import FormTrials
-from afferent.engine.reference.form.trial import Verdict
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.asked_form import Form, form_of
+from afferent.builtin.engine.form import main, trial
+from afferent.builtin.engine.form.grammar import tokenizer_of
+from afferent.builtin.engine.form.main import FormTrials
+from afferent.builtin.engine.form.trial import Verdict
 from afferent.errors import ConfigError, InvalidForm
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Sampling
 
 SHAPES = BUILT_IN_MODELS / "shapes"
@@ -166,7 +166,7 @@ def test_who_can_not_begin_says_so(monkeypatch: pytest.MonkeyPatch, where: str) 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(f"afferent.engine.reference.form.trial.{where}", refuse)
+    monkeypatch.setattr(f"afferent.builtin.engine.form.trial.{where}", refuse)
     (verdict,) = tried(regex("a"))
     assert verdict.failure is not None
     assert verdict.failure.code == "engine_unavailable"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.reference.model.group import Group
-from afferent.engine.reference.model.runner import load_model
-from afferent.engine.reference.model.shards import keep_shard
+from afferent.builtin.engine.model.group import Group
+from afferent.builtin.engine.model.runner import load_model
+from afferent.builtin.engine.model.shards import keep_shard
 from afferent.errors import ConfigError, UnsupportedModel
 from tests.engine import families
 from tests.engine.rank import RECIPES

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from afferent.engine.reference.model import logit_rules
-from afferent.engine.reference.model.logit_rules import LogitRules
-from afferent.engine.reference.model.sampling import Wanted, choose
+from afferent.builtin.engine.model import logit_rules
+from afferent.builtin.engine.model.logit_rules import LogitRules
+from afferent.builtin.engine.model.sampling import Wanted, choose
 from afferent.types import Sampling
 
 VOCABULARY = 40

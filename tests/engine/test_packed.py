@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.engine.reference.model.attention import Packing, Segment, SequenceKvCache
-from afferent.engine.reference.model.packed import PackedDecoder
-from afferent.engine.reference.model.runner import Runner, load_model
+from afferent.builtin.engine.model.attention import Packing, Segment, SequenceKvCache
+from afferent.builtin.engine.model.packed import PackedDecoder
+from afferent.builtin.engine.model.runner import Runner, load_model
 from afferent.errors import UnsupportedModel
-from afferent.preprocess.registry import describe
+from afferent.media.families.registry import describe
 from tests.engine.families import make_qwen2_audio
 from tests.examples import examples
 from tests.models import make_llava

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.engine.references import (
+from afferent.engines.references import (
     SCHEME,
     FeaturesReference,
     RawReference,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from afferent import cli
+from afferent.builtin.engine.kind import ReferenceEngine
 from afferent.config import Settings
-from afferent.engine import registry
-from afferent.engine.contract import EnginePlan, EngineSite
-from afferent.engine.reference.kind import ReferenceEngine
-from afferent.engine.remote.kind import RemoteKind, RemoteLink
+from afferent.engines import registry
+from afferent.engines.contract import EnginePlan, EngineSite
+from afferent.engines.remote.kind import RemoteKind, RemoteLink
 from afferent.errors import ConfigError
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -46,7 +46,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         f"[{registry.GROUP}]\npocket = pocket_engine:Pocket\nbroken = pocket_engine:Nothing\n"
     )
     (tmp_path / "pocket_engine.py").write_text(
-        "from afferent.engine.reference.kind import ReferenceEngine\n"
+        "from afferent.builtin.engine.kind import ReferenceEngine\n"
         "class Pocket(ReferenceEngine):\n"
         "    name = 'pocket'\n"
     )
@@ -83,7 +83,7 @@ def test_a_package_adds_an_engine() -> None:
         (":engine", [":engine"]),
         ("afferent.types:GiB", ["afferent.types:GiB", "not callable"]),
         ("builtins:dict", ["builtins:dict", "gives a dict, which is no EngineKind"]),
-        ("afferent.engine.contract:EngineKind", ["abstract", "connect"]),
+        ("afferent.engines.contract:EngineKind", ["abstract", "connect"]),
         (f"{__name__}:Nameless", ["lacks name, a text", "settings_type, a subclass of Settings"]),
         (f"{__name__}:Odd", ["lacks settings_type, a subclass of Settings"]),
     ],
@@ -104,7 +104,7 @@ def test_what_describes_an_engine_needs_no_torch() -> None:
     """Every frontend imports it."""
     program = (
         "import sys\n"
-        "from afferent.engine import registry\n"
+        "from afferent.engines import registry\n"
         "registry.find('reference')\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.contract import Caller
-from afferent.engine.protocol import (
+from afferent.builtin.engine.kind import ReferenceEngine
+from afferent.engines.contract import Caller
+from afferent.engines.protocol import (
     Accepted,
     Engine,
     EngineEvent,
@@ -23,11 +24,10 @@ from afferent.engine.protocol import (
     Finished,
     Tokens,
 )
-from afferent.engine.reference.kind import ReferenceEngine
-from afferent.engine.remote import client, host
-from afferent.engine.remote import messages as m
-from afferent.engine.remote.host import EngineHost
-from afferent.engine.remote.kind import RemoteLink
+from afferent.engines.remote import client, host
+from afferent.engines.remote import messages as m
+from afferent.engines.remote.host import EngineHost
+from afferent.engines.remote.kind import RemoteLink
 from afferent.errors import ConfigError, EngineUnavailable, InternalError, StaleHandle
 from afferent.runtime import wire
 from afferent.runtime.logs import Seldom

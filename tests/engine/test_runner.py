@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine.reference.model.attention import GROWTH
-from afferent.engine.reference.model.embeddings import Embeddings
+from afferent.builtin.engine.model.attention import GROWTH
+from afferent.builtin.engine.model.embeddings import Embeddings
 from afferent.errors import FormatError, InternalError, InvalidPlaceholders, UnusableEmbeddings
 from afferent.schedule.step import Chunk
 from afferent.store.block import codec

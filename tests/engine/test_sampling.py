@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from afferent.engine.reference.model.sampling import Wanted, choose, logprobs
+from afferent.builtin.engine.model.sampling import Wanted, choose, logprobs
 from afferent.types import Sampling
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0])

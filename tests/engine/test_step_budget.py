@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.engine.reference.core.step_budget import STEP_S, StepBudget
+from afferent.builtin.engine.core.step_budget import STEP_S, StepBudget
 
 
 def test_budget_is_the_first_one_until_something_was_measured() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from afferent.engine.vllm import arguments
-from afferent.engine.vllm.kind import VllmUpstream
-from afferent.engine.vllm.settings import VllmSettings
+from afferent.engines.vllm import arguments
+from afferent.engines.vllm.kind import VllmUpstream
+from afferent.engines.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 PARSER = """

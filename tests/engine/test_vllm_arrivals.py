@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from afferent.engine.references import Of
-from afferent.engine.vllm.plugin.arrivals import Arrivals, Step
+from afferent.engines.references import Of
+from afferent.engines.vllm.plugin.arrivals import Arrivals, Step
 
 
 def test_the_first_and_the_last_of_a_request_are_told() -> None:

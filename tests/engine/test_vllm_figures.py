@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.engine.upstream import UpstreamStats
-from afferent.engine.vllm.figures import stats_of
+from afferent.engines.upstream import UpstreamStats
+from afferent.engines.vllm.figures import stats_of
 
 _PAGE = b"""\
 # HELP python_gc_objects_collected_total Objects collected during gc

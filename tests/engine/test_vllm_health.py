@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from afferent.engine.vllm import client, health
-from afferent.engine.vllm.client import VllmClient
-from afferent.engine.vllm.health import VllmWatch
-from afferent.engine.vllm.launch import SERVER
-from afferent.engine.vllm.media import TakenMedia
+from afferent.engines.vllm import client, health
+from afferent.engines.vllm.client import VllmClient
+from afferent.engines.vllm.health import VllmWatch
+from afferent.engines.vllm.launch import SERVER
+from afferent.engines.vllm.media import TakenMedia
 from afferent.runtime.heartbeat import Board
 from afferent.runtime.proc_stat import ProcStat
 from tests.server import wait_until

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from afferent import LocalStore, MiB
-from afferent.engine import to_tree
+from afferent.engines import to_tree
 from afferent.errors import FormatError
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from afferent.engine import registry
-from afferent.engine.contract import EngineSite, UpstreamKind
-from afferent.engine.upstream import UpstreamRequest
-from afferent.engine.vllm import place
-from afferent.engine.vllm.client import VllmClient, _Server
-from afferent.engine.vllm.kind import VllmUpstream
-from afferent.engine.vllm.settings import VllmSettings
+from afferent.engines import registry
+from afferent.engines.contract import EngineSite, UpstreamKind
+from afferent.engines.upstream import UpstreamRequest
+from afferent.engines.vllm import place
+from afferent.engines.vllm.client import VllmClient, _Server
+from afferent.engines.vllm.kind import VllmUpstream
+from afferent.engines.vllm.settings import VllmSettings
 from afferent.errors import ConfigError, EngineUnavailable, UnsupportedModel
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 

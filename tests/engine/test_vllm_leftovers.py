@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from afferent.engine.vllm.launch import VllmProcess
-from afferent.engine.vllm.process import started
+from afferent.engines.vllm.launch import VllmProcess
+from afferent.engines.vllm.process import started
 
 pytestmark = pytest.mark.timeout(60)
 

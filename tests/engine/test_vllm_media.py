@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.vllm.media import TakenMedia
-from afferent.engine.vllm.mp4 import decodes_alike
-from afferent.preprocess.registry import describe
+from afferent.engines.vllm.media import TakenMedia
+from afferent.engines.vllm.mp4 import decodes_alike
+from afferent.media.families.registry import describe
 from afferent.types import Modality
 from tests.engine import families
 from tests.media_files import make_audio, make_av_audio, make_video, tone, turned

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.references import FeaturesReference
-from afferent.engine.vllm.positions import check_positions
+from afferent.engines.references import FeaturesReference
+from afferent.engines.vllm.positions import check_positions
 from afferent.errors import FormatError
-from afferent.preprocess.registry import POSITION_FEATURES
+from afferent.media.families.registry import POSITION_FEATURES
 from afferent.types import Handle, Modality
 
 pytestmark = pytest.mark.timeout(30)

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from afferent.engine.protocol import Chosen
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.model.runner import Runner
-from afferent.engine.reference.worker.encoding import ItemEncoder
-from afferent.engine.reference.worker.main import EngineWorker
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.model.runner import Runner
+from afferent.builtin.engine.worker.encoding import ItemEncoder
+from afferent.builtin.engine.worker.main import EngineWorker
+from afferent.engines.protocol import Chosen
 from afferent.errors import ConnectionClosed, InvalidPlaceholders, UnusableEmbeddings
 from afferent.runtime import wire
 from afferent.schedule.step import Chunk

@@ -31,7 +31,7 @@ class Settings(Struct):
 
 def main() -> None:
     """The zygote, as `spawn` starts it."""
-    from afferent.engine.reference.worker.zygote import keep_one
+    from afferent.builtin.engine.worker.zygote import keep_one
     from afferent.runtime.process import ChildProcess
 
     child = ChildProcess.start()

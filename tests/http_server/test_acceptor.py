@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import uvloop
 
-from afferent.http_server.acceptor import Acceptor
+from afferent.proxy.http_server.acceptor import Acceptor
 
 NUM_CLIENTS = 200
 

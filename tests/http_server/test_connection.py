@@ -18,14 +18,14 @@ import psutil
 import pytest
 import uvloop
 
-from afferent.http_server.connection import guard
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
-from afferent.serve.apis.chat.api import OpenAIChat
-from afferent.serve.flow.call import ReceivedBody
-from afferent.serve.flow.request import Output, TextDelta
-from afferent.serve.http.responses import refusal_body
-from afferent.serve.http.sse import EventStream
+from afferent.builtin.apis.chat.api import OpenAIChat
+from afferent.builtin.http.sse import EventStream
+from afferent.builtin.pipeline.request import Output, TextDelta
+from afferent.media.body.received import ReceivedBody
+from afferent.proxy.http_server.connection import guard
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
+from afferent.proxy.responses import refusal_body
 from afferent.types import KiB, MiB
 from tests.server import wait_until
 

@@ -12,9 +12,9 @@ import h11
 import httptools
 import pytest
 
-from afferent.http_server.connection import HttpConnection
-from afferent.http_server.head import MAX_HEAD_NBYTES, Head, parse_head
-from afferent.http_server.shared import ConnectionLimits, Shared
+from afferent.proxy.http_server.connection import HttpConnection
+from afferent.proxy.http_server.head import MAX_HEAD_NBYTES, Head, parse_head
+from afferent.proxy.http_server.shared import ConnectionLimits, Shared
 from tests.callbacks import measured
 from tests.http_server.framing_cases import ACCEPTED, CASES, REFUSED, Case
 

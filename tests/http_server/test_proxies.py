@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
-from afferent.live.feed import Feed
-from afferent.live.launch import PageSettings
-from afferent.live.observing import Observer
-from afferent.live.site import site
+from afferent.operations.live_page.feed import Feed
+from afferent.operations.live_page.launch import PageSettings
+from afferent.operations.live_page.observing import Observer
+from afferent.operations.live_page.site import site
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
 from tests.http_server.framing_cases import Case, upgrades_around
 from tests.server import wait_until
 

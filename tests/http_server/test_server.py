@@ -16,8 +16,8 @@ import uvloop
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,8 +26,8 @@ REQUEST = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
 _PROGRAM = """
 import asyncio, socket, uvloop
 from starlette.responses import PlainTextResponse
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
 
 async def main():
     limits = ConnectionLimits(header_timeout_s=9, discard_timeout_s=9, write_timeout_s=9)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from websockets.frames import Frame, Opcode
 
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.types import MiB
 from tests.http_server.test_framing import Wire, connected
 

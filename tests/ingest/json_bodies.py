@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from afferent.ingest.cutter import BodyCutter, CutBody, MediaKeys
+from afferent.media.body.cutter import BodyCutter, CutBody, MediaKeys
 
 URL_KEYS = ("url", "image_url", "video_url", "audio_url", "file_data")
 KEYS = MediaKeys(urls=URL_KEYS, base64=("data",))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import BodyTooLarge, InvalidMedia, InvalidRequest, TooManyItems
-from afferent.ingest.cutter import BodyCutter, CutMedia, MediaKeys
+from afferent.media.body.cutter import BodyCutter, CutMedia, MediaKeys
 from tests.callbacks import measured
 from tests.examples import examples
 from tests.ingest.json_bodies import KEYS, NEAR_KEYS, Items, check, cut, media_in, write_json

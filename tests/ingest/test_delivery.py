@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from afferent.errors import MediaTooLarge
-from afferent.ingest.delivery import Budget, Delivery
+from afferent.media.fetch.delivery import Budget, Delivery
 
 
 def test_an_item_may_have_exactly_its_limit() -> None:

@@ -9,7 +9,7 @@ import httpcore
 import pytest
 
 from afferent.errors import FetchFailed
-from afferent.ingest.dial import BoundedStream
+from afferent.media.fetch.dial import BoundedStream
 
 STEP_NBYTES = 4 << 10
 HEADER_NBYTES = 128 << 10

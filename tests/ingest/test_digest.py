@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from afferent import keys
-from afferent.ingest import digest
-from afferent.ingest.digest import Digester, stripe
+from afferent.media.body import digest
+from afferent.media.body.digest import Digester, stripe
 
 SMALL = [bytes([n]) * 1000 for n in range(7)]
 LARGE = [bytes([n]) * (700 << 10) for n in range(7)]

@@ -16,8 +16,8 @@ import pytest
 
 from afferent.config import ServeConfig
 from afferent.errors import AfferentError, FetchFailed, Unavailable
-from afferent.ingest.dial import Resolver
-from afferent.ingest.fetch import Fetcher, FetchSession, WantedFile
+from afferent.media.fetch.dial import Resolver
+from afferent.media.fetch.fetch import Fetcher, FetchSession, WantedFile
 from afferent.runtime import exhaustion
 from afferent.runtime.logs import Seldom
 from tests.ingest.media_host import media_host, send

@@ -16,9 +16,9 @@ import pytest
 
 from afferent.config import ServeConfig
 from afferent.errors import FetchFailed, ForbiddenUrl, MediaTooLarge, NoPermitLeft
-from afferent.ingest import fetch as fetch_module
-from afferent.ingest.dial import Resolver
-from afferent.ingest.fetch import Fetcher, FetchSession
+from afferent.media.fetch import fetch as fetch_module
+from afferent.media.fetch.dial import Resolver
+from afferent.media.fetch.fetch import Fetcher, FetchSession
 from tests.ingest.media_host import media_host, send, send_raw, send_slowly
 
 MAX_NBYTES = 1000

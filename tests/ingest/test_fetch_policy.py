@@ -8,7 +8,7 @@ import random
 import pytest
 
 from afferent.errors import ForbiddenUrl
-from afferent.ingest.fetch_policy import check_redirect, check_url, is_public
+from afferent.media.fetch.fetch_policy import check_redirect, check_url, is_public
 
 NOT_PUBLIC = """
 127.0.0.1 127.8.8.8 0.0.0.0 0.1.2.3 10.1.2.3 172.16.0.1 172.31.255.255 192.168.1.1 169.254.169.254

@@ -8,7 +8,7 @@ import pytest
 
 from afferent.config import Limits
 from afferent.errors import FetchFailed
-from afferent.ingest.fetch import Fetcher
+from afferent.media.fetch.fetch import Fetcher
 from tests.callbacks import Meter, collector_as_in_a_frontend
 from tests.ingest.media_host import media_host, send_raw
 

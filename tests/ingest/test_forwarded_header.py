@@ -20,8 +20,8 @@ from PIL import Image
 
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
-from afferent.ingest.forwarded_header import read_sizes
-from afferent.ingest.probe import (
+from afferent.media.headers.forwarded_header import read_sizes
+from afferent.media.headers.probe import (
     Accepted,
     ForwardedHeader,
     ImageHeader,

@@ -23,8 +23,8 @@ import pytest
 
 from afferent.config import Limits
 from afferent.errors import FetchFailed, ForbiddenUrl, InvalidMedia, MediaTooLarge
-from afferent.ingest.fetch import Fetcher
-from afferent.ingest.fetch_policy import check_redirect, check_url
+from afferent.media.fetch.fetch import Fetcher
+from afferent.media.fetch.fetch_policy import check_redirect, check_url
 from afferent.types import KiB, MiB
 from tests.ingest.media_host import Answer, media_host, send, send_raw, send_slowly
 from tests.ingest.test_fetch_policy import NOT_PUBLIC

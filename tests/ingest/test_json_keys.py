@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import InvalidRequest
-from afferent.ingest.json_keys import KeyCheck, check_keys
+from afferent.media.body.json_keys import KeyCheck, check_keys
 from tests.callbacks import GOAL_MS, collector_as_in_a_frontend, measured
 
 DOCUMENTS = st.recursive(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.ingest.cutter import BodyCutter
-from afferent.ingest.json_path import ELEMENT, JsonPath
+from afferent.media.body.cutter import BodyCutter
+from afferent.media.body.json_path import ELEMENT, JsonPath
 from tests.callbacks import measured
 from tests.ingest.json_bodies import KEYS, Items
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from afferent.ingest import pace
-from afferent.ingest.pace import Pace
+from afferent.media.body import pace
+from afferent.media.body.pace import Pace
 
 
 @pytest.mark.parametrize(("step_s", "num_turns"), [(0.0, 0), (0.002, 33), (0.006, 100)])

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from afferent.ingest.places import FairPlaces, PlacesByName, User
-from afferent.quota.shares import NAMELESS, Share
+from afferent.admission.shares import NAMELESS, Share
+from afferent.media.fetch.places import FairPlaces, PlacesByName, User
 
 
 def test_a_request_with_one_is_not_behind_all_of_a_request_with_many() -> None:

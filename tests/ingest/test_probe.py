@@ -10,7 +10,7 @@ from PIL import Image
 
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge
-from afferent.ingest.probe import ImageHeader, probe_image
+from afferent.media.headers.probe import ImageHeader, probe_image
 from tests.callbacks import collector_as_in_a_frontend, measured
 from tests.hostile_images import hostile_images
 from tests.images import encoded, oriented, riff_chunk

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from afferent.errors import MediaTooLarge, StoreFull
-from afferent.ingest.raw import SMALL_NBYTES, HeapAllowance, RawBuffer
+from afferent.media.body.raw import SMALL_NBYTES, HeapAllowance, RawBuffer
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import KiB, MiB, ObjectKind

@@ -13,10 +13,10 @@ import pytest
 from afferent import keys
 from afferent.config import ServeConfig
 from afferent.errors import ForbiddenUrl, InvalidMedia, StoreFull
-from afferent.ingest.fetch import Fetcher
-from afferent.ingest.raw import HeapAllowance, RawBuffer, RawMedia
-from afferent.ingest.shared_room import SharedRoom
-from afferent.ingest.source import MediaSource, WantedMedia
+from afferent.media.body.raw import HeapAllowance, RawBuffer, RawMedia
+from afferent.media.body.shared_room import SharedRoom
+from afferent.media.fetch.fetch import Fetcher
+from afferent.media.fetch.source import MediaSource, WantedMedia
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import SealItem

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from afferent.ingest import url_memory
-from afferent.ingest.url_memory import UrlMemory, fresh_s
+from afferent.media.fetch import url_memory
+from afferent.media.fetch.url_memory import UrlMemory, fresh_s
 from afferent.types import Modality
 
 DIGEST = bytes(range(32))

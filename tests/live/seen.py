@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
-from afferent.engine.protocol import EngineStats
-from afferent.engine.upstream import UpstreamStats
-from afferent.live.observing import Observation
-from afferent.serve.http.reports import FrontendReport
+from afferent.engines.protocol import EngineStats
+from afferent.engines.upstream import UpstreamStats
+from afferent.operations.live_page.observing import Observation
+from afferent.proxy.reports import FrontendReport
 from afferent.store.protocol.results import Statistics
 from afferent.store.state.machine import StoreState
 from afferent.telemetry.journal import Journal

@@ -10,20 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from afferent.engine.protocol import EngineStats
-from afferent.engine.upstream import UpstreamStats
-from afferent.live.feed import MAX_VIEWERS, Feed
-from afferent.live.observing import Observer
-from afferent.live.view import View
+from afferent.engines.protocol import EngineStats
+from afferent.engines.upstream import UpstreamStats
+from afferent.operations.live_page.feed import MAX_VIEWERS, Feed
+from afferent.operations.live_page.observing import Observer
+from afferent.operations.live_page.view import View
+from afferent.proxy.reports import SOCKET_NAME, Reports, reports_place
 from afferent.runtime import wire
 from afferent.runtime.sockets import addresses_in
-from afferent.serve.http.reports import SOCKET_NAME, Reports, reports_place
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import ReserveItem
 from afferent.store.state.region import DEFAULT_SHARES
 from afferent.telemetry.journal import Journal
-from afferent.types import MiB, ObjectKind
+from afferent.types import MiB, ObjectKind, ReserveItem
 from tests.live.seen import in_loop, journal
 
 pytestmark = pytest.mark.timeout(60)

@@ -14,12 +14,12 @@ import httpx2 as httpx
 import msgspec
 import pytest
 
-from afferent.live import asking as asking_module
-from afferent.live import site as site_module
-from afferent.live.feed import Feed
-from afferent.live.launch import PageSettings
-from afferent.live.observing import Observer
-from afferent.live.site import site
+from afferent.operations.live_page import asking as asking_module
+from afferent.operations.live_page import site as site_module
+from afferent.operations.live_page.feed import Feed
+from afferent.operations.live_page.launch import PageSettings
+from afferent.operations.live_page.observing import Observer
+from afferent.operations.live_page.site import site
 
 pytestmark = pytest.mark.timeout(60)
 

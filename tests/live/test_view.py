@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from afferent.engine.protocol import EngineStats
-from afferent.engine.upstream import UpstreamStats
-from afferent.live.figures import Change
-from afferent.live.observing import Lists, Observation
-from afferent.live.view import View, view
-from afferent.live.way import Station
-from afferent.operate.top_frame import frame, show
-from afferent.quota.permits import PermitStatistics
+from afferent.admission.permits import PermitStatistics
+from afferent.engines.protocol import EngineStats
+from afferent.engines.upstream import UpstreamStats
+from afferent.operations.commands.top_frame import frame, show
+from afferent.operations.live_page.figures import Change
+from afferent.operations.live_page.observing import Lists, Observation
+from afferent.operations.live_page.view import View, view
+from afferent.operations.live_page.way import Station
 from afferent.store.protocol.results import ClientInfo, ObjectInfo, TenantInfo
 from afferent.telemetry.journal import KEPT
 from afferent.telemetry.registry import Registry

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afferent.testing.images import COLOURS, SHAPES, draw_image
+from afferent.conformance.images import COLOURS, SHAPES, draw_image
 from tests.end_to_end.test_page import MODULE, page_of
 from tests.page.browser import Tab, launched, tab
 from tests.server import Server, ask, data_url, wait_until

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from afferent.preprocess import sandbox, seccomp
+from afferent.media.workers import sandbox, seccomp
 
 LAST_CALL = 480
 MiB = 1 << 20
@@ -79,7 +79,7 @@ def calls() -> dict[str, str]:
 
 def corpus() -> dict[str, str]:
     """The digests of all that is made of the corpus in a confined process; and which differ."""
-    from afferent.preprocess.worker import load_lazy_modules
+    from afferent.media.workers.worker import load_lazy_modules
     from tests.preprocess import golden_features as golden
 
     load_lazy_modules()

@@ -24,8 +24,8 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 
-from afferent.preprocess.media import DecodedImage
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
+from afferent.media.decoded import DecodedImage
 
 MIN_SIDE, MAX_SIDE, MAX_ASPECT = 2, 1500, 150
 EXTREMES = ((2, 2), (3, 450), (450, 3), (1, 150), (27, 28), (56, 56), (84, 28), (1500, 1100))

@@ -21,12 +21,11 @@ from blake3 import blake3
 from msgspec import Struct
 
 from afferent.config import Limits
-from afferent.ingest.probe import probe_image
-from afferent.preprocess.decode.audio import decode_audio
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.decode.video import open_video
-from afferent.preprocess.media import Array, DecodedAudio, DecodedImage, Media, Pixels
-from afferent.preprocess.registry import (
+from afferent.media.decode.audio import decode_audio
+from afferent.media.decode.image import decode_image
+from afferent.media.decode.video import open_video
+from afferent.media.decoded import Array, DecodedAudio, DecodedImage, Media, Pixels
+from afferent.media.families.registry import (
     DECODERS,
     PREPROCESSING_VERSION,
     PROCESSORS,
@@ -34,6 +33,7 @@ from afferent.preprocess.registry import (
     describe,
     version_of,
 )
+from afferent.media.headers.probe import probe_image
 from afferent.types import Modality
 from tests.engine import families
 from tests.images import chunk, encoded, in_mode, oriented, photo
@@ -335,8 +335,8 @@ def verdict(
         ), True
     if found.changed:
         return (
-            "pixels changed: raise PREPROCESSING_VERSION in afferent/preprocess/registry.py, and "
-            f"run {WRITE}. {_listed(found.changed)} differ"
+            "pixels changed: raise PREPROCESSING_VERSION in afferent/media/families/registry.py, "
+            f"and run {WRITE}. {_listed(found.changed)} differ"
         ), False
     if found.unrecorded:
         return f"{_listed(found.unrecorded)} are new or gone: {WRITE}", True

@@ -10,14 +10,14 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from afferent.errors import ConfigError, InternalError, UnsupportedMedia, UnsupportedModel
-from afferent.ingest.probe import AudioHeader, ImageHeader
-from afferent.preprocess.discover import family_of
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.family import MediaTokens
-from afferent.preprocess.measure import measure
-from afferent.preprocess.media import DecodedAudio, DecodedImage
-from afferent.preprocess.registry import describe
+from afferent.media.decoded import DecodedAudio, DecodedImage
+from afferent.media.families.adapter import AdapterFamily
+from afferent.media.families.family import MediaTokens
+from afferent.media.families.measure import measure
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import describe
+from afferent.media.headers.probe import AudioHeader, ImageHeader
+from afferent.media.workers.discover import family_of
 from tests.preprocess.folders import (
     decoded_images,
     make_gemma3,

@@ -13,8 +13,8 @@ import soxr
 import torch
 from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
 
+from afferent.builtin.engine.model.runner import load_model
 from afferent.config import Limits
-from afferent.engine.reference.model.runner import load_model
 from afferent.errors import (
     ConfigError,
     InternalError,
@@ -23,13 +23,13 @@ from afferent.errors import (
     UnsupportedMedia,
     UnsupportedModel,
 )
-from afferent.ingest.probe import AudioHeader, ImageHeader
-from afferent.preprocess import registry
-from afferent.preprocess.decode.audio import decode_audio, probe_audio
-from afferent.preprocess.families.mel import LogMel
-from afferent.preprocess.families.qwen2_audio import Qwen2AudioFamily
-from afferent.preprocess.families.whisper import VoxtralFamily, WhisperFamily, describe
-from afferent.preprocess.media import DecodedAudio
+from afferent.media.decode.audio import decode_audio, probe_audio
+from afferent.media.decoded import DecodedAudio
+from afferent.media.families import registry
+from afferent.media.families.mel import LogMel
+from afferent.media.families.qwen2_audio import Qwen2AudioFamily
+from afferent.media.families.whisper import VoxtralFamily, WhisperFamily, describe
+from afferent.media.headers.probe import AudioHeader, ImageHeader
 from afferent.types import Modality
 from tests.engine import families
 from tests.media_files import make_audio, make_av_audio, make_video, tone

@@ -16,16 +16,16 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from afferent.config import Limits
-from afferent.ingest.probe import probe_image
-from afferent.preprocess import resize
-from afferent.preprocess.decode.audio import decode_audio
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.decode.video import open_video
-from afferent.preprocess.discover import family_of
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.media import DecodedImage, Media
-from afferent.preprocess.registry import AnyFamily
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.media.decode.audio import decode_audio
+from afferent.media.decode.image import decode_image
+from afferent.media.decode.video import open_video
+from afferent.media.decoded import DecodedImage, Media
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import AnyFamily
+from afferent.media.headers.probe import probe_image
+from afferent.media.transforms import resize
+from afferent.media.workers.discover import family_of
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from tests.images import encoded, oriented, photo
 from tests.media_files import make_audio, make_video, tone

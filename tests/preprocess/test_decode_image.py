@@ -14,13 +14,13 @@ from PIL import Image, ImageOps
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
-from afferent.ingest.header import ImageFormat
-from afferent.ingest.probe import ImageHeader, probe_image
-from afferent.preprocess.decode import image as image_module
-from afferent.preprocess.decode import jpeg, pillow
-from afferent.preprocess.decode import png as png_format
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.media import Pixels
+from afferent.media.decode import image as image_module
+from afferent.media.decode import jpeg, pillow
+from afferent.media.decode import png as png_format
+from afferent.media.decode.image import decode_image
+from afferent.media.decoded import Pixels
+from afferent.media.headers.header import ImageFormat
+from afferent.media.headers.probe import ImageHeader, probe_image
 from tests.hostile_images import bombs, damaged, hostile_images
 from tests.images import chunk, encoded, in_mode, oriented, photo, png, segment
 
@@ -258,8 +258,8 @@ MEASURE = """
 import sys
 from afferent.config import Limits
 from afferent.errors import InvalidMedia
-from afferent.ingest.probe import probe_image
-from afferent.preprocess.decode.image import decode_image
+from afferent.media.headers.probe import probe_image
+from afferent.media.decode.image import decode_image
 
 def resident(name):
     lines = open("/proc/self/status").read().splitlines()

@@ -26,26 +26,26 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 import afferent
+from afferent.conformance.images import draw_image
 from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
-from afferent.ingest.probe import AudioHeader, ImageHeader, VideoHeader
-from afferent.preprocess import resize
-from afferent.preprocess.entry import EngineFacts
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.families.fixed import FixedFamily
-from afferent.preprocess.families.native import ENTRIES
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.jobs import PLAN_NBYTES, Planned
-from afferent.preprocess.media import Array, DecodedAudio, DecodedImage
-from afferent.preprocess.normalize import Normalization
-from afferent.preprocess.plan import FeaturePlan
-from afferent.preprocess.registry import (
+from afferent.media.decoded import Array, DecodedAudio, DecodedImage
+from afferent.media.families.adapter import AdapterFamily
+from afferent.media.families.entry import EngineFacts
+from afferent.media.families.fixed import FixedFamily
+from afferent.media.families.native import ENTRIES
+from afferent.media.families.plan import FeaturePlan
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import (
     POSITION_FEATURES,
     AnyFamily,
     describe,
     engine_facts,
     fingerprint,
 )
-from afferent.testing.images import draw_image
+from afferent.media.headers.probe import AudioHeader, ImageHeader, VideoHeader
+from afferent.media.transforms import resize
+from afferent.media.transforms.normalize import Normalization
+from afferent.media.workers.jobs import PLAN_NBYTES, Planned
 from afferent.types import Modality, encode
 from tests.examples import examples
 from tests.preprocess.folders import (
@@ -58,7 +58,7 @@ from tests.preprocess.folders import (
     write_config,
 )
 
-SHAPES = Path(afferent.__file__).parent / "models" / "shapes"
+SHAPES = Path(afferent.__file__).parent / "builtin" / "models" / "shapes"
 Native = QwenVlFamily | FixedFamily
 EDGES = {"shortest_edge": 56 * 56, "longest_edge": 160 * 160}
 SMALL = {"height": 64, "width": 64}
@@ -522,8 +522,9 @@ def test_each_type_of_models_has_one_family() -> None:
 
 def test_frontends_need_no_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from afferent.preprocess import discover, registry;"
-        "from afferent.ingest.probe import ImageHeader;"
+        "import sys; from pathlib import Path; from afferent.media.workers import discover;"
+        "from afferent.media.families import registry;"
+        "from afferent.media.headers.probe import ImageHeader;"
         "folder = Path(sys.argv[1]);"
         "family = discover.family_of(folder, reference=sys.argv[2] == 'True');"
         "family.plan(ImageHeader(30, 40)); registry.fingerprint(folder, family);"

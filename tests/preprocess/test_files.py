@@ -15,12 +15,12 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 from afferent.config import Limits
-from afferent.ingest.probe import probe_image
-from afferent.preprocess import resize
-from afferent.preprocess.decode.image import decode_image
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.media import DecodedImage
-from afferent.preprocess.registry import describe
+from afferent.media.decode.image import decode_image
+from afferent.media.decoded import DecodedImage
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import describe
+from afferent.media.headers.probe import probe_image
+from afferent.media.transforms import resize
 from tests.images import encoded, in_mode, oriented
 from tests.preprocess.folders import draw_pixels, draw_size, make_qwen
 from tests.preprocess.test_decode_image import by_pillow

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from afferent.preprocess import registry, resize
-from afferent.preprocess.media import Array, DecodedImage
-from afferent.preprocess.registry import AnyFamily, describe, fingerprint
+from afferent.media.decoded import Array, DecodedImage
+from afferent.media.families import registry
+from afferent.media.families.registry import AnyFamily, describe, fingerprint
+from afferent.media.transforms import resize
 from tests.preprocess import golden_features as golden
 from tests.preprocess.folders import make_qwen
 

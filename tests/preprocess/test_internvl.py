@@ -11,10 +11,10 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from afferent.errors import UnsupportedMedia
-from afferent.ingest.probe import AudioHeader
-from afferent.preprocess.families.internvl import TiledFamily
-from afferent.preprocess.media import DecodedAudio
-from afferent.preprocess.registry import describe
+from afferent.media.decoded import DecodedAudio
+from afferent.media.families.internvl import TiledFamily
+from afferent.media.families.registry import describe
+from afferent.media.headers.probe import AudioHeader
 from afferent.types import Modality
 from tests.preprocess.folders import decoded_images, make_internvl
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "src/afferent/preprocess/native"
+SOURCES = Path(__file__).parents[2] / "src/afferent/media/native"
 LANES = 16
 
 PROGRAM = """

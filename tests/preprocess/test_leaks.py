@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from afferent.config import Limits
-from afferent.preprocess.decode.audio import decode_audio
-from afferent.preprocess.decode.video import open_video
+from afferent.media.decode.audio import decode_audio
+from afferent.media.decode.video import open_video
 from tests.media_files import make_av_audio, make_video, tone
 
 _NUM_WARM, _NUM = 100, 400

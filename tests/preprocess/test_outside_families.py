@@ -13,21 +13,20 @@ import numpy as np
 import pytest
 
 from afferent.errors import ConfigError
-from afferent.ingest.probe import ImageHeader
-from afferent.preprocess import registry
-from afferent.preprocess.families import outside
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.families.outside import OutsideFamily
-from afferent.preprocess.media import DecodedImage
-from afferent.preprocess.registry import AnyFamily, describe, engine_facts, fingerprint
+from afferent.media.decoded import DecodedImage
+from afferent.media.families import outside, registry
+from afferent.media.families.adapter import AdapterFamily
+from afferent.media.families.outside import OutsideFamily
+from afferent.media.families.registry import AnyFamily, describe, engine_facts, fingerprint
+from afferent.media.headers.probe import ImageHeader
 from afferent.types import Modality
 from tests.preprocess.folders import write_config
 
 MODULE = '''
-from afferent.preprocess.entry import EngineFacts, Entry
-from afferent.preprocess.families.images import ImageFamily, decoded_image, image_header
-from afferent.preprocess.family import MediaTokens
-from afferent.preprocess.plan import FeaturePlan
+from afferent.media.families.entry import EngineFacts, Entry
+from afferent.media.families.images import ImageFamily, decoded_image, image_header
+from afferent.media.families.family import MediaTokens
+from afferent.media.families.plan import FeaturePlan
 from afferent.types import TensorSpec
 import msgspec
 

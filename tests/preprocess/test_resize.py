@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from afferent.preprocess import resize
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.preprocess.patches import patch_views
-from afferent.preprocess.registry import describe
-from afferent.preprocess.resize import Resampling
-from afferent.preprocess.weights import AS_IT_IS
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import describe
+from afferent.media.transforms import resize
+from afferent.media.transforms.patches import patch_views
+from afferent.media.transforms.resize import Resampling
+from afferent.media.transforms.weights import AS_IT_IS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.preprocess.folders import draw_pixels
 
 MODEL = BUILT_IN_MODELS / "shapes"
@@ -215,7 +215,7 @@ def test_torch_is_loaded_only_where_it_resizes(rule: str, needs_torch: bool) -> 
     """A pool starts a second sooner without."""
     lines = (
         "import sys, numpy as np",
-        "from afferent.preprocess import resize",
+        "from afferent.media.transforms import resize",
         f"resampling = resize.Resampling(3, {rule!r})",
         "pixels = np.zeros((9, 9, 3), np.uint8)",
         "if resize.compiled: resize.load(resampling), resampling.resize(pixels, 5, 5)",

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from afferent.errors import ConfigError
-from afferent.preprocess import seccomp
-from afferent.preprocess.launch import ENV
+from afferent.media.workers import seccomp
+from afferent.media.workers.launch import ENV
 from tests.preprocess import golden_features as golden
 
 TRY = """
 import json, os, resource, socket, subprocess, sys, threading
 import numpy as np
-from afferent.preprocess import sandbox
+from afferent.media.workers import sandbox
 
 before = socket.socketpair()
 asked, answered = threading.Event(), threading.Event()

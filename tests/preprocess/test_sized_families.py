@@ -17,15 +17,15 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from afferent.engine.reference.model.runner import load_model
+from afferent.builtin.engine.model.runner import load_model
 from afferent.errors import InvalidMedia, UnsupportedMedia
-from afferent.ingest.probe import AudioHeader, ImageHeader
-from afferent.preprocess.families.adapter import AdapterFamily
-from afferent.preprocess.families.anyres import AnyResolutionFamily
-from afferent.preprocess.families.idefics3 import Idefics3Family
-from afferent.preprocess.families.pixtral import PixtralFamily
-from afferent.preprocess.media import Array, DecodedAudio, DecodedImage
-from afferent.preprocess.registry import AnyFamily, describe
+from afferent.media.decoded import Array, DecodedAudio, DecodedImage
+from afferent.media.families.adapter import AdapterFamily
+from afferent.media.families.anyres import AnyResolutionFamily
+from afferent.media.families.idefics3 import Idefics3Family
+from afferent.media.families.pixtral import PixtralFamily
+from afferent.media.families.registry import AnyFamily, describe
+from afferent.media.headers.probe import AudioHeader, ImageHeader
 from afferent.types import Modality
 from tests.engine import families
 from tests.preprocess.folders import decoded_images
@@ -236,7 +236,7 @@ def test_settings_that_are_not_done(
         shown = {key: value for key, value in changed.items() if key != "vision_config"}
         start = file.removesuffix(".json")
         assert shown == {key: vars(logged).get(f"{start}.{key}") for key in shown}
-        assert vars(logged)["family"].startswith("afferent.preprocess.families.")
+        assert vars(logged)["family"].startswith("afferent.media.families.")
         path.write_text(before)
 
 

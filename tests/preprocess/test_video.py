@@ -17,10 +17,10 @@ import pytest
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
-from afferent.ingest.probe import VideoHeader
-from afferent.preprocess.decode.mp4 import check_tables
-from afferent.preprocess.decode.video import open_video
-from afferent.preprocess.families.qwen_video import (
+from afferent.media.decode.mp4 import check_tables
+from afferent.media.decode.video import open_video
+from afferent.media.decoded import Pixels
+from afferent.media.families.qwen_video import (
     Generation,
     VideoSettings,
     plan_video,
@@ -29,8 +29,8 @@ from afferent.preprocess.families.qwen_video import (
     sampled_indices,
     video_settings,
 )
-from afferent.preprocess.media import Pixels
-from afferent.preprocess.resize import Resampling
+from afferent.media.headers.probe import VideoHeader
+from afferent.media.transforms.resize import Resampling
 from tests.media_files import ENCODERS, drawn_frame, make_av_audio, make_video, tone, turned
 
 LIMITS = Limits()

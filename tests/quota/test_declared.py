@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from afferent import admit, quota, schedule
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.schedule.step import Chunk, Encode, EncoderInput, Placed, Step
 from afferent.store import state as store_state
 

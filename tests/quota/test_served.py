@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from afferent.quota.served import Served
-from afferent.quota.shares import NAMELESS, Share
+from afferent.admission.served import Served
+from afferent.admission.shares import NAMELESS, Share
 
 
 def serve(served: Served[str], entered: dict[str, Share], num: int) -> Counter[str]:

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
+from afferent.admission.shares import NAMELESS, FairQueue, Share
 from afferent.errors import StoreError
-from afferent.quota.shares import NAMELESS, FairQueue, Share
 
 NUM_HISTORIES = 2_000
 MAX_COST = 50

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from afferent.quota.shares import NAMELESS, Share
-from afferent.quota.turns import Turns
+from afferent.admission.shares import NAMELESS, Share
+from afferent.admission.turns import Turns
 
 NUM_HISTORIES = 2_000
 QUANTUM = 8

@@ -8,8 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from afferent.proxy.launch import LEAVE_SIGNAL
 from afferent.runtime.process import ChildProcess
-from afferent.serve.launch import LEAVE_SIGNAL
 
 What = Literal["ready", "end", "hang"]
 

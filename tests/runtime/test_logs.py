@@ -68,8 +68,8 @@ def test_line_that_comes_in_pieces_is_one_event() -> None:
 
 OF_VLLM = """
 import sys
-from afferent.engine.vllm import process
-from afferent.engine.vllm.launch import VllmProcess
+from afferent.engines.vllm import process
+from afferent.engines.vllm.launch import VllmProcess
 from afferent.runtime import logs
 logs.configure("vllm-server", level="info", format="json")
 command = ("sh", "-c", "echo on its output; echo on its errors >&2")

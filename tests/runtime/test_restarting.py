@@ -17,12 +17,12 @@ import pytest
 
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError
+from afferent.operations.supervisor import supervisor as supervising
+from afferent.operations.supervisor.parts import Part
+from afferent.operations.supervisor.restarting import Restarts
+from afferent.operations.supervisor.supervisor import Supervisor
 from afferent.runtime import heartbeat
 from afferent.runtime.listening import Port
-from afferent.server import supervisor as supervising
-from afferent.server.parts import Part
-from afferent.server.restarting import Restarts
-from afferent.server.supervisor import Supervisor
 from tests.runtime.starter import StarterSettings, What
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ import pytest
 
 from afferent import cli
 from afferent.errors import ConfigError
-from afferent.operate import daemons
+from afferent.operations.commands import daemons
 from afferent.runtime import cgroup, shortage
 from afferent.runtime.process import ChildProcess, Launch
 from afferent.types import MiB

@@ -12,8 +12,8 @@ import pytest
 from msgspec import Struct
 
 from afferent.config import ServeConfig
-from afferent.server.parts import Part
-from afferent.server.supervisor import Supervisor
+from afferent.operations.supervisor.parts import Part
+from afferent.operations.supervisor.supervisor import Supervisor
 from tests.waiting import until
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from afferent.admission.shares import Share
 from afferent.errors import (
     ConfigError,
     EncoderCacheFull,
@@ -15,7 +16,6 @@ from afferent.errors import (
     InvalidRequest,
     PromptTooLong,
 )
-from afferent.quota.shares import Share
 from afferent.schedule import scheduler as scheduler_module
 from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.scheduler import Scheduler

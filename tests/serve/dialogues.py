@@ -10,14 +10,11 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from afferent.ingest.cutter import MediaKeys
-from afferent.ingest.raw import RawMedia
-from afferent.serve.apis.openai import scored_token
-from afferent.serve.flow.call import Answer, ReceivedBody, Reply
-from afferent.serve.flow.collector import AnswerCollector
-from afferent.serve.flow.request import (
+from afferent.builtin.apis.openai import scored_token
+from afferent.builtin.pipeline.call import Answer, Reply
+from afferent.builtin.pipeline.collector import AnswerCollector
+from afferent.builtin.pipeline.request import (
     End,
-    MediaPart,
     Message,
     Output,
     Part,
@@ -27,6 +24,10 @@ from afferent.serve.flow.request import (
     TextPart,
     Usage,
 )
+from afferent.items.request import MediaPart
+from afferent.media.body.cutter import MediaKeys
+from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
 from afferent.types import Modality
 from tests.ingest.json_bodies import cut
 

@@ -11,9 +11,14 @@ from typing import Any
 
 import httpx2 as httpx
 
-from afferent.admit.gate import Gate
+from afferent.admission.gate import Gate
+from afferent.builtin.apis.api import Api
+from afferent.builtin.apis.registry import APIS
+from afferent.builtin.http.app import Frontend
+from afferent.builtin.pipeline.pipeline import Pipeline
+from afferent.builtin.pipeline.prompt import PromptBuilder, sampling_defaults
 from afferent.config import Limits, RequestLimits, Tenant
-from afferent.engine.protocol import (
+from afferent.engines.protocol import (
     Accepted,
     Engine,
     EngineEvent,
@@ -23,19 +28,14 @@ from afferent.engine.protocol import (
     Tokens,
 )
 from afferent.errors import AfferentError, StoreUnavailable
-from afferent.preprocess.discover import family_of
-from afferent.preprocess.registry import AnyFamily, fingerprint
-from afferent.preprocess.worker import Worker
-from afferent.serve.apis.api import Api
-from afferent.serve.apis.registry import APIS
-from afferent.serve.flow.item_state import Processor
-from afferent.serve.flow.items import ItemSettings, ItemStage
-from afferent.serve.flow.pipeline import Pipeline
-from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
-from afferent.serve.http.app import Frontend
-from afferent.serve.http.auth import Access
-from afferent.serve.http.endpoint import AppSettings
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.items.item_state import Processor
+from afferent.items.stage import ItemSettings, ItemStage
+from afferent.media.families.registry import AnyFamily, fingerprint
+from afferent.media.workers.discover import family_of
+from afferent.media.workers.worker import Worker
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
+from afferent.proxy.app_settings import AppSettings
+from afferent.proxy.auth import Access
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.state.region import DEFAULT_SHARES

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from afferent.config import Tenant
-from afferent.engine.protocol import EngineRequest
+from afferent.engines.protocol import EngineRequest
 from afferent.errors import WorkerDied
 from afferent.store.client.daemon_store import DaemonStore
 from tests.images import encoded, photo

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from starlette.datastructures import Headers
 
+from afferent.admission.shares import Share
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
-from afferent.quota.shares import Share
-from afferent.serve.http.auth import Access
+from afferent.proxy.auth import Access
 
 ACME = Tenant(name="acme", weight=2.0, api_keys=("acme-key-0123456789", "acme-key-9876543210"))
 OTHER = Tenant(name="other", api_keys=("other-key-0123456789",), max_requests=2)

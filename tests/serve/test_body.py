@@ -15,8 +15,7 @@ from PIL import Image
 
 from afferent.config import Tenant
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import ReserveItem
-from afferent.types import KiB, MiB, ObjectKind
+from afferent.types import KiB, MiB, ObjectKind, ReserveItem
 from tests.images import encoded, photo
 from tests.serve.frontends import SHARES, frontend, post, post_in_chunks
 from tests.serve.test_holding import holds_nothing, request

@@ -10,8 +10,8 @@ import httpx2 as httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from afferent.http_server.origins import is_loopback, own_names
-from afferent.serve.http.browsers import BrowserGuard
+from afferent.proxy.browsers import BrowserGuard
+from afferent.proxy.http_server.origins import is_loopback, own_names
 
 HOST = "localhost:8000"
 

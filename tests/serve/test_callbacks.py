@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx2 as httpx
 
-from afferent.engine.protocol import Engine
-from afferent.http_server.server import HttpServer
-from afferent.http_server.shared import ConnectionLimits
-from afferent.serve.http.responses import refusal_body
+from afferent.engines.protocol import Engine
+from afferent.proxy.http_server.server import HttpServer
+from afferent.proxy.http_server.shared import ConnectionLimits
+from afferent.proxy.responses import refusal_body
 from tests.callbacks import Meter, collector_as_in_a_frontend
 from tests.images import encoded, photo
 from tests.serve.frontends import ScriptedEngine, frontend

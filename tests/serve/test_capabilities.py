@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.protocol import EngineInfo
+from afferent.builtin.apis.openai import scored_token
+from afferent.builtin.pipeline import capabilities
+from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message
+from afferent.engines.protocol import EngineInfo
 from afferent.errors import AfferentError, UnsupportedMedia, UnsupportedParameter
-from afferent.serve.apis.openai import scored_token
-from afferent.serve.flow import capabilities
-from afferent.serve.flow.request import GenerateRequest, Logprobs, MediaPart, Message
+from afferent.items.request import MediaPart
 from afferent.types import Modality, Sampling
 
 ABLE = EngineInfo(4096, [2])

@@ -12,12 +12,12 @@ import msgspec
 import openai
 import pytest
 
-from afferent.engine.protocol import Engine
+from afferent.builtin.apis.chat.api import OpenAIChat
+from afferent.builtin.pipeline.request import End, Usage
+from afferent.engines.protocol import Engine
 from afferent.errors import StoreFull
-from afferent.preprocess.discover import family_of
-from afferent.preprocess.families.qwen_vl import QwenVlFamily
-from afferent.serve.apis.chat.api import OpenAIChat
-from afferent.serve.flow.request import End, Usage
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.workers.discover import family_of
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from tests.images import encoded, photo

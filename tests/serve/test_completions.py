@@ -12,7 +12,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from afferent.engine.protocol import EngineInfo
+from afferent.engines.protocol import EngineInfo
 from afferent.types import Modality
 from tests.serve.frontends import SHAPES, ScriptedEngine, frontend
 

@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from afferent.admission.shares import Share
+from afferent.builtin.apis.responses.api import OpenAIResponses
+from afferent.builtin.pipeline import conversations as history
+from afferent.builtin.pipeline.call import Call
+from afferent.builtin.pipeline.conversations import MAX_NBYTES, MAX_PARTS, Conversation, History
+from afferent.builtin.pipeline.request import Message, Output, PromptInfo, TextPart
 from afferent.errors import Param, ResponseNotFound, StoreFull, StoreUnavailable
-from afferent.quota.shares import Share
-from afferent.serve.apis.responses.api import OpenAIResponses
-from afferent.serve.flow import conversations as history
-from afferent.serve.flow.call import Call
-from afferent.serve.flow.conversations import MAX_NBYTES, MAX_PARTS, Conversation, History
-from afferent.serve.flow.request import MediaPart, Message, Output, PromptInfo, SeenMedia, TextPart
+from afferent.items.request import MediaPart, SeenMedia
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import ReserveItem
 from afferent.store.state.region import DEFAULT_SHARES
-from afferent.types import MiB, Modality, ObjectKind
+from afferent.types import MiB, Modality, ObjectKind, ReserveItem
 from tests.serve.dialogues import outputs, received
 from tests.store.stores import SharedDaemon
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from afferent.builtin.http import endpoint
+from afferent.builtin.http.sse import EventStream
 from afferent.config import RequestLimits, Tenant
-from afferent.engine.protocol import EngineEvent, EngineRequest
+from afferent.engines.protocol import EngineEvent, EngineRequest
 from afferent.errors import StoreFull
-from afferent.serve.flow import counting
-from afferent.serve.http import endpoint
-from afferent.serve.http.sse import EventStream
+from afferent.proxy import counting
 from afferent.store.client.daemon_store import DaemonStore
 from tests.images import encoded, photo
 from tests.serve.frontends import ScriptedEngine, WordEngine, frontend, post

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from afferent.engine.upstream import UpstreamAnswer
-from afferent.serve.upstream.error_answers import without_references
+from afferent.engines.upstream import UpstreamAnswer
+from afferent.proxy.error_answers import without_references
 
 pytestmark = pytest.mark.timeout(30)
 

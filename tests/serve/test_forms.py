@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from afferent.engine.protocol import EngineInfo, EngineRequest
+from afferent.builtin.apis.api import Api
+from afferent.builtin.apis.parameters import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from afferent.builtin.apis.registry import APIS
+from afferent.builtin.pipeline.request import GenerateRequest
+from afferent.engines.protocol import EngineInfo, EngineRequest
 from afferent.errors import InvalidForm, InvalidRequest, UnsupportedParameter
-from afferent.serve.apis.api import Api
-from afferent.serve.apis.parameters import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from afferent.serve.apis.registry import APIS
-from afferent.serve.flow.request import GenerateRequest
 from afferent.types import MAX_FORM_NBYTES
 from tests.serve.frontends import ScriptedEngine, frontend
 from tests.serve.test_parameters import ASKED, BY_NAME, parse

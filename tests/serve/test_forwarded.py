@@ -6,10 +6,10 @@ import pytest
 from PIL import Image
 
 from afferent.config import ServeConfig
-from afferent.ingest.probe import Accepted, ForwardedHeader, ImageHeader, probe_accepted
-from afferent.ingest.raw import RawMedia
-from afferent.serve.flow.forwarded import tensor_nbytes
-from afferent.serve.flow.item_state import ItemState
+from afferent.items.forwarded import tensor_nbytes
+from afferent.items.item_state import ItemState
+from afferent.media.body.raw import RawMedia
+from afferent.media.headers.probe import Accepted, ForwardedHeader, ImageHeader, probe_accepted
 from afferent.types import ContentKey, Modality
 from tests.images import encoded
 

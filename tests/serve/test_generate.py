@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from afferent.engine.protocol import Tokens
+from afferent.builtin.apis import openai
+from afferent.builtin.pipeline.generate import AnswerWriter, merge
+from afferent.builtin.pipeline.prompt import Detokenizer, PromptBuilder
+from afferent.builtin.pipeline.request import End, Output, TextDelta, Usage
+from afferent.builtin.pipeline.stops import StopMatcher
+from afferent.engines.protocol import Tokens
 from afferent.errors import StoreFull
-from afferent.preprocess.discover import family_of
-from afferent.serve.apis import openai
-from afferent.serve.flow.generate import AnswerWriter, merge
-from afferent.serve.flow.prompt import Detokenizer, PromptBuilder
-from afferent.serve.flow.request import End, Output, TextDelta, Usage
-from afferent.serve.flow.stops import StopMatcher
+from afferent.media.workers.discover import family_of
 from tests.serve.frontends import SHAPES, scored_token
 
 BUILDER = PromptBuilder(SHAPES, family_of(SHAPES))

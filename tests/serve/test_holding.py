@@ -10,9 +10,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.engine.protocol import EngineEvent, EngineRequest
+from afferent.admission.permits import PermitStatistics
+from afferent.engines.protocol import EngineEvent, EngineRequest
 from afferent.errors import StoreUnavailable
-from afferent.quota.permits import PermitStatistics
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Failure, ObjectKind

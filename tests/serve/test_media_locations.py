@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import InvalidRequest, MediaTooLarge
-from afferent.ingest.cutter import BodyCutter
-from afferent.serve.upstream.media_locations import MEDIA_KEYS, TABLE, find, paths_at, restore
+from afferent.media.body.cutter import BodyCutter
+from afferent.proxy.media_locations import MEDIA_KEYS, TABLE, find, paths_at, restore
 from afferent.types import Modality
 from tests.examples import examples
 

@@ -12,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from afferent.builtin.apis.api import Api
+from afferent.builtin.apis.messages.api import AnthropicMessages, AnthropicTokenCount
+from afferent.builtin.pipeline.call import Call
+from afferent.builtin.pipeline.request import End, Message, SamplingDefaults, TextPart, Usage
 from afferent.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -22,11 +26,8 @@ from afferent.errors import (
     UnsupportedMedia,
     UnsupportedParameter,
 )
-from afferent.ingest.raw import RawMedia
-from afferent.serve.apis.api import Api
-from afferent.serve.apis.messages.api import AnthropicMessages, AnthropicTokenCount
-from afferent.serve.flow.call import Call
-from afferent.serve.flow.request import End, MediaPart, Message, SamplingDefaults, TextPart, Usage
+from afferent.items.request import MediaPart
+from afferent.media.body.raw import RawMedia
 from afferent.types import Modality
 from tests.serve.dialogues import (
     BASE64,

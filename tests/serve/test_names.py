@@ -10,10 +10,9 @@ import httpx2 as httpx
 import pytest
 
 from afferent.config import Tenant
-from afferent.engine.protocol import EngineRequest
+from afferent.engines.protocol import EngineRequest
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import ReserveItem
-from afferent.types import ObjectKind
+from afferent.types import ObjectKind, ReserveItem
 from tests.images import encoded, photo
 from tests.media_files import make_video
 from tests.serve.frontends import ScriptedEngine, frontend, post

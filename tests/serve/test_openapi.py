@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from afferent.serve.apis.api import TokenCount
-from afferent.serve.apis.registry import APIS, TOKENS
-from afferent.serve.flow.call import ReceivedBody
+from afferent.builtin.apis.api import TokenCount
+from afferent.builtin.apis.registry import APIS, TOKENS
+from afferent.media.body.received import ReceivedBody
 from tests.serve.frontends import frontend
 
 COUNTS = [each.api for api in APIS for each in api.besides if isinstance(each, TokenCount)]

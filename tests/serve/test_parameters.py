@@ -10,11 +10,9 @@ import httpx2 as httpx
 import msgspec
 import pytest
 
-from afferent.engine.protocol import EngineInfo, SamplingExtra, SamplingField
-from afferent.errors import InvalidRequest, UnsupportedParameter
-from afferent.serve.apis import parameters
-from afferent.serve.apis.api import Api
-from afferent.serve.apis.parameters import (
+from afferent.builtin.apis import parameters
+from afferent.builtin.apis.api import Api
+from afferent.builtin.apis.parameters import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
@@ -23,9 +21,12 @@ from afferent.serve.apis.parameters import (
     Only,
     Use,
 )
-from afferent.serve.apis.registry import APIS, CONVERSATIONS, TOKENS
-from afferent.serve.flow.call import Call, ReceivedBody
-from afferent.serve.flow.request import GenerateRequest
+from afferent.builtin.apis.registry import APIS, CONVERSATIONS, TOKENS
+from afferent.builtin.pipeline.call import Call
+from afferent.builtin.pipeline.request import GenerateRequest
+from afferent.engines.protocol import EngineInfo, SamplingExtra, SamplingField
+from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.media.body.received import ReceivedBody
 from tests.serve.frontends import ScriptedEngine, WordEngine, frontend
 from tools import parameters_page
 

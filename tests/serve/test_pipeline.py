@@ -9,8 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from afferent.engine.protocol import Accepted, EngineEvent, EngineInfo, EngineRequest
-from afferent.serve.flow.pipeline import TOKENS
+from afferent.builtin.pipeline.pipeline import TOKENS
+from afferent.engines.protocol import Accepted, EngineEvent, EngineInfo, EngineRequest
 from tests.serve.frontends import ScriptedEngine, frontend, post
 from tests.server import ask
 

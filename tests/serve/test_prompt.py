@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from afferent.builtin.pipeline.prompt import PromptBuilder, sampling_defaults
+from afferent.builtin.pipeline.request import Message, SamplingDefaults, TextPart
 from afferent.errors import ConfigError, InvalidRequest
-from afferent.preprocess.plan import Prompt
-from afferent.preprocess.registry import describe
-from afferent.serve.flow.prompt import PromptBuilder, sampling_defaults
-from afferent.serve.flow.request import MediaPart, Message, SamplingDefaults, TextPart
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.items.request import MediaPart
+from afferent.media.families.plan import Prompt
+from afferent.media.families.registry import describe
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality, Placeholder
 
 SHAPES = BUILT_IN_MODELS / "shapes"
@@ -103,7 +104,7 @@ def test_text_around_items_is_the_same_however_often_it_comes(
     builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where there is more of it than is remembered."""
-    monkeypatch.setattr("afferent.serve.flow.prompt._MAX_PIECES", 2)
+    monkeypatch.setattr("afferent.builtin.pipeline.prompt._MAX_PIECES", 2)
     image = Message("user", (MediaPart(Modality.IMAGE, None),))
     written: Prompt = ("row one", 3, "row two", 3, "row three", 2)
     first, again = (builder.build([image], [written]) for _ in range(2))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from afferent.serve.flow import prompt_memory
-from afferent.serve.flow.prompt_memory import PromptMemory
-from afferent.serve.flow.request import MediaPart, Message, Part, TemplateOptions, TextPart
+from afferent.builtin.pipeline import prompt_memory
+from afferent.builtin.pipeline.prompt_memory import PromptMemory
+from afferent.builtin.pipeline.request import Message, Part, TemplateOptions, TextPart
+from afferent.items.request import MediaPart
 from afferent.types import Modality
 
 PLAIN = TemplateOptions()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from afferent.admission.shares import Share
+from afferent.builtin.pipeline.request import GenerateRequest, Message
 from afferent.config import RequestLimits
-from afferent.preprocess.discover import family_of
-from afferent.quota.shares import Share
-from afferent.serve.flow.item_state import Processor, RequestItems
-from afferent.serve.flow.names import Names
-from afferent.serve.flow.receive import ItemReader
-from afferent.serve.flow.request import GenerateRequest, MediaPart, Message, SeenMedia
+from afferent.items.item_state import Processor, RequestItems
+from afferent.items.names import Names
+from afferent.items.receive import ItemReader
+from afferent.items.request import MediaPart, SeenMedia
+from afferent.media.workers.discover import family_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
 from afferent.store.protocol.results import Outcome

@@ -11,13 +11,15 @@ import httpx2 as httpx
 import msgspec
 from msgspec import Struct
 
+from afferent.builtin.apis.api import Api, Asked, KeyHeader, Lookup, TokenCount
+from afferent.builtin.apis.registry import APIS
+from afferent.builtin.pipeline.call import Answer, Call
+from afferent.builtin.pipeline.conversations import History
+from afferent.builtin.pipeline.request import GenerateRequest, Message, Output, TextPart
 from afferent.errors import AfferentError
-from afferent.ingest.cutter import MediaKeys
-from afferent.serve.apis.api import Api, Asked, KeyHeader, Lookup, TokenCount
-from afferent.serve.apis.registry import APIS
-from afferent.serve.flow.call import Answer, Call, ReceivedBody
-from afferent.serve.flow.conversations import History
-from afferent.serve.flow.request import GenerateRequest, MediaPart, Message, Output, TextPart
+from afferent.items.request import MediaPart
+from afferent.media.body.cutter import MediaKeys
+from afferent.media.body.received import ReceivedBody
 from afferent.types import Modality
 from tests.images import encoded, photo
 from tests.serve.frontends import frontend

@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from afferent.builtin.apis.openai import scored_token
+from afferent.builtin.apis.responses.api import OpenAIResponses
+from afferent.builtin.pipeline.call import Call
+from afferent.builtin.pipeline.request import End, Logprobs, Message, TextPart, Usage
 from afferent.errors import (
     InternalError,
     InvalidRequest,
@@ -22,11 +26,8 @@ from afferent.errors import (
     UnsupportedMedia,
     UnsupportedParameter,
 )
-from afferent.ingest.raw import RawMedia
-from afferent.serve.apis.openai import scored_token
-from afferent.serve.apis.responses.api import OpenAIResponses
-from afferent.serve.flow.call import Call
-from afferent.serve.flow.request import End, Logprobs, MediaPart, Message, TextPart, Usage
+from afferent.items.request import MediaPart
+from afferent.media.body.raw import RawMedia
 from afferent.types import Modality
 from tests.serve.dialogues import (
     BASE64,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from afferent.serve.http import sharing
-from afferent.serve.http.sharing import Shared
+from afferent.proxy import sharing
+from afferent.proxy.sharing import Shared
 
 
 class Maker:

@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from afferent.config import Tenant
-from afferent.engine.protocol import EngineEvent, EngineRequest
+from afferent.engines.protocol import EngineEvent, EngineRequest
 from tests.serve.frontends import ScriptedEngine, frontend, post
 from tests.server import ask
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.serve.flow.stops import StopMatcher
+from afferent.builtin.pipeline.stops import StopMatcher
 
 
 @given(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
-from afferent.serve.upstream.media_locations import TABLE
-from afferent.serve.upstream.tenancy import RESPONSES, SALTED, UNSALTED, Tenancy
+from afferent.proxy.media_locations import TABLE
+from afferent.proxy.tenancy import RESPONSES, SALTED, UNSALTED, Tenancy
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

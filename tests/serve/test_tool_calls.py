@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from afferent.builtin.apis.chat.api import OpenAIChat
+from afferent.builtin.pipeline.request import Message, TextPart
 from afferent.errors import InvalidRequest
-from afferent.serve.apis.chat.api import OpenAIChat
-from afferent.serve.flow.call import ReceivedBody
-from afferent.serve.flow.request import Message, TextPart
+from afferent.media.body.received import ReceivedBody
 
 
 def parse(message: dict[str, Any]) -> Message:

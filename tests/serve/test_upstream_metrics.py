@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from afferent.serve.upstream.metrics import joined
+from afferent.proxy.metrics import joined
 
 PAGE = b"""\
 # HELP vllm:running Running.

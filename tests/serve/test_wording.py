@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from afferent.builtin.apis.chat.api import OpenAIChat
 from afferent.errors import InvalidRequest
-from afferent.serve.apis.chat.api import OpenAIChat
-from afferent.serve.flow.call import ReceivedBody
+from afferent.media.body.received import ReceivedBody
 
 API = OpenAIChat()
 GOOD: dict[str, Any] = {"model": "shapes", "messages": [{"role": "user", "content": "hi"}]}

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from afferent.testing.simulation.history import diagram
 from tests.simulation.ablations import ABLATIONS
 from tests.simulation.batches import BATCH, applied, results
 from tests.simulation.drawing import plan_of
@@ -24,6 +23,7 @@ from tests.simulation.plan import NOTHING
 from tests.simulation.running import Result, run_seed, stage
 from tests.simulation.shrinking import shrink
 from tests.simulation.wording import words
+from tests.simulator.history import diagram
 
 _RARE = 100
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from afferent.testing.simulation.sockets import LinkRules
 from tests.simulation.plan import ASYNC_TASKS, FAULTS, SYNC_TASKS, TROUBLE_S, Fault, Plan, Task
 from tests.simulation.scenarios import changed
+from tests.simulator.sockets import LinkRules
 
 
 def plan_of(seed: int) -> Plan:

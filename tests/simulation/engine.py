@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from afferent.engine.protocol import Chosen, EngineInfo
-from afferent.engine.reference import messages as m
-from afferent.engine.reference.core.main import EngineCore
-from afferent.engine.reference.kv_budget import KvBudget
-from afferent.engine.reference.launch import CoreSettings
+from afferent.builtin.engine import messages as m
+from afferent.builtin.engine.core.main import EngineCore
+from afferent.builtin.engine.kv_budget import KvBudget
+from afferent.builtin.engine.launch import CoreSettings
+from afferent.engines.protocol import Chosen, EngineInfo
 from afferent.errors import AfferentError, StoreUnavailable
 from afferent.runtime import wire
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.testing.simulation import threads
-from afferent.testing.simulation.loop import Loop
-from afferent.testing.simulation.machine import Process
-from afferent.testing.simulation.socket_calls import Socket
 from afferent.types import Failure, Handle, decode, encode
 from tests.simulation.oracle import LINE_NBYTES, Observed, number_of
 from tests.simulation.sizes import sleep
 from tests.simulation.workers import Blocking
 from tests.simulation.world import ADDRESS, CORE, World
+from tests.simulator import threads
+from tests.simulator.loop import Loop
+from tests.simulator.machine import Process
+from tests.simulator.socket_calls import Socket
 
 _INFO = EngineInfo(max_model_len=256, eos_token_ids=[2], embed_nbytes=100)
 _BAD = Failure("internal_error", "this item can't be encoded")

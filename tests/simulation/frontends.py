@@ -8,30 +8,24 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from afferent.admit.gate import Gate
-from afferent.engine.protocol import Accepted, EngineRequest, Tokens
-from afferent.engine.remote.client import RemoteEngine
+from afferent.admission.gate import Gate
+from afferent.admission.shares import Share
+from afferent.engines.protocol import Accepted, EngineRequest, Tokens
+from afferent.engines.remote.client import RemoteEngine
 from afferent.errors import AfferentError, StoreFull, StoreUnavailable
-from afferent.quota.shares import Share
-from afferent.serve.flow.acquire import Maker, handle_of
+from afferent.items.acquire import Maker, handle_of
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import (
-    CreateItem,
-    Join,
-    Queue,
-    ReserveItem,
-    SealItem,
-)
+from afferent.store.protocol.items import Join, Queue, SealItem
 from afferent.telemetry.trace import Trace
-from afferent.testing.simulation.loop import Loop
-from afferent.testing.simulation.machine import Process
 from afferent.types import (
     ContentKey,
+    CreateItem,
     Handle,
     Item,
     Modality,
     ObjectKind,
     Placeholder,
+    ReserveItem,
     Sampling,
 )
 from tests.simulation.engine import answer_to
@@ -39,6 +33,8 @@ from tests.simulation.oracle import LINE_NBYTES, Use, key_of
 from tests.simulation.plan import NOTHING, Task
 from tests.simulation.sizes import RAW, TENANTS, Limit, lines_of
 from tests.simulation.world import ADDRESS, CORE, SHARES, World
+from tests.simulator.loop import Loop
+from tests.simulator.machine import Process
 
 T = TypeVar("T")
 

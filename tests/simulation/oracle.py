@@ -16,11 +16,11 @@ from afferent.store.protocol.requests import NO_REPLY
 from afferent.store.state.jobs import CRASH_MEMORY_S, MAX_CRASHES
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.object import ObjectState
-from afferent.testing.simulation.descriptors import Memory
-from afferent.testing.simulation.machine import Machine, Process
 from afferent.types import ClientId, Handle, ObjectKind, Ticket
 from tests.simulation.in_vain import Slow, check_every_call_waits, check_nobody_waits_in_vain
 from tests.simulation.promptness import DAEMON, EVERYBODY, Promptness
+from tests.simulator.descriptors import Memory
+from tests.simulator.machine import Machine, Process
 
 LINE_NBYTES = 64
 NAMELESS = 2000

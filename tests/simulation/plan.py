@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from afferent.testing.simulation.sockets import LinkRules
+from tests.simulator.sockets import LinkRules
 
 TROUBLE_S: Final = 2.0
 """Until then things go wrong; from then on everything has to come to an end."""

@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable
 
+from afferent.admission.shares import Share
 from afferent.errors import (
     AfferentError,
     DeadlineExceeded,
@@ -15,17 +16,10 @@ from afferent.errors import (
     StoreRestarted,
     StoreUnavailable,
 )
-from afferent.quota.shares import Share
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import (
-    Claim,
-    CreateItem,
-    Find,
-    ReserveItem,
-    SealItem,
-)
+from afferent.store.protocol.items import Claim, Find, SealItem
 from afferent.store.protocol.results import Outcome
-from afferent.types import Failure, Handle, ObjectKind
+from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.simulation.oracle import LINE_NBYTES, key_of
 from tests.simulation.plan import NOTHING, Task
 from tests.simulation.sizes import DERIVED, TENANTS, lines_of, sleep

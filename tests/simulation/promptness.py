@@ -20,9 +20,9 @@ from afferent.store.client import async_store
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.requests import NO_REPLY, Request
-from afferent.testing.simulation import threads
-from afferent.testing.simulation.machine import Machine, Process
 from afferent.types import ClientId, encode
+from tests.simulator import threads
+from tests.simulator.machine import Machine, Process
 
 SLACK_S = 0.4
 """More than messages take: one is a hundred times as slow as most, and long ones go in pieces."""

@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from afferent.engine.reference.core.pins import Pins
+from afferent.builtin.engine.core.pins import Pins
 from afferent.store.daemon import main as daemon_main
-from afferent.testing.simulation.history import Event
-from afferent.testing.simulation.substitution import simulated
 from tests.simulation.drawing import plan_of
 from tests.simulation.engine import grids_of_stamps
 from tests.simulation.oracle import Observed
 from tests.simulation.plan import Plan
 from tests.simulation.promptness import Promptness, followed
 from tests.simulation.server import build
+from tests.simulator.history import Event
+from tests.simulator.substitution import simulated
 
 MODULES = (
-    "afferent.engine.reference.core.loop",
-    "afferent.engine.reference.core.main",
-    "afferent.engine.reference.core.pins",
-    "afferent.engine.reference.core.ranks",
-    "afferent.engine.remote.client",
-    "afferent.serve.flow.acquire",
+    "afferent.builtin.engine.core.loop",
+    "afferent.builtin.engine.core.main",
+    "afferent.builtin.engine.core.pins",
+    "afferent.builtin.engine.core.ranks",
+    "afferent.engines.remote.client",
+    "afferent.items.acquire",
 )
 _COLLECT_EVERY = 50
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from afferent.testing.simulation import threads
-from afferent.testing.simulation.machine import Process
 from tests.simulation.oracle import LINE_NBYTES
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
+from tests.simulator import threads
+from tests.simulator.machine import Process
 
 T = TypeVar("T")
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from afferent.runtime import wire
-from afferent.testing.simulation import socket_calls, system, threads
-from afferent.testing.simulation.descriptors import Eventfd
-from afferent.testing.simulation.history import Event, diagram
-from afferent.testing.simulation.loop import Loop
-from afferent.testing.simulation.machine import Machine, Process
-from afferent.testing.simulation.sockets import LinkRules
-from afferent.testing.simulation.substitution import MODULES, simulated
-from afferent.testing.simulation.threads import Killed
+from tests.simulator import socket_calls, system, threads
+from tests.simulator.descriptors import Eventfd
+from tests.simulator.history import Event, diagram
+from tests.simulator.loop import Loop
+from tests.simulator.machine import Machine, Process
+from tests.simulator.sockets import LinkRules
+from tests.simulator.substitution import MODULES, simulated
+from tests.simulator.threads import Killed
 
 ROOT = Path(__file__).parents[2]
 

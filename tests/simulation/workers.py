@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from afferent.errors import AfferentError, DeadlineExceeded, StoreUnavailable
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.testing.simulation.machine import Process
 from afferent.types import Failure, Handle
 from tests.simulation.oracle import LINE_NBYTES, Use
 from tests.simulation.sizes import RAW, Limit, sleep
 from tests.simulation.world import ADDRESS, World
+from tests.simulator.machine import Process
 
 T = TypeVar("T")
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afferent.engine.reference.core.main import EngineCore
+from afferent.builtin.engine.core.main import EngineCore
 from afferent.store.daemon import main as daemon_main
 from afferent.store.daemon.client_table import table_nbytes
 from afferent.store.daemon.launch import DaemonSettings
-from afferent.testing.simulation import socket_calls
-from afferent.testing.simulation.descriptors import Memory
-from afferent.testing.simulation.history import History
-from afferent.testing.simulation.loop import Loop
-from afferent.testing.simulation.machine import Machine, Process
 from afferent.types import ObjectKind
 from tests.simulation.oracle import Observed, Oracle
 from tests.simulation.plan import NOTHING, TROUBLE_S, Fault, Plan, Task
 from tests.simulation.promptness import DAEMON, EVERYBODY
+from tests.simulator import socket_calls
+from tests.simulator.descriptors import Memory
+from tests.simulator.history import History
+from tests.simulator.loop import Loop
+from tests.simulator.machine import Machine, Process
 
 ADDRESS, CORE = "store", "core"
 SHARES = {

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import Claim, CreateItem, Queue, ReserveItem, SealItem
+from afferent.store.protocol.items import Claim, Queue, SealItem
 from afferent.store.protocol.replies import Reply
 from afferent.store.protocol.results import Order, Outcome
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.region import Shares
-from afferent.types import Failure, Handle, ObjectKind
+from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
 
 FRONTEND, OTHER, WORKER, SECOND = 1, 2, 3, 4
 KEY, KEY_2 = b"k" * 32, b"l" * 32

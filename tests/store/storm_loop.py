@@ -11,8 +11,8 @@ import numpy as np
 
 from afferent.errors import StoreFull
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
-from afferent.types import ContentKey, Handle, ObjectKind
+from afferent.store.protocol.items import SealItem
+from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, ReserveItem
 from tests.store.storm_content import (
     RETRYABLE,
     Log,

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from afferent.errors import StaleHandle, StoreFull, StoreUnavailable
 from afferent.runtime.process import die_with_parent
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
+from afferent.store.protocol.items import SealItem
 from afferent.store.protocol.results import Outcome
-from afferent.types import ContentKey, Failure, Handle, ObjectKind
+from afferent.types import ContentKey, CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.store import storm_loop
 from tests.store.storm_content import (
     ITEMS,

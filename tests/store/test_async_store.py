@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from afferent.admission.shares import NAMELESS
 from afferent.errors import FormatError, StoreUnavailable
-from afferent.quota.shares import NAMELESS
 from afferent.runtime.wire import FrameCutter
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import MAX_ITEMS, CreateItem, Queue
-from afferent.types import ObjectKind
+from afferent.store.protocol.items import MAX_ITEMS, Queue
+from afferent.types import CreateItem, ObjectKind
 from tests.store.stores import SharedDaemon
 
 Writes = list[list[str]]

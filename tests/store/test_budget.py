@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from afferent.admission.shares import Share
 from afferent.errors import ArenaTooSmall, NotPermitted, StoreFull
-from afferent.quota.shares import Share
 from afferent.store.state.budget import MAX_QUEUED, Budget, QueuedReservation
 from afferent.types import Lease, ObjectKind
 

@@ -39,9 +39,9 @@ from afferent.store.daemon.client_table import ClientTable, Entry, create_client
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol import requests
 from afferent.store.protocol.hello import VERSION, Hello
-from afferent.store.protocol.items import Claim, CreateItem, ReserveItem, SealItem
+from afferent.store.protocol.items import Claim, SealItem
 from afferent.store.protocol.replies import reply_decoder
-from afferent.types import ContentKey, Handle, ObjectKind, decode, encode
+from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, ReserveItem, decode, encode
 from tests.server import wait_until
 from tests.store.stores import SharedDaemon
 
@@ -77,7 +77,8 @@ CLIENT = """
 import asyncio, os, sys
 import numpy as np
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem
+from afferent.store.protocol.items import SealItem
+from afferent.types import CreateItem, ReserveItem
 from afferent.types import ObjectKind
 
 async def main():
@@ -474,7 +475,7 @@ def test_who_closes_with_arrays_in_use_keeps_its_pins(address: str, watcher: Dae
 FORKED = """
 import os, sys
 from afferent.errors import NotPermitted
-from afferent.store.protocol.items import CreateItem
+from afferent.types import CreateItem
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 

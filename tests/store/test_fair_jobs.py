@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Queue
 from afferent.store.protocol.results import Order, Outcome

@@ -28,8 +28,8 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.hello import VERSION, Bye, Hello
-from afferent.store.protocol.items import CreateItem, SealItem
-from afferent.types import Handle, ObjectKind, encode
+from afferent.store.protocol.items import SealItem
+from afferent.types import CreateItem, Handle, ObjectKind, encode
 from tests.server import wait_until
 
 SHARES = {ObjectKind.RAW: 1.0}
@@ -67,7 +67,8 @@ def is_back(store: DaemonStore, segment: int = 2) -> bool:
 IN_A_CHILD = """
 import gc, os, sys
 from afferent.errors import NotPermitted
-from afferent.store.protocol.items import CreateItem, SealItem
+from afferent.store.protocol.items import SealItem
+from afferent.types import CreateItem
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind
 

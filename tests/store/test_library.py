@@ -29,8 +29,7 @@ from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
 from afferent.store.client.store import Store
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import CreateItem, ReserveItem
-from afferent.types import ContentKey, MiB, ObjectKind
+from afferent.types import ContentKey, CreateItem, MiB, ObjectKind, ReserveItem
 
 pytestmark = pytest.mark.timeout(60)
 

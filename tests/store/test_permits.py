@@ -9,12 +9,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from afferent.admission.permits import MAX_QUEUED, PermitRequest, PermitStatistics, Semaphores, Work
+from afferent.admission.shares import Share
 from afferent.errors import NoPermitLeft, NotPermitted
-from afferent.quota.permits import MAX_QUEUED, PermitRequest, PermitStatistics, Semaphores, Work
-from afferent.quota.shares import Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import CreateItem
-from afferent.types import Lease, ObjectKind
+from afferent.types import CreateItem, Lease, ObjectKind
 from tests.examples import examples
 from tests.store.pure_store import FRONTEND, KEY, KEY_2, OTHER, SECOND, WORKER, Store
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import CreateItem, Queue, ReserveItem, SealItem
+from afferent.store.protocol.items import Queue, SealItem
 from afferent.store.protocol.results import Order, Outcome
-from afferent.types import Handle
+from afferent.types import CreateItem, Handle, ReserveItem
 from tests.store.pure_store import (
     FEATURES,
     FRONTEND,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import CreateItem, SealItem
+from afferent.store.protocol.items import SealItem
 from afferent.store.protocol.results import (
     ClientInfo,
     Evicted,
@@ -15,7 +15,7 @@ from afferent.store.protocol.results import (
     Statistics,
     TenantInfo,
 )
-from afferent.types import Handle, ObjectKind
+from afferent.types import CreateItem, Handle, ObjectKind
 from tests.store.pure_store import (
     FEATURES,
     FRONTEND,

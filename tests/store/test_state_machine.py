@@ -10,23 +10,14 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import (
-    Claim,
-    CreateItem,
-    Find,
-    Join,
-    Queue,
-    ReserveItem,
-    SealItem,
-    Wanted,
-)
+from afferent.store.protocol.items import Claim, Find, Join, Queue, SealItem, Wanted
 from afferent.store.protocol.requests import Request
 from afferent.store.protocol.results import Order, Outcome
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.object import ObjectState
-from afferent.types import Failure, Handle, ObjectKind
+from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.examples import examples
 
 CAPACITY_NBYTES = 4096

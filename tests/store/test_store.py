@@ -29,18 +29,9 @@ from afferent.errors import (
 )
 from afferent.store.block import codec
 from afferent.store.client.local_store import LocalStore
-from afferent.store.protocol.items import (
-    Claim,
-    CreateItem,
-    Find,
-    Join,
-    Queue,
-    ReserveItem,
-    SealItem,
-    Wanted,
-)
+from afferent.store.protocol.items import Claim, Find, Join, Queue, SealItem, Wanted
 from afferent.store.protocol.results import Evicted, Outcome
-from afferent.types import Failure, Handle, KiB, MiB, ObjectKind
+from afferent.types import CreateItem, Failure, Handle, KiB, MiB, ObjectKind, ReserveItem
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, STORES, SharedDaemon
 
@@ -483,7 +474,7 @@ from afferent.errors import NotPermitted
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.local_store import LocalStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import CreateItem
+from afferent.types import CreateItem
 from afferent.types import ObjectKind
 
 def in_a_child(attempt):

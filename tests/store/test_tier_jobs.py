@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Claim, Fetch, Find, Queue, SealItem
 from afferent.store.protocol.results import Fetching, Keeping, ObjectInfo, Order, Outcome

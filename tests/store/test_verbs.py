@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from afferent.quota.shares import NAMELESS
+from afferent.admission.shares import NAMELESS
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.store import Store
 from afferent.store.client.verbs import Call, Verbs

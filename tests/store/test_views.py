@@ -32,9 +32,9 @@ from afferent.store.client.local_store import LocalStore
 from afferent.store.client.store import Store
 from afferent.store.client.views import DroppedPins
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import CreateItem, Find, ReserveItem, SealItem
+from afferent.store.protocol.items import Find, SealItem
 from afferent.store.protocol.requests import Get
-from afferent.types import Handle, KiB, MiB, ObjectKind, TensorSpec
+from afferent.types import CreateItem, Handle, KiB, MiB, ObjectKind, ReserveItem, TensorSpec
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, SHARES, STORES, SharedDaemon
 

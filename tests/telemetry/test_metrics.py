@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import afferent.engine.reference.kind
-import afferent.engine.vllm.kind
-import afferent.engine.vllm.plugin.counting  # as a frontend does, once an engine is chosen
-import afferent.serve.frontend
+import afferent.builtin.engine.kind
+import afferent.builtin.frontend
+import afferent.engines.vllm.kind
+import afferent.engines.vllm.plugin.counting  # as a frontend does, once an engine is chosen
 import afferent.tier.main  # noqa: F401 - and with them whatever declares a metric or a stage
 from afferent import errors
-from afferent.engine.metrics import engine_readings
-from afferent.engine.protocol import EngineStats
-from afferent.quota.permits import PermitStatistics
-from afferent.serve.apis.registry import APIS, by_path
-from afferent.serve.flow import counting
-from afferent.serve.flow.counting import AnswerTimes, count_lateness, count_request, count_stages
+from afferent.admission.permits import PermitStatistics
+from afferent.builtin.apis.registry import APIS, by_path
+from afferent.engines.metrics import engine_readings
+from afferent.engines.protocol import EngineStats
+from afferent.proxy import counting
+from afferent.proxy.counting import AnswerTimes, count_lateness, count_request, count_stages
 from afferent.store.client.metrics import store_readings
 from afferent.store.state.machine import StoreState
 from afferent.telemetry import exposition

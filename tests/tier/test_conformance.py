@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from afferent.conformance import CHECKS_OF_TIERS, NotConforming, check_tier
 from afferent.errors import TierUnavailable
-from afferent.testing import CHECKS_OF_TIERS, NotConforming, check_tier
 from afferent.tier.folder_tier import FolderTier
 from afferent.tier.protocol import Found, Tier, Value
 from afferent.tier.redis_tier import RedisTier

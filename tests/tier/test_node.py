@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer

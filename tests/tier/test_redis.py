@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import pytest
 
+from afferent.conformance import CHECKS_OF_TIERS, check_tier
 from afferent.errors import ConfigError, TierUnavailable
-from afferent.testing import CHECKS_OF_TIERS, check_tier
 from afferent.tier.protocol import PART_NBYTES, Value, Wanted
 from afferent.tier.redis_tier import RedisTier
 from afferent.tier.registry import open_tier, without_secrets

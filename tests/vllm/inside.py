@@ -24,14 +24,14 @@ from vllm.multimodal.inputs import (
 from vllm.multimodal.media import MediaWithBytes
 
 from afferent import keys
-from afferent.engine.references import Of
-from afferent.engine.vllm import items, place
-from afferent.engine.vllm.plugin import labels as plugin_labels
-from afferent.engine.vllm.plugin import probe
-from afferent.engine.vllm.plugin.arena import Arena
-from afferent.engine.vllm.plugin.embeddings import KeptEmbeddings
+from afferent.engines.references import Of
+from afferent.engines.vllm import items, place
+from afferent.engines.vllm.plugin import labels as plugin_labels
+from afferent.engines.vllm.plugin import probe
+from afferent.engines.vllm.plugin.arena import Arena
+from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.errors import FormatError
-from afferent.server.checks import BUILT_IN_MODELS
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 from tests.server import data_url
 
 TEXTS = (

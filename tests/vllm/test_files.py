@@ -10,7 +10,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.images import encoded, in_mode
 from tests.vllm.servers import SHAPES, Stock, supervised
 

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
+from afferent.conformance.images import draw_image
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.testing.images import draw_image
 from tests.images import encoded, photo
 from tests.server import Server, data_url, wait_until
 from tests.vllm.servers import TOOLS, supervised

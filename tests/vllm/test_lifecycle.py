@@ -26,7 +26,7 @@ pytestmark = pytest.mark.vllm
 
 SEED = 7
 _LONGEST_S = 120.0
-_OURS = (DAEMON, "afferent.preprocess.pool", "afferent.serve.frontend")
+_OURS = (DAEMON, "afferent.media.workers.pool", "afferent.proxy.frontend")
 
 
 @pytest.fixture(scope="module")

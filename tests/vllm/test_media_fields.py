@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from afferent.serve.upstream.media_locations import TABLE, paths_at
-from afferent.serve.upstream.tenancy import SALTED
+from afferent.proxy.media_locations import TABLE, paths_at
+from afferent.proxy.tenancy import SALTED
 from tests.vllm.servers import ENV, python
 
 pytestmark = pytest.mark.vllm

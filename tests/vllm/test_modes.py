@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import Server, data_url
 from tests.vllm.asking import ask_all
 from tests.vllm.questions import Question, Said

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afferent.testing.images import DrawnImage, draw_image
+from afferent.conformance.images import DrawnImage, draw_image
 from tests.larger import larger_model
 from tests.server import Server, data_url, wait_until
 from tests.tier.servers import RedisServer

@@ -6,7 +6,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from afferent.testing.images import draw_image
+from afferent.conformance.images import draw_image
 from tests.server import ask, data_url, wait_until
 from tests.telemetry.collector import Collector
 from tests.vllm.servers import supervised

@@ -7,7 +7,7 @@ For authors of engines. Each class can be used alone:
 - `EncoderCache` tracks the embeddings that the workers store.
 """
 
-from afferent.quota.shares import Share
+from afferent.admission.shares import Share
 from afferent.schedule.encoder_cache import EncoderCache, Plan
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import (

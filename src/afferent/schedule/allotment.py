@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from afferent.quota.turns import Turns
+from afferent.admission.turns import Turns
 from afferent.schedule.sequence import Sequence
 
 

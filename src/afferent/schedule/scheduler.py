@@ -6,8 +6,8 @@ Pure logic, events in and actions out:
 
 - **Decoding first.** One token of the step's budget is set aside for each decoding sequence, so
   that a burst of prompts does not delay running streams.
-- **Prompts share the rest.** Fair scheduling (`afferent.quota.turns`) follows the tenants' weights,
-  and a small prompt does not wait behind a large one.
+- **Prompts share the rest.** Fair scheduling (`afferent.admission.turns`) follows the tenants'
+  weights, and a small prompt does not wait behind a large one.
 - **Memory is first come, first served.** The earliest sequence has the first pick of the encoder
   cache and of the KV cache. If space is short, the latest sequence is preempted.
 - **Cost.** Work follows the running sequences and their windows, not all sequences that ever ran.
@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Sequence as Items
 from operator import attrgetter
 
+from afferent.admission.served import Served
+from afferent.admission.turns import Turns
 from afferent.errors import EncoderCacheFull, InvalidRequest
-from afferent.quota.served import Served
-from afferent.quota.turns import Turns
 from afferent.schedule.allotment import Allotment, allot
 from afferent.schedule.encoder_cache import EncoderCache
 from afferent.schedule.kv_cache import KvCache

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import InvalidPlaceholders, InvalidRequest, PromptTooLong
-from afferent.quota.shares import NAMELESS, Share
 from afferent.schedule.step import EncoderInput, Placed, Request
 from afferent.schedule.window import CrossAttentionIndex, WindowIndex
 

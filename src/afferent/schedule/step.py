@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import ConfigError
-from afferent.quota.shares import NAMELESS, Share
 from afferent.types import Placeholder
 
 UNLIMITED = 2**62

@@ -29,7 +29,7 @@ class RequestReport(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         what: Method and path.
-        where: Its current stage: one of `afferent.serve.flow.counting.PLACES`.
+        where: Its current stage: one of `afferent.proxy.counting.PLACES`.
         outcome: Empty while it runs; then ``ok``, ``client_gone``, or the code of an error.
         start_ns: By `time.monotonic_ns`, as `end_ns`, which is 0 while it runs.
         items: Number of items of each kind, with their outcome.

@@ -42,9 +42,9 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     items: list[str] = field(default_factory=list)
     media: str = "unread"
-    """Modality of the request's media: one of `afferent.serve.flow.counting.MEDIA`."""
+    """Modality of the request's media: one of `afferent.proxy.counting.MEDIA`."""
     where: str = "body"
-    """Current stage of the request: one of `afferent.serve.flow.counting.PLACES`."""
+    """Current stage of the request: one of `afferent.proxy.counting.PLACES`."""
     num_prompt_tokens: int = 0
     num_answer_tokens: int = 0
     digests: list[str] = field(default_factory=list)

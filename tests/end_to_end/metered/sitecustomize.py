@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 
-if "afferent.serve.frontend" in sys.orig_argv:
+if "afferent.builtin.frontend" in sys.orig_argv:
     import uvloop
 
     from tests import callbacks

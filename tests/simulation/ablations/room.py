@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from afferent.quota.earliest import Earliest
-from afferent.quota.permits import Semaphores
+from afferent.admission.earliest import Earliest
+from afferent.admission.permits import Semaphores
 from afferent.store.backing import Backing
 from afferent.store.state.budget import Budget
 from afferent.store.state.machine import StoreState

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from afferent.engine.reference.core.pins import Pins
+from afferent.builtin.engine.core.pins import Pins
 from afferent.errors import StoreRestarted
 from afferent.store.arena import ArenaMap
 from afferent.store.daemon import client_table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from afferent.quota.permits import PermitStatistics
+from afferent.admission.permits import PermitStatistics
 from afferent.store.protocol.results import KindStatistics, Statistics
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import Observed, observed

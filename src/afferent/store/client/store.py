@@ -16,10 +16,10 @@ from afferent.errors import AfferentError, DeadlineExceeded
 from afferent.store.block import codec
 from afferent.store.client.verbs import Call, Verbs
 from afferent.store.client.views import VIEWS, DroppedPins, Eventfd, View, open_view
-from afferent.store.protocol.items import CreateItem, SealItem
+from afferent.store.protocol.items import SealItem
 from afferent.store.protocol.replies import Reply, result_of
 from afferent.store.protocol.requests import NO_REPLY, Release, Request
-from afferent.types import Handle, ObjectKind
+from afferent.types import CreateItem, Handle, ObjectKind
 
 Result = TypeVar("Result")
 

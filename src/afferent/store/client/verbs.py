@@ -26,13 +26,13 @@ from typing import (
 
 from msgspec import Struct
 
+from afferent.admission.shares import Share
 from afferent.errors import NotPermitted
-from afferent.quota.shares import Share
 from afferent.store.arena import ArenaMap
 from afferent.store.block import codec
 from afferent.store.client.views import VIEWS, RequestViews
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import CreateItem, ReserveItem, SealItem, Wanted
+from afferent.store.protocol.items import SealItem, Wanted
 from afferent.store.protocol.refusals import listed
 from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.store.protocol.results import (
@@ -46,7 +46,7 @@ from afferent.store.protocol.results import (
     TenantInfo,
 )
 from afferent.telemetry.readings import Reading
-from afferent.types import Failure, Handle, ObjectKind, Span
+from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem, Span
 
 if TYPE_CHECKING:
     from afferent.store.client.async_store import AsyncDaemonStore

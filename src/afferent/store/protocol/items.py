@@ -6,11 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from afferent.types import Handle, KeyBytes, ObjectKind
+from afferent.types import Handle, KeyBytes, Nbytes, ObjectKind
 
 MAX_ITEMS = 4096
 
-Nbytes = Annotated[int, Meta(ge=1, le=2**48)]
 Payload = Annotated[bytes, Meta(max_length=4096)]
 Sources = Annotated[list[Handle], Meta(max_length=64)]
 
@@ -69,14 +68,6 @@ Wanted = Find | Join | Claim | Queue | Fetch
 """Item to acquire; the class defines how a missing object is handled."""
 
 
-class CreateItem(Struct, array_like=True, forbid_unknown_fields=True):
-    """Object to create; without a key, only its handle leads to it."""
-
-    kind: ObjectKind
-    nbytes: Nbytes
-    key: KeyBytes | None = None
-
-
 class SealItem(Struct, array_like=True, forbid_unknown_fields=True):
     """Object to seal.
 
@@ -88,10 +79,3 @@ class SealItem(Struct, array_like=True, forbid_unknown_fields=True):
     used_nbytes: Nbytes
     sources: Sources = []
     made_us: Annotated[int, Meta(ge=0, le=2**40)] = 0
-
-
-class ReserveItem(Struct, array_like=True, forbid_unknown_fields=True):
-    """Space for one object, rounded up like an object's block."""
-
-    kind: ObjectKind
-    nbytes: Nbytes

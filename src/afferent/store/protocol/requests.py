@@ -14,15 +14,8 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from afferent.quota.shares import Share
-from afferent.store.protocol.items import (
-    MAX_ITEMS,
-    CreateItem,
-    Nbytes,
-    ReserveItem,
-    SealItem,
-    Wanted,
-)
+from afferent.admission.shares import Share
+from afferent.store.protocol.items import MAX_ITEMS, SealItem, Wanted
 from afferent.store.protocol.results import (
     ClientInfo,
     Evicted,
@@ -35,12 +28,15 @@ from afferent.store.protocol.results import (
 )
 from afferent.telemetry.readings import MAX_METRICS, Reading
 from afferent.types import (
+    CreateItem,
     Failure,
     Handle,
     KeyBytes,
+    Nbytes,
     NonNegative,
     ObjectKind,
     RequestId,
+    ReserveItem,
     Span,
 )
 

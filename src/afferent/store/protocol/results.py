@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from afferent.quota.permits import PermitStatistics
+from afferent.admission.permits import PermitStatistics
 from afferent.store.protocol.items import Payload
 from afferent.types import Failure, Handle, KeyBytes, NonNegative, ObjectKind, Span
 

@@ -19,8 +19,8 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from afferent.admission.shares import NAMELESS, FairQueue, Share
 from afferent.errors import ArenaTooSmall, NotPermitted, Shortage, StoreError, StoreFull
-from afferent.quota.shares import NAMELESS, FairQueue, Share
 from afferent.types import ClientId, Lease, ObjectKind, Ticket
 
 Amounts = Mapping[ObjectKind, int]

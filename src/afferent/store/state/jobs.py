@@ -14,8 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from afferent.admission.shares import FairQueue, Share
 from afferent.errors import StoreError
-from afferent.quota.shares import FairQueue, Share
 from afferent.store.state.object import NewObject, StoredObject
 from afferent.types import ClientId, ContentKey, Lease, Span
 

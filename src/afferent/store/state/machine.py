@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
+from afferent.admission.permits import PermitRequest, Semaphores
+from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import AfferentError, ClientGone, NotPermitted, StaleHandle, StoreError
-from afferent.quota.permits import PermitRequest, Semaphores
-from afferent.quota.shares import NAMELESS, Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import CreateItem, ReserveItem
 from afferent.store.protocol.replies import Reply
 from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.store.protocol.results import (
@@ -42,7 +41,17 @@ from afferent.store.state.single_flight import SingleFlight
 from afferent.store.state.waiters import RELEASED
 from afferent.telemetry.aggregation import Aggregation
 from afferent.telemetry.readings import Reading
-from afferent.types import ClientId, ContentKey, Failure, Handle, Lease, ObjectKind, encode
+from afferent.types import (
+    ClientId,
+    ContentKey,
+    CreateItem,
+    Failure,
+    Handle,
+    Lease,
+    ObjectKind,
+    ReserveItem,
+    encode,
+)
 
 Replies = list[tuple[ClientId, Reply]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
-from afferent.quota.permits import Semaphores
-from afferent.quota.shares import Share
+from afferent.admission.permits import Semaphores
+from afferent.admission.shares import Share
 from afferent.store.protocol.results import (
     ClientInfo,
     KindStatistics,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import (
     AfferentError,
     NotPermitted,
@@ -22,7 +23,6 @@ from afferent.errors import (
     StoreRestarted,
     WorkerDied,
 )
-from afferent.quota.shares import NAMELESS, Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Claim, Fetch, Find, Join, Queue, Wanted
 from afferent.store.protocol.results import Outcome, Role

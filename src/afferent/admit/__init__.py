@@ -1,1 +1,0 @@
-"""Admission control: grant requests their bytes of the arena in fair order."""

@@ -1,0 +1,1 @@
+"""Built-in engine with its own APIs and its pipeline. No other package imports it."""

@@ -1,0 +1,132 @@
+"""Translation of the parameters common to all APIs: sampling, stops and chat template options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import structs
+
+from afferent.builtin.apis.schema import AnyRequest, ConversationRequest
+from afferent.builtin.pipeline.chat_template import RESERVED_NAMES
+from afferent.builtin.pipeline.request import GenerateRequest, TemplateOptions, TextPart
+from afferent.errors import InvalidRequest, Param
+
+_MAX_VARIABLES = 64
+_MAX_CHARACTERS = 16_384
+_MAX_DEPTH = 8
+_WHERE = "chat_template_kwargs"
+
+
+def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateRequest:
+    """Add the sampling, response format and stops, as far as all APIs share them.
+
+    Raises:
+        InvalidRequest: The response format is invalid.
+        UnsupportedParameter: The response format is not supported.
+    """
+    bias = request.logit_bias
+    stop_ids = request.stop_token_ids
+    return structs.replace(
+        generate,
+        top_p=request.top_p,
+        top_k=None if request.top_k is None else max(0, request.top_k),
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=None if bias is None else tuple(bias.items()),
+        seed=request.seed,
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        stop_token_ids=None if stop_ids is None else tuple(dict.fromkeys(stop_ids)),
+        includes_stop=bool(request.include_stop_str_in_output),
+        skips_special=request.skip_special_tokens is not False,
+        **request.form(),
+    )
+
+
+def with_template(
+    generate: GenerateRequest,
+    request: ConversationRequest,
+    *,
+    continues: bool = False,
+    effort: str | None = None,
+) -> GenerateRequest:
+    """Add the options of the chat template.
+
+    Args:
+        generate: Request with its messages.
+        continues: Whether the answer continues the last message, if the request does not say.
+        effort: Reasoning effort of the model: a variable for the chat template.
+
+    Raises:
+        InvalidRequest: Options are mutually exclusive, or do not fit the messages.
+    """
+    variables = request.chat_template_kwargs or {}
+    if effort is not None:
+        variables = {"reasoning_effort": effort, **variables}
+    begins, wish = request.add_generation_prompt, request.continue_final_message
+    goes_on = continues if wish is None else wish
+    if goes_on and begins:
+        raise InvalidRequest(
+            "an answer goes on with the last message, or begins one of its own: of "
+            "continue_final_message and add_generation_prompt only one can be true",
+            param="continue_final_message",
+        )
+    if goes_on:
+        _check_end(generate)
+    template = TemplateOptions(
+        variables=variables,
+        num_characters=_check_variables(variables),
+        begins_answer=not goes_on and begins is not False,
+        continues_last=goes_on,
+    )
+    return structs.replace(generate, template=template)
+
+
+def _check_end(generate: GenerateRequest) -> None:
+    last = generate.messages[-1]
+    if last.role != "assistant":
+        why = f"the last message is the {last.role}'s, and not the assistant's"
+    elif not last.parts or not isinstance(last.parts[-1], TextPart):
+        why = "the last message does not end with text"
+    else:
+        return
+    raise InvalidRequest(f"there is nothing to go on with: {why}", param=Param.MESSAGES)
+
+
+def _check_variables(variables: Mapping[str, Any]) -> int:
+    """Return the number of characters in the variables.
+
+    Raises:
+        InvalidRequest: There are too many, they are too long, or a client may not set one.
+    """
+    for name in variables:
+        if name in RESERVED_NAMES:
+            raise InvalidRequest(f"{name} is not set by {_WHERE}", param=_WHERE)
+    if len(variables) > _MAX_VARIABLES:
+        raise InvalidRequest(f"{_WHERE} has more than {_MAX_VARIABLES} names", param=_WHERE)
+    num_characters = sum(_sizes(variables, _MAX_DEPTH))
+    if num_characters > _MAX_CHARACTERS:
+        raise InvalidRequest(f"{_WHERE} has more than {_MAX_CHARACTERS} characters", param=_WHERE)
+    return num_characters
+
+
+def _sizes(value: Any, depth: int) -> Iterator[int]:
+    """Yield the number of characters of each text and number."""
+    if depth == 0:
+        raise InvalidRequest(f"{_WHERE} is nested more than {_MAX_DEPTH} deep", param=_WHERE)
+    match value:
+        case Mapping():
+            for name, each in value.items():
+                yield len(name)
+                yield from _sizes(each, depth - 1)
+        case list():
+            yield len(value)
+            for each in value:
+                yield from _sizes(each, depth - 1)
+        case str():
+            yield len(value)
+        case _:
+            yield len(str(value))

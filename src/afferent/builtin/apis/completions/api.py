@@ -1,0 +1,167 @@
+"""OpenAI completions: the answer continues a text or its tokens; there are no media."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from afferent.builtin.apis import forms, openai, parameters, schema
+from afferent.builtin.apis.asking import with_parameters
+from afferent.builtin.apis.openai import StreamOptions
+from afferent.builtin.pipeline.call import Answer, Call, ModelNames
+from afferent.builtin.pipeline.request import End, GenerateRequest, Output, TextDelta
+from afferent.errors import AfferentError, InvalidRequest, Param, UnsupportedParameter
+from afferent.media.body.received import ReceivedBody
+from afferent.proxy.dialects import OpenAIDialect
+from afferent.types import TokenId
+
+_DEFAULT_MAX_TOKENS = 16
+_DIALECT = OpenAIDialect(
+    name=parameters.COMPLETIONS,
+    path="/v1/completions",
+    id_prefix="cmpl-",
+    params={Param.MESSAGES: "prompt"},
+    names_error_events=False,
+)
+
+Text = str | list[Any]
+"""Prompt of a client: text, its tokens, or a list with one of these."""
+
+
+class CompletionRequest(schema.AnyRequest, kw_only=True):
+    prompt: Text
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    max_tokens: schema.MaxTokens | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    stop: openai.Stops | None = None
+    stream_options: StreamOptions | None = None
+    response_format: forms.OutputFormat | None = None
+    guided_json: forms.GivenSchema = UNSET
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+
+    def form(self) -> forms.Form:
+        """See `AnyRequest.form`."""
+        return forms.of_completions(self, super().form())
+
+
+class OpenAICompletions:
+    """Completions; see `afferent.builtin.apis.api.Api`."""
+
+    name, path = _DIALECT.name, _DIALECT.path
+    id_prefix = _DIALECT.id_prefix
+    request_type = CompletionRequest
+    media_keys = openai.MEDIA_KEYS
+    key_header = _DIALECT.key_header
+    besides = ()
+    example: Mapping[str, Any] = {"prompt": "The picture shows", "max_tokens": 16}
+
+    def __init__(self) -> None:
+        self._reader = schema.Reader(CompletionRequest, parameters.COMPLETIONS)
+
+    def parse(
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
+    ) -> Call:
+        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+        schema.check_all_taken(body.media, "prompt")
+        generate = GenerateRequest(
+            request_id=request_id,
+            prompt=read_prompt(asked.prompt),
+            max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS,
+            temperature=asked.temperature,
+            stop=openai.stops(asked.stop),
+            n=asked.n or 1,
+        )
+        reply = _Reply(asked, request_id)
+        generate = with_parameters(generate, asked)
+        return Call(generate, bool(asked.stream), reply, ignored=ignored)
+
+    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
+        return _DIALECT.error_body(error, request_id)
+
+
+def read_prompt(given: Text) -> str | tuple[int, ...]:
+    """Return the text or tokens of a prompt.
+
+    Raises:
+        InvalidRequest: It is neither text nor tokens.
+        UnsupportedParameter: There are several prompts.
+    """
+    if isinstance(given, list) and given and isinstance(given[0], str | list):
+        if len(given) > 1:
+            raise UnsupportedParameter("a request has one prompt", param="prompt")
+        (given,) = given
+    if isinstance(given, str):
+        text: str = given
+        return text
+    try:
+        token_ids = msgspec.convert(given, tuple[TokenId, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("a prompt is text, or a list of tokens", param="prompt") from error
+    if not token_ids:
+        raise InvalidRequest("a prompt has at least one token", param="prompt")
+    return token_ids
+
+
+class _Reply:
+    """Answer in completions; see `afferent.builtin.pipeline.call.Reply`."""
+
+    def __init__(self, asked: CompletionRequest, request_id: str) -> None:
+        options, self._request_id = asked.stream_options, request_id
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._head = {
+            "id": request_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+        self._ends: list[End] = []
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        choices = [_choice(i, answer.text, answer.end) for i, answer in enumerate(answers)]
+        usage = openai.usage([answer.end.usage for answer in answers])
+        return {**self._head, "choices": choices, "usage": usage}
+
+    def begin(self) -> list[bytes]:
+        return []
+
+    def output(self, output: Output) -> list[bytes]:
+        match output:
+            case TextDelta(text, index):
+                return [self._event([_choice(index, text, None)])]
+            case End():
+                self._ends.append(output)
+                return [self._event([_choice(output.index, "", output)])]
+        return []
+
+    def finish(self) -> list[bytes]:
+        done = [b"data: [DONE]\n\n"]
+        if self._with_usage:
+            done.insert(0, self._event([], openai.usage([end.usage for end in self._ends])))
+        return done
+
+    def fail(self, error: AfferentError) -> list[bytes]:
+        return [openai.frame(_DIALECT.error_body(error, self._request_id))]
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+        known = {"usage": usage} if self._with_usage else {}
+        return openai.frame({**self._head, "choices": choices, **known})
+
+
+def _choice(index: int, text: str, end: End | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": None if end is None else end.reason,
+        "stop_reason": None if end is None else end.stop,
+    }

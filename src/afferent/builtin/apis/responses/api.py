@@ -1,0 +1,168 @@
+"""OpenAI Responses: schema of requests, and their translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from afferent.builtin.apis import forms, openai, parameters, schema
+from afferent.builtin.apis.asking import with_parameters, with_template
+from afferent.builtin.apis.openai import OpenAIRequest
+from afferent.builtin.apis.responses.events import ResponsesReply
+from afferent.builtin.apis.responses.input import InputItem, read_input
+from afferent.builtin.apis.responses.kept import LOOKUPS
+from afferent.builtin.pipeline.call import Call, ModelNames
+from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, TextPart
+from afferent.errors import AfferentError
+from afferent.media.body.received import ReceivedBody
+from afferent.proxy.dialects import RESPONSES
+
+_FORMAT = "text.format"
+_LOGPROBS = "message.output_text.logprobs"
+
+_Include = Literal[
+    "message.output_text.logprobs",
+    # An answer contains none of these.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+]
+
+
+class _Reasoning(Struct):
+    effort: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class _Text(Struct, forbid_unknown_fields=True):
+    """Text settings; ``format`` is also repeated by the answer."""
+
+    format: Raw | UnsetType = UNSET
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+_format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
+
+
+class ResponsesRequest(OpenAIRequest, kw_only=True):
+    """Request; a parameter that is not supported is only accepted if it changes nothing."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
+    store: bool | None = True
+    max_output_tokens: schema.MaxTokens | None = None
+    include: Annotated[list[_Include], Meta(max_length=16)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16),
+        ]
+        | None
+    ) = None
+    reasoning: _Reasoning | None = None
+    text: _Text | None = None
+    # Repeated by the answer.
+    max_tool_calls: Any = None
+    parallel_tool_calls: Any = True
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    tool_choice: Any = None
+    user: Any = None
+
+    def form(self) -> forms.Form:
+        """See `AnyRequest.form`."""
+        given = UNSET if self.text is None else self.text.format
+        wanted = schema.read_part(_format_decoder, given, _FORMAT)
+        return forms.one_of(forms.of_format(wanted, _FORMAT), super().form())
+
+
+class OpenAIResponses:
+    """Responses; see `afferent.builtin.apis.api.Api`."""
+
+    name, path = RESPONSES.name, RESPONSES.path
+    id_prefix = RESPONSES.id_prefix
+    request_type = ResponsesRequest
+    media_keys = openai.MEDIA_KEYS
+    key_header = RESPONSES.key_header
+    besides = LOOKUPS
+    example: Mapping[str, Any] = {"input": "What is a star?"}
+
+    def __init__(self) -> None:
+        self._reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
+
+    def parse(
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
+    ) -> Call:
+        request, ignored = self._reader.read(
+            body.json, served=model, refuses_unknown=refuses_unknown
+        )
+        generate = GenerateRequest(
+            request_id=request_id,
+            messages=read_input(request.input, body),
+            max_tokens=request.max_output_tokens,
+            temperature=request.temperature,
+            stop=openai.stops(request.stop),
+            logprobs=_wanted_logprobs(request),
+        )
+        effort = request.reasoning.effort if request.reasoning is not None else None
+        instructions = request.instructions
+        return Call(
+            with_template(with_parameters(generate, request), request, effort=effort),
+            is_stream=bool(request.stream),
+            reply=ResponsesReply(request_id, _echo(request)),
+            instructions=Message("system", (TextPart(instructions),)) if instructions else None,
+            previous_id=request.previous_response_id,
+            is_kept=request.store is not False,
+            ignored=ignored,
+        )
+
+    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
+        return RESPONSES.error_body(error, request_id)
+
+
+def _wanted_logprobs(request: ResponsesRequest) -> Logprobs | None:
+    if request.top_logprobs is None and _LOGPROBS not in (request.include or []):
+        return None
+    return Logprobs(request.top_logprobs or 0, openai.scored_token)
+
+
+def _format(request: ResponsesRequest) -> Any:
+    given = UNSET if request.text is None else request.text.format
+    return {"type": "text"} if given is UNSET or bytes(given) == b"null" else given
+
+
+def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    """Return the fields that the answer repeats from the request, with defaults."""
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.store is not False,
+        "temperature": request.temperature,
+        "text": {"format": _format(request)},
+        "tool_choice": "none" if request.tool_choice == "none" else "auto",
+        "tools": [],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }

@@ -1,0 +1,217 @@
+"""Input of OpenAI Responses: translation of items and their parts to messages.
+
+Unknown keys of items and parts are ignored: clients send back the content of answers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from afferent.builtin.apis import schema
+from afferent.builtin.apis.file_kinds import kind_of_file, kind_of_name
+from afferent.builtin.apis.tool_calls import ToolCalls
+from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
+from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
+from afferent.items.request import Detail, MediaPart
+from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
+from afferent.types import Modality
+from afferent.wording import any_of
+
+
+class _InputText(Struct, tag="input_text"):
+    text: str
+
+
+class _OutputText(Struct, tag="output_text"):
+    text: str
+
+
+class _Refusal(Struct, tag="refusal"):
+    refusal: str
+
+
+class _InputImage(Struct, tag="input_image"):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail | Literal["original"] | None = None
+
+
+class _InputFile(Struct, tag="input_file"):
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: Annotated[str, Meta(max_length=1024)] | None = None
+    detail: Detail | None = None
+
+
+class _AudioData(Struct):
+    """Audio data; ``format`` is a hint, as the bytes decide."""
+
+    data: str
+    format: Annotated[str, Meta(pattern="^[a-z0-9]{1,8}$")]
+
+
+class _InputAudio(Struct, tag="input_audio"):
+    input_audio: _AudioData
+
+
+_Part = _InputText | _OutputText | _Refusal | _InputImage | _InputFile | _InputAudio
+
+
+_Content = str | Annotated[list[_Part], Meta(max_length=schema.MAX_PARTS)]
+
+
+class InputItem(Struct):
+    """Message, for which ``type`` may be omitted; or another item, with its type."""
+
+    type: Annotated[str, Meta(max_length=64)] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: _Content | None = None
+    # For tool calls and tool results. In other items they have other meanings.
+    name: Raw | UnsetType = UNSET
+    arguments: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+
+
+_name_decoder = msgspec.json.Decoder(schema.Name | None)
+_output_decoder = msgspec.json.Decoder(_Content | None)
+
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+def read_input(given: str | list[InputItem], body: ReceivedBody) -> tuple[Message, ...]:
+    """Translate the input of a request.
+
+    Args:
+        body: Body with the media that the items refer to.
+
+    Raises:
+        InvalidRequest: An item is not of the schema, or not allowed there.
+        UnsupportedParameter: An item, or a part of one, is known and not supported.
+    """
+    if isinstance(given, str):
+        given = [InputItem(role="user", content=given)]
+    reader = _Reader(body)
+    for index, item in enumerate(given):
+        reader.item(item, f"input[{index}]")
+    schema.check_all_taken(reader.media, "input")
+    return tuple(Message(role, tuple(parts)) for role, parts in reader.turns)
+
+
+class _Reader:
+    """Reader of items, to turns; media of an item are removed from ``media``."""
+
+    def __init__(self, body: ReceivedBody) -> None:
+        self.media: dict[str, RawMedia] = dict(body.media)
+        self._cut = body.cut
+        self.turns: list[tuple[Role, list[Part]]] = []
+        self._calls = ToolCalls()
+
+    def item(self, item: InputItem, where: str) -> None:
+        match item.type:
+            case "message":
+                self._message(item, where)
+            case "function_call":
+                self._call(item.name, item.arguments, where)
+            case "custom_tool_call":
+                self._call(item.name, item.input, where)
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(item.output, where)
+            case _:
+                raise UnsupportedParameter(
+                    f"items of type {item.type!r} are not supported", param=where
+                )
+
+    def _message(self, item: InputItem, where: str) -> None:
+        if item.role is None or item.content is None:
+            raise InvalidRequest("a message has a role and content", param=where)
+        role, parts = _ROLES[item.role], self._parts(item.content, f"{where}.content")
+        if role != "user" and any(isinstance(part, MediaPart) for part in parts):
+            raise InvalidRequest("media stand in messages of the user", param=where)
+        self.turns.append((role, parts))
+
+    def _call(self, name: Raw | UnsetType, arguments: Raw | UnsetType, where: str) -> None:
+        called = schema.read_part(_name_decoder, name, f"{where}.name")
+        if called is None:
+            raise InvalidRequest("a call of a tool has a name", param=where)
+        # The assistant's text and its tool calls are one turn, as in the other APIs.
+        if not self.turns or self.turns[-1][0] != "assistant":
+            self.turns.append(("assistant", []))
+        self._calls.write(self.turns[-1][1], called, arguments, where)
+
+    def _output(self, output: Raw | UnsetType, where: str) -> None:
+        said = schema.read_part(_output_decoder, output, f"{where}.output")
+        if said is None:
+            raise InvalidRequest("what a tool said is its output", param=where)
+        self.turns.append(("tool", self._parts(said, f"{where}.output")))
+
+    def _parts(self, content: _Content, where: str) -> list[Part]:
+        if isinstance(content, str):
+            return [TextPart(content)]
+        return [self._part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+    def _part(self, part: _Part, where: str) -> Part:
+        match part:
+            case _InputText(text) | _OutputText(text) | _Refusal(text):
+                return TextPart(text)
+            case _InputImage():
+                return self._image(part, where)
+            case _InputFile():
+                return self._file(part, where)
+            case _InputAudio(audio):
+                url = f"data:audio/{audio.format};base64,{audio.data}"  # too short to be cut out
+                return MediaPart(Modality.AUDIO, self.media.pop(audio.data, url))
+
+    def _image(self, part: _InputImage, where: str) -> MediaPart:
+        detail = part.detail or "auto"
+        if detail == "original":
+            raise UnsupportedParameter("the detail 'original' is not supported", param=where)
+        url = _only(where, image_url=part.image_url, file_id=part.file_id)
+        return MediaPart(Modality.IMAGE, self.media.pop(url, url), detail)
+
+    def _file(self, part: _InputFile, where: str) -> MediaPart:
+        url = _only(where, file_data=part.file_data, file_url=part.file_url, file_id=part.file_id)
+        if part.file_data is None:
+            kind = kind_of_name(part.filename or "") or kind_of_name(url)
+        else:
+            kind = kind_of_file(self._media_type(url, where), part.filename)
+        if kind is None:
+            raise UnsupportedMedia(
+                "a file is an image, audio or a video, by its media type or by its name",
+                param=where,
+            )
+        return MediaPart(kind, self.media.pop(url, url), part.detail or "auto")
+
+    def _media_type(self, url: str, where: str) -> str:
+        if url in self._cut:
+            return self._cut[url].media_type
+        head, comma, _ = url.partition(",")
+        if not comma or head[:5].lower() != "data:":
+            raise InvalidRequest("file_data is a data: URL of base64", param=where)
+        return head[5:].partition(";")[0]
+
+
+def _only(where: str, *, file_id: str | None, **urls: str | None) -> str:
+    """Return the only given URL.
+
+    Raises:
+        UnsupportedParameter: A file's id is given.
+        InvalidRequest: There is none, or more than one.
+    """
+    if file_id is not None:
+        raise UnsupportedParameter("files by id are not supported", param=f"{where}.file_id")
+    given = [url for url in urls.values() if url is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"{where} needs {any_of(urls)}", param=where)
+    return given[0]

@@ -1,0 +1,153 @@
+"""Decoding of a request's JSON by a schema, common to all APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from afferent.builtin.apis import forms
+from afferent.builtin.apis.names import ParameterNames
+from afferent.builtin.apis.wording import Bounds, bounds_of, in_words
+from afferent.builtin.pipeline.call import ModelNames
+from afferent.errors import InvalidRequest, ModelNotFound
+from afferent.media.body.raw import RawMedia
+from afferent.types import Bias, TokenId
+
+T = TypeVar("T")
+Request = TypeVar("Request", bound="AnyRequest")
+
+MAX_PARTS = 4096
+
+Name = Annotated[str, Meta(max_length=256)]
+MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
+Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class AnyRequest(Struct, kw_only=True):
+    """Fields common to requests of all APIs. Parameters without a field are checked by name."""
+
+    model: Name
+    stream: bool | None = False
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: forms.StructuredOutputs | None = None
+
+    def form(self) -> forms.Form:
+        """Return the structured output constraint.
+
+        Raises:
+            InvalidRequest: There are several, or one is invalid.
+            UnsupportedParameter: It is not supported.
+        """
+        return forms.of_structured_outputs(self.structured_outputs)
+
+
+class ConversationRequest(AnyRequest, kw_only=True):
+    """Request with messages, which the model's chat template renders."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class Reader(Generic[Request]):
+    """Reader of one API's requests."""
+
+    def __init__(self, request_type: type[Request], names: str) -> None:
+        """Create it.
+
+        Args:
+            names: API with the known parameters.
+        """
+        self._decoder = msgspec.json.Decoder(request_type)
+        self._bounds = bounds_of(request_type)
+        self._names = ParameterNames(names)
+
+    def read(
+        self, text: bytes, *, served: ModelNames, refuses_unknown: bool
+    ) -> tuple[Request, tuple[str, ...]]:
+        """Return the request, and the names of the ignored parameters.
+
+        Its ``model`` is replaced by the model's first name, as in answers.
+
+        Args:
+            served: Name or names of the model.
+            refuses_unknown: Refuse unknown parameters instead of ignoring them.
+
+        Raises:
+            InvalidRequest: It is not of the schema, or has an unknown parameter.
+            ModelNotFound: The request names another model.
+            UnsupportedParameter: An unsupported parameter has a value with an effect.
+        """
+        request = _decode(self._decoder, text, None, self._bounds)
+        names = (served,) if isinstance(served, str) else served
+        if request.model not in names:
+            raise model_not_found(request.model, names)
+        request.model = names[0]
+        given = _decode(_names_decoder, text, None)
+        return request, self._names.check(given, refuses_unknown=refuses_unknown)
+
+
+def model_not_found(asked: str, names: Sequence[str]) -> ModelNotFound:
+    """Return the error for a name that is none of the model's."""
+    known = " or ".join(map(repr, names))
+    return ModelNotFound(f"the model {asked!r} is not served here: {known} is", param="model")
+
+
+_names_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+def read_part(
+    decoder: msgspec.json.Decoder[T], part: msgspec.Raw | UnsetType, param: str
+) -> T | None:
+    """Decode a part of a request that is parsed only if it has a meaning.
+
+    Raises:
+        InvalidRequest: It is not of the schema.
+    """
+    return None if part is UNSET else _decode(decoder, part, param)
+
+
+def _decode(
+    decoder: msgspec.json.Decoder[T],
+    text: bytes | msgspec.Raw,
+    param: str | None,
+    bounds: Bounds | None = None,
+) -> T:
+    """Decode JSON by a schema.
+
+    Raises:
+        InvalidRequest: It is not JSON, or not of the schema; the message says where.
+    """
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        wrong = in_words(error, decoder.type, bounds or {}, within=param or "")
+        raise InvalidRequest(wrong.message, param=param or wrong.param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest("the body is not valid JSON", param=param) from error
+
+
+def check_all_taken(media: Mapping[str, RawMedia], param: str) -> None:
+    """Check that all media of the body were used.
+
+    Raises:
+        InvalidRequest: Some media are at places that the API does not define.
+    """
+    if media:
+        raise InvalidRequest("there are media where the API expects none", param=param)

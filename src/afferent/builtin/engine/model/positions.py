@@ -1,0 +1,71 @@
+"""Positions of tokens for the model's rotary embeddings.
+
+Positions are always passed to the model: its own memory of the last call belongs to the sequence
+that ran last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from afferent.builtin.engine.model.filling import FilledItem
+from afferent.types import Modality
+
+_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
+"""Types of media tokens in `transformers`; text tokens have type 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions of one sequence: those of its prompt, and the shift of the tokens after it.
+
+    Attributes:
+        prompt: ``(num_axes, length)``; no columns where each position equals its index.
+        shift: Added to the index of a token behind ``prompt``.
+        num_axes: 3 for models with multimodal rotary embeddings, and 1 for the others.
+    """
+
+    prompt: torch.Tensor
+    shift: int
+    num_axes: int
+
+    def between(self, start: int, end: int) -> torch.Tensor:
+        """Return the positions ``[start, end)``: ``(num_axes, end - start)``."""
+        known = self.prompt[:, start:end]
+        first = max(start, self.prompt.shape[1])
+        if first >= end:
+            return known
+        following = torch.arange(first, end).add_(self.shift).expand(self.num_axes, -1)
+        return torch.cat((known, following), dim=1) if first > start else following
+
+
+def positions_of(model: Any, token_ids: Sequence[int], items: Sequence[FilledItem]) -> Positions:
+    """Return the positions of a new sequence.
+
+    Args:
+        model: The model, with its language model's head.
+        token_ids: The whole prompt; tokens chosen after it may follow.
+        items: The items in prompt order.
+    """
+    num_axes = 3 if hasattr(model.model, "get_rope_index") else 1
+    if num_axes == 1 or not items:
+        return Positions(torch.empty((num_axes, 0), dtype=torch.int64), 0, num_axes)
+    types = torch.zeros((1, len(token_ids)), dtype=torch.int32)
+    grids: dict[str, list[NDArray[Any]]] = {}
+    for filled in items:
+        types[0, torch.from_numpy(filled.targets)] = _TYPES[filled.item.modality]
+        for name, grid in filled.item.grids.items():
+            grids.setdefault(name, []).append(grid)
+    joined = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in grids.items()}
+    input_ids = torch.tensor([token_ids])
+    prompt = model.model.get_rope_index(input_ids, mm_token_type_ids=types, **joined)[0][:, 0]
+    # The model's own shift counts on from its largest position, which a long video may have:
+    # `generate` counts on from the last token, and so does text within the prompt.
+    shift = int(prompt[:, -1].max()) + 1 - len(token_ids)
+    return Positions(prompt, shift, num_axes)

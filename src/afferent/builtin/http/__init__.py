@@ -1,0 +1,1 @@
+"""Endpoints of the built-in APIs."""

@@ -1,0 +1,133 @@
+"""HTTP application of a frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from afferent.admission.gate import Gate
+from afferent.builtin.apis.api import Api, Lookup, TokenCount
+from afferent.builtin.apis.registry import APIS, TOKENS, by_path
+from afferent.builtin.http.endpoint import Endpoint
+from afferent.builtin.http.lookups import lookup_route
+from afferent.builtin.http.openapi import document
+from afferent.builtin.http.status import Status
+from afferent.builtin.pipeline.conversations import History
+from afferent.builtin.pipeline.pipeline import Pipeline
+from afferent.errors import InvalidRequest
+from afferent.proxy.app_settings import AppSettings
+from afferent.proxy.auth import Access
+from afferent.proxy.dialects import NONE
+from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
+from afferent.runtime.heartbeat import Board
+
+_WORDS = {
+    404: "there is no such endpoint; GET /openapi.json lists them",
+    405: "the endpoint has no such method",
+}
+
+
+class Frontend:
+    """Endpoints over one `Pipeline`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        gate: Gate,
+        settings: AppSettings,
+        *,
+        apis: Sequence[Api] = APIS,
+        access: Access | None = None,
+        board: Board | None = None,
+    ) -> None:
+        """Create the endpoints.
+
+        Args:
+            access: Finds the tenant of a request; without it, no key is needed.
+            board: Heartbeat table of the server's processes, if there is one.
+        """
+        access = access or Access(pipeline.store)
+        history = History(pipeline.store)
+        status = Status(pipeline, access, settings.model_names, board)
+        self._cors_origins = settings.cors_origins
+        self._apis = by_path(apis, TOKENS)
+
+        def endpoint(api: Api) -> Endpoint:
+            return Endpoint(api, pipeline, gate, settings, access, history)
+
+        def routes(api: Api) -> Iterator[Route]:
+            own = endpoint(api)
+            yield Route(api.path, own.answer, methods=["POST"])
+            yield Route(f"{api.path}/render", own.render, methods=["POST"])
+            for each in api.besides:
+                match each:
+                    case TokenCount(api=counted, answer=answer):
+                        count = endpoint(counted).counting(answer)
+                        yield Route(counted.path, count, methods=["POST"])
+                    case Lookup():
+                        yield lookup_route(each, api, history, access)
+
+        self._routes = [
+            *(route for api in apis for route in routes(api)),
+            *(
+                Route(each.api.path, endpoint(each.api).counting(each.answer), methods=["POST"])
+                for each in TOKENS
+            ),
+            *status.routes(),
+            Route("/openapi.json", self._describe),
+        ]
+        self._document = document(
+            self._routes,
+            self._apis,
+            streamed=[api.path for api in apis],
+            model_name=settings.model_name,
+            has_keys=access.has_keys,
+        )
+
+    def app(self) -> Starlette:
+        app = Starlette(
+            routes=self._routes,
+            middleware=self._middleware(),
+            exception_handlers={HTTPException: self._refuse},
+        )
+        # A redirect would follow the client's own `Host`, before it has shown a key.
+        app.router.redirect_slashes = False
+        return app
+
+    def _middleware(self) -> list[Middleware]:
+        """Return the middleware that answers CORS requests of browsers."""
+        if not self._cors_origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=self._cors_origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "request-id", "retry-after", IGNORED],
+                max_age=600,
+            )
+        ]
+
+    async def _describe(self, _: Request) -> Response:
+        """This document."""
+        return json_answer(self._document)
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Return the router's refusal in the same format as every other refusal."""
+        status, headers = 500, None
+        if isinstance(error, HTTPException):
+            status, headers = error.status_code, error.headers
+        refused = InvalidRequest(_WORDS.get(status, "the request was refused"))
+        api = self._apis.get(path_of(request), NONE)
+        request_id = new_id(api.id_prefix)
+        answer = refusal(refused, request_id, api, status=status)
+        answer.headers.update(headers or {})
+        return answer

@@ -1,0 +1,1 @@
+"""Pipeline of a request of the built-in APIs: messages to tokens, tokens to text."""

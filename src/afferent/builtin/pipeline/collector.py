@@ -1,0 +1,45 @@
+"""Collector of answers from their pieces."""
+
+from __future__ import annotations
+
+from afferent.builtin.pipeline.call import Answer
+from afferent.builtin.pipeline.request import End, Output, PromptInfo, ScoredToken, TextDelta
+from afferent.errors import InternalError
+
+
+class AnswerCollector:
+    """Collects all outputs of a request's ``n`` answers. Pure.
+
+    Invariants:
+        - Each answer has at most one end, and its pieces are in order of arrival.
+    """
+
+    def __init__(self, num_answers: int = 1) -> None:
+        self._texts: list[list[str]] = [[] for _ in range(num_answers)]
+        self._tokens: list[list[ScoredToken]] = [[] for _ in range(num_answers)]
+        self._ends: dict[int, End] = {}
+        self.digests: tuple[bytes, ...] = ()
+        """Digests of the prompt's media."""
+
+    def add(self, output: Output) -> None:
+        match output:
+            case PromptInfo(digests):
+                self.digests = digests
+            case TextDelta(text, index, logprobs):
+                self._texts[index].append(text)
+                self._tokens[index] += logprobs
+            case End():
+                self._ends[output.index] = output
+
+    def complete(self) -> list[Answer]:
+        """Return the complete answers.
+
+        Raises:
+            InternalError: One of them has no end.
+        """
+        if len(self._ends) != len(self._texts):
+            raise InternalError("an answer has no end")
+        return [
+            Answer("".join(text), self._ends[index], tuple(tokens))
+            for index, (text, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
+        ]

@@ -1,0 +1,129 @@
+"""Conversion of an engine's tokens to pieces of an answer, and merging of several answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from afferent.builtin.pipeline.prompt import Detokenizer
+from afferent.builtin.pipeline.request import (
+    End,
+    Output,
+    ScoredToken,
+    TextDelta,
+    Usage,
+    WriteScored,
+)
+from afferent.builtin.pipeline.stops import StopMatcher
+from afferent.engines.protocol import Tokens
+from afferent.types import TokenLogprobs
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class AnswerWriter:
+    """Writer of one of a request's answers; no I/O.
+
+    Text may come later than its tokens, while it may begin a stop string or is a part of a
+    character. Log-probabilities do not wait for it: each token's entry from ``write_scored`` is
+    sent once, when the token arrives, also for the tokens of a stop string.
+    """
+
+    index: int
+    num_prompt_tokens: int
+    detokenizer: Detokenizer
+    matcher: StopMatcher
+    write_scored: WriteScored | None = None
+    min_tokens: int = 0
+    """Minimum tokens before a stop string ends the answer."""
+    stop_token_ids: tuple[int, ...] = ()
+    num_tokens: int = field(default=0, init=False)
+
+    def feed(self, tokens: Tokens) -> list[Output]:
+        """Return the next piece; and the end, if a stop string was met."""
+        text = self._text(tokens.token_ids)
+        scored: tuple[ScoredToken, ...] = ()
+        if (write := self.write_scored) is not None:
+            scored = tuple(
+                self._scored(write, token, logprobs)
+                for token, logprobs in zip(tokens.token_ids, tokens.logprobs, strict=False)
+            )
+        outputs: list[Output] = [TextDelta(text, self.index, scored)] if text or scored else []
+        if self.matcher.met is not None:
+            outputs.append(self._end("stop", self.matcher.met))
+        return outputs
+
+    def finish(
+        self, reason: Literal["stop", "length"], token_id: int | None = None
+    ) -> list[Output]:
+        """Return the rest, when the engine has ended the answer.
+
+        Args:
+            token_id: Token that ended it, if the engine reports one.
+        """
+        text = self.matcher.flush()
+        if token_id is not None and self.matcher.is_included:
+            self.num_tokens += 1
+            text += self.detokenizer.feed([token_id])
+        text += self.detokenizer.flush()
+        rest: list[Output] = [TextDelta(text, self.index)] if text else []
+        return [*rest, self._end(reason, token_id if token_id in self.stop_token_ids else None)]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        num_early = min(max(0, self.min_tokens - self.num_tokens), len(token_ids))
+        self.num_tokens += len(token_ids)
+        early, others = token_ids[:num_early], token_ids[num_early:]
+        text = self.matcher.feed(self.detokenizer.feed(early), may_end=False) if early else ""
+        return text + (self.matcher.feed(self.detokenizer.feed(others)) if others else "")
+
+    def _end(self, reason: Literal["stop", "length"], stop: str | int | None = None) -> End:
+        return End(reason, Usage(self.num_prompt_tokens, self.num_tokens), self.index, stop)
+
+    def _scored(self, write: WriteScored, token: int, logprobs: TokenLogprobs) -> ScoredToken:
+        text_of = self.detokenizer.text_of
+        top = [(text_of(other), logprob) for other, logprob in logprobs.top]
+        return write(text_of(token), logprobs.logprob, top)
+
+
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield the values of all streams as they arrive; close all at the end, or when one fails."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for value in only:
+                yield value
+        return
+    arrived: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
+    # One value at a time waits for the reader. Ends do not wait, as the reader may have stopped.
+    room = asyncio.Semaphore(1)
+
+    async def forward(stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream) as values:
+                async for value in values:
+                    await room.acquire()
+                    arrived.put_nowait((value,))
+        except Exception as error:
+            arrived.put_nowait(error)
+        else:
+            arrived.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            match await arrived.get():
+                case (value,):
+                    room.release()
+                    yield value
+                case Exception() as error:
+                    raise error
+                case None:
+                    num_running -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

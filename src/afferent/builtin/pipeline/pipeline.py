@@ -1,0 +1,335 @@
+"""Path of every request: media to handles, messages to tokens, tokens to text.
+
+All pins of a request in the store are under its own id. One message releases them all, wherever
+the request ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from afferent.builtin.pipeline import capabilities
+from afferent.builtin.pipeline.generate import AnswerWriter, merge
+from afferent.builtin.pipeline.prompt import Prompt, PromptBuilder
+from afferent.builtin.pipeline.request import (
+    End,
+    GenerateRequest,
+    Output,
+    PromptInfo,
+    Rendered,
+    RenderedItem,
+    SamplingDefaults,
+    TextPart,
+)
+from afferent.builtin.pipeline.stops import StopMatcher
+from afferent.engines.protocol import Accepted, Engine, EngineInfo, EngineRequest, Finished, Tokens
+from afferent.errors import (
+    EngineUnavailable,
+    InternalError,
+    InvalidForm,
+    InvalidRequest,
+    Param,
+    PromptTooLong,
+)
+from afferent.items.stage import ItemStage
+from afferent.media.families.plan import Prompt as ItemPrompt
+from afferent.proxy import counting
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.registry import counter
+from afferent.telemetry.trace import Trace
+from afferent.types import Item, Modality, Sampling
+
+_LONG_TEXT = 8_000  # characters; longer texts are templated and tokenized in a thread
+_PART_CHARACTERS = 8  # minimum cost of a message or part, in characters
+_PROMISE = "the engine breaks promise 1 of an engine: `Accepted` comes once, and first"
+
+
+TOKENS = counter(
+    "afferent_tokens_total",
+    "Tokens of prompts and of answers",
+    kind=("prompt", "completion"),
+)
+
+
+class Pipeline:
+    """Runs requests against one store and one engine."""
+
+    def __init__(
+        self,
+        *,
+        store: AsyncDaemonStore,
+        engine: Engine,
+        prompts: PromptBuilder,
+        items: ItemStage,
+        sampling: SamplingDefaults,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self._prompts = prompts
+        self._items = items
+        self._sampling = sampling
+
+    async def run(self, request: GenerateRequest, trace: Trace) -> AsyncGenerator[Output, None]:
+        """Yield `PromptInfo`, then pieces of text and the `End` of each answer.
+
+        Closing the iterator early aborts the request.
+
+        Raises:
+            InvalidRequest: Something in the request is invalid.
+            Unavailable: Try again.
+        """
+        if self.engine.info is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        self._items.check(request.items)
+        capabilities.check(self.engine.info, request)
+        hold = _Hold(self.store, request.request_id, request.n)
+        try:
+            engine_request, info = await self._prepare(request, trace)
+            trace.where = "engine"
+            yield info
+            answers = self._answers(request, engine_request, hold, trace)
+            async with aclosing(merge(answers)) as outputs:
+                async for output in outputs:
+                    yield output
+        except InvalidForm as error:  # an engine does not know the API's parameters
+            raise InvalidForm(error.message, param=request.form_param) from error
+        finally:
+            hold.drop()
+            counting.count_stages(trace)
+
+    async def render(
+        self, request: GenerateRequest, trace: Trace, *, with_features: bool
+    ) -> Rendered:
+        """Return the prompt for the engine, without running it.
+
+        Images are placed by their headers alone. Features are made only if they are requested, or
+        if the length of a video or audio clip is needed.
+
+        Raises:
+            InvalidRequest: Something in the request is invalid.
+            Unavailable: Try again.
+        """
+        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        self._items.check(request.items)
+        try:
+            found = await self._items.read(request.items, trace)
+            with found.awaited():
+                sizes: list[int | None] = [None] * len(found.in_order)
+                prompts = found.prompts
+                if prompts is None or with_features:
+                    ready = await self._items.prepare(request.request_id, found, trace)
+                    prompts = [item.prompt for item in ready]
+                    if with_features:
+                        sizes = [item.handle.nbytes for item in ready]
+                prompt, _ = await self._prompt(request, prompts, trace)
+                items = [
+                    RenderedItem(item.modality, item.key.hex(), placeholder, nbytes)
+                    for item, placeholder, nbytes in zip(
+                        found.in_order, prompt.placeholders, sizes, strict=True
+                    )
+                ]
+                info, given = self.engine.info, request.prompt
+                return Rendered(
+                    prompt.token_ids,
+                    items,
+                    info.max_model_len if info is not None else 0,
+                    self._prompts.text_of(given) if isinstance(given, tuple) else "",
+                )
+        finally:
+            self.store.forget(request.request_id)
+
+    async def _prepare(
+        self, request: GenerateRequest, trace: Trace
+    ) -> tuple[EngineRequest, PromptInfo]:
+        """Return the engine's request; the features are pinned under the request."""
+        request_id = request.request_id
+        found = await self._items.read(request.items, trace)
+        with found.awaited():
+            if (prompts := found.prompts) is not None:
+                # Too long prompts are refused before any work is done.
+                prompt, sampling = await self._prompt(request, prompts, trace)
+                ready = await self._items.prepare(request_id, found, trace)
+            else:
+                ready = await self._items.prepare(request_id, found, trace)
+                prompts = [item.prompt for item in ready]
+                prompt, sampling = await self._prompt(request, prompts, trace)
+        items = [
+            Item(part.modality, item.key, item.handle, placeholder)
+            for part, item, placeholder in zip(
+                request.media, ready, prompt.placeholders, strict=True
+            )
+        ]
+        engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling, request.share)
+        digests = tuple(item.digest for item in found.in_order)
+        return engine_request, PromptInfo(digests, len(prompt.token_ids))
+
+    def _answers(
+        self,
+        request: GenerateRequest,
+        engine_request: EngineRequest,
+        hold: _Hold,
+        trace: Trace,
+    ) -> list[AsyncGenerator[Output, None]]:
+        """Submit one engine request for each answer; all share the same items."""
+        TOKENS.labels("prompt").inc(len(engine_request.token_ids))
+        trace.num_prompt_tokens = len(engine_request.token_ids)
+        return [
+            self._generate(
+                msgspec.structs.replace(
+                    engine_request,
+                    request_id=f"{request.request_id}-{index}" if index else request.request_id,
+                    sampling=_sampling_of(engine_request.sampling, index),
+                    answer_of=request.request_id if request.n > 1 else "",
+                    num_answers=request.n,
+                ),
+                self._writer(request, engine_request, index),
+                hold,
+                trace,
+            )
+            for index in range(request.n)
+        ]
+
+    def _writer(
+        self, request: GenerateRequest, engine_request: EngineRequest, index: int
+    ) -> AnswerWriter:
+        return AnswerWriter(
+            index,
+            len(engine_request.token_ids),
+            self._prompts.detokenizer(skips_special=request.skips_special),
+            StopMatcher(request.stop, request.includes_stop),
+            request.logprobs.write if request.logprobs is not None else None,
+            engine_request.sampling.min_tokens,
+            engine_request.sampling.stop_token_ids,
+        )
+
+    async def _generate(
+        self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
+    ) -> AsyncGenerator[Output, None]:
+        """Yield the outputs of one answer.
+
+        Raises:
+            InternalError: The engine does not send `Accepted` exactly once, and first.
+        """
+        start_ns, times = time.monotonic_ns(), counting.AnswerTimes(trace)
+        is_accepted = False
+        try:
+            async with aclosing(self.engine.submit(engine_request)) as events:
+                async for event in events:
+                    if isinstance(event, Accepted) is is_accepted:
+                        raise InternalError(_PROMISE)
+                    match event:
+                        case Accepted():
+                            is_accepted = True
+                            hold.accepted()
+                            continue
+                        case Tokens(token_ids, spans):
+                            times.tokens(len(token_ids), now_ns=time.monotonic_ns())
+                            trace.add(spans)
+                            if writer.num_tokens == 0:
+                                trace.stage(start_ns, "first_token")
+                            outputs = writer.feed(event)
+                        case Finished(reason, spans, token_id):
+                            trace.add(spans)
+                            outputs = writer.finish(reason, token_id)
+                    for output in outputs:
+                        yield output
+                    if outputs and isinstance(outputs[-1], End):
+                        return
+        finally:
+            times.end()
+            TOKENS.labels("completion").inc(writer.num_tokens)
+            trace.num_answer_tokens += writer.num_tokens
+
+    async def _prompt(
+        self, request: GenerateRequest, written: Sequence[ItemPrompt], trace: Trace
+    ) -> tuple[Prompt, Sampling]:
+        """Return the prompt's tokens and the sampling.
+
+        Raises:
+            PromptTooLong: The prompt and the requested answer exceed the model's context.
+        """
+        if self.engine.info is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        info = self.engine.info
+        limit = info.max_model_len
+        start_ns = time.monotonic_ns()
+        texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
+        num_characters = sum(len(part.text) for part in texts) + request.template.num_characters
+        num_characters += len(request.prompt or "")
+        # Tokenizing costs time and memory; too long texts are refused by their length.
+        if num_characters > limit * self._prompts.max_token_characters:
+            raise PromptTooLong(
+                f"the text has {num_characters} characters; the model has room for {limit} tokens",
+                param=Param.MESSAGES,
+            )
+        num_parts = len(request.messages) + len(texts)
+        if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
+            prompt = self._build(request, written)
+        else:
+            prompt = await asyncio.to_thread(self._build, request, written)
+        num_tokens = len(prompt.token_ids)
+        trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
+        room = limit - num_tokens
+        max_tokens = room if request.max_tokens is None else request.max_tokens
+        if room < 1 or max_tokens > room:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and {max(max_tokens, 1)} were asked for; "
+                f"the model has room for {limit} in all",
+                param=Param.MESSAGES,
+            )
+        sampling = self._sampling.apply(request, max_tokens=max_tokens)
+        return prompt, capabilities.within(info, sampling)
+
+    def _build(self, request: GenerateRequest, written: Sequence[ItemPrompt]) -> Prompt:
+        if request.prompt is None:
+            return self._prompts.build(
+                request.messages, written, request.template, tenant=request.tenant
+            )
+        tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
+        if not tokens:
+            raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
+        return Prompt(tokens, [])
+
+    def modalities(self, info: EngineInfo) -> list[Modality]:
+        """Return the modalities of requests that this engine and the model support."""
+        return [each for each in info.modalities if self._items.takes(each)]
+
+    async def close(self) -> None:
+        await self._items.close()
+
+
+class _Hold:
+    """Pins of a request in the store, until the engine has pins for all of its answers.
+
+    Invariants:
+        - The pins are released once: after the last acceptance, or at the end of the request.
+    """
+
+    def __init__(self, store: AsyncDaemonStore, request_id: str, num_answers: int) -> None:
+        self._store, self._request_id = store, request_id
+        self._num_waiting = num_answers
+
+    def accepted(self) -> None:
+        """Count an answer for which the engine has its own pins."""
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._store.forget(self._request_id)
+
+    def drop(self) -> None:
+        """Release the pins at the end of the request, also after an error."""
+        if self._num_waiting:
+            self._num_waiting = 0
+            self._store.forget(self._request_id)
+
+
+def _sampling_of(sampling: Sampling, index: int) -> Sampling:
+    """Return sampling with a seed of its own for each answer: they differ and are reproducible."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + index)

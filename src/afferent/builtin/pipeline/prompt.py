@@ -1,0 +1,318 @@
+"""Conversion of messages to prompt tokens, and of answer tokens to text.
+
+It uses `tokenizers` and Jinja directly: `transformers` would load torch, with 300 MB and three
+seconds, in every frontend.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from afferent.builtin.pipeline.chat_template import STAND_IN, ChatTemplate
+from afferent.builtin.pipeline.prompt_memory import PromptMemory
+from afferent.builtin.pipeline.request import Message, SamplingDefaults, TemplateOptions, TextPart
+from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
+from afferent.items.request import MediaPart
+from afferent.media.families.family import Family, MediaTokens, read_json
+from afferent.media.families.plan import Prompt as ItemPrompt
+from afferent.media.families.tokenizer import read_tokenizer
+from afferent.types import Modality, Placeholder
+
+_MAX_PIECES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Prompt tokens with one placeholder for each item, in the items' order."""
+
+    token_ids: list[int]
+    placeholders: list[Placeholder]
+
+
+class PromptBuilder:
+    """Chat template and tokenizer of one model."""
+
+    def __init__(self, folder: Path, family: Family) -> None:
+        """Read the model's folder.
+
+        Raises:
+            ConfigError: The folder has no usable tokenizer or chat template.
+        """
+        self._tokenizer = read_tokenizer(folder)
+        # For clients' text that spells out special tokens: there they are plain text.
+        self._plain_tokenizer = copy.deepcopy(self._tokenizer)
+        self._plain_tokenizer.encode_special_tokens = True
+        # Tokens of media are not special in every model, but clients must not write them in any.
+        media = {token for tokens in family.tokens.values() for token in _ids(tokens)}
+        written = [name for name in map(self._tokenizer.id_to_token, media) if name is not None]
+        self._plain_tokenizer.add_special_tokens(
+            [AddedToken(name, special=True) for name in written]
+        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = [token.content for token in added.values() if token.special]
+        self._special = tuple(dict.fromkeys([*special, *written]))
+        self._tokens = family.tokens
+        self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
+        self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
+        """Upper bound of the characters in one token."""
+        self._template = ChatTemplate(folder)
+        self._memory = PromptMemory(self._marked)
+        self._pieces: dict[str, list[int]] = {}
+
+    def build(
+        self,
+        messages: Sequence[Message],
+        written: Sequence[ItemPrompt],
+        options: TemplateOptions | None = None,
+        *,
+        tenant: str = "",
+    ) -> Prompt:
+        """Return the prompt's tokens, with each item's marker expanded to its tokens.
+
+        Args:
+            written: Form of each item in the prompt, in order.
+            tenant: Tenant of the messages.
+
+        Raises:
+            InvalidRequest: The model's chat template refuses the messages.
+        """
+        options = options or TemplateOptions()
+        marked = (
+            self._memory.tokens(messages, options, tenant=tenant)
+            if self._template.is_constant
+            else self._marked(messages, options)
+        )
+        # A template may move items before the text, but not past others of their kind.
+        media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
+        waiting: dict[Modality, deque[int]] = {kind: deque() for kind in self._tokens}
+        for index, part in enumerate(media):
+            waiting[part.modality].append(index)
+        token_ids: list[int] = []
+        placeholders: dict[int, Placeholder] = {}
+        for token in marked:
+            kind = self._modality_of.get(token)
+            if kind is None:
+                token_ids.append(token)
+            elif not waiting[kind]:
+                raise InternalError("the chat template names an item that there is not")
+            else:
+                index = waiting[kind].popleft()
+                placeholders[index] = self._open(kind, written[index], token_ids)
+        if len(placeholders) != len(media):
+            raise InternalError("the chat template does not name each item once")
+        return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
+
+    def _marked(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        """Return the tokens of messages, with each item's marker."""
+        quoted: list[str] = []
+        rendered = self._template.render(
+            [self._as_dict(message, quoted) for message in messages],
+            self._quote_in(options.variables, quoted),
+            begins_answer=options.begins_answer,
+            continues_last=options.continues_last,
+        )
+        return self._encode(rendered, quoted)
+
+    def can_show(self, kind: Modality) -> bool:
+        """Whether the chat template places an item of this modality in the prompt."""
+        asked = Message("user", (MediaPart(kind, ""), TextPart("?")))
+        try:
+            self.build([asked], [(1,)])
+        except (InternalError, InvalidRequest):
+            return False
+        return True
+
+    def plain(self, given: str | Sequence[int], *, adds_special: bool = True) -> list[int]:
+        """Return the tokens of a text that is the whole prompt; special tokens are parsed.
+
+        Raises:
+            InvalidRequest: It contains a token of media.
+        """
+        token_ids = list(
+            self._tokenizer.encode(given, add_special_tokens=adds_special).ids
+            if isinstance(given, str)
+            else given
+        )
+        of_media = {token for tokens in self._tokens.values() for token in _ids(tokens)}
+        if not of_media.isdisjoint(token_ids):
+            raise InvalidRequest(
+                "media stand in messages: a prompt of text has no tokens of theirs",
+                param=Param.MESSAGES,
+            )
+        return token_ids
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of all tokens, including special ones."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def _open(self, kind: Modality, written: ItemPrompt, token_ids: list[int]) -> Placeholder:
+        """Append the tokens of an item; return its range of embedding rows."""
+        first = last = len(token_ids)
+        for piece in written:
+            if isinstance(piece, str):
+                token_ids += self._piece_ids(piece)
+            else:
+                first = first if last > first else len(token_ids)
+                token_ids += [self._tokens[kind].embed] * piece
+                last = len(token_ids)
+        return Placeholder(first, last - first)
+
+    def _piece_ids(self, piece: str) -> list[int]:
+        """Return the tokens of a family's own text around items, cached: such texts are few."""
+        known = self._pieces.get(piece)
+        if known is None:
+            if len(self._pieces) >= _MAX_PIECES:  # such as the times of very many frames
+                self._pieces.clear()
+            known = self._tokenizer.encode(piece, add_special_tokens=False).ids
+            self._pieces[piece] = known
+        return known
+
+    def detokenizer(self, *, skips_special: bool = True) -> Detokenizer:
+        return Detokenizer(self._tokenizer, skips_special=skips_special)
+
+    def _as_dict(self, message: Message, quoted: list[str]) -> dict[str, Any]:
+        content = []
+        for part in message.parts:
+            match part:
+                case MediaPart(modality):
+                    content.append({"type": str(modality)})
+                case TextPart(text):
+                    content.append({"type": "text", "text": self._quote(text, quoted)})
+        is_known = message.role != "tool" or self._template.has_tool_role
+        return {"role": message.role if is_known else "user", "content": content}
+
+    def _quote(self, text: str, quoted: list[str]) -> str:
+        """Return ``text``, or a placeholder for it if it spells out a special token."""
+        if not any(special in text for special in self._special) and STAND_IN not in text:
+            return text
+        quoted.append(text)
+        return f"{STAND_IN}{len(quoted) - 1}{STAND_IN}"
+
+    def _quote_in(self, value: Any, quoted: list[str]) -> Any:
+        """Quote all text within a value, which is not deeply nested."""
+        match value:
+            case str():
+                return self._quote(value, quoted)
+            case Mapping():
+                return {
+                    self._quote(key, quoted): self._quote_in(each, quoted)
+                    for key, each in value.items()
+                }
+            case list():
+                return [self._quote_in(each, quoted) for each in value]
+        return value
+
+    def _encode(self, rendered: str, quoted: list[str]) -> list[int]:
+        token_ids: list[int] = []
+        for index, piece in enumerate(rendered.split(STAND_IN)):
+            if index % 2:
+                encoding = self._plain_tokenizer.encode(
+                    quoted[int(piece)], add_special_tokens=False
+                )
+            else:
+                encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            token_ids += encoding.ids
+        return token_ids
+
+
+def _ids(tokens: MediaTokens) -> tuple[int, ...]:
+    """Return the existing tokens: an encoder-decoder model has none in its prompt."""
+    return tuple(token for token in (tokens.marker, tokens.embed) if token >= 0)
+
+
+class Detokenizer:
+    """Conversion of tokens to text, piece by piece: a character comes with its last token."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skips_special: bool = True) -> None:
+        """Create it; with ``skips_special``, special tokens produce no text."""
+        self._tokenizer, self._skips_special = tokenizer, skips_special
+        self._stream = DecodeStream(skip_special_tokens=skips_special)
+        self._waiting: list[int] = []
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self._feed, token_ids))
+
+    def flush(self) -> str:
+        """Return U+FFFD for a character whose last token does not come."""
+        waiting, self._waiting = self._waiting, []
+        return self._tokenizer.decode(waiting, skip_special_tokens=self._skips_special)
+
+    def _feed(self, token_id: int) -> str:
+        self._waiting.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # has no class of its own: the bytes now decode to other text than before
+            self._stream = DecodeStream(ids=[token_id], skip_special_tokens=self._skips_special)
+            return self.flush()
+        if not text:
+            return ""
+        self._waiting.clear()
+        return text
+
+    def text_of(self, token_id: int) -> str:
+        """Return the text of one token, as inside a text; U+FFFD for a part of a character."""
+        # Tokenizers drop the space before the first word of a text.
+        once, twice = (
+            self._tokenizer.decode([token_id] * times, skip_special_tokens=False)
+            for times in (1, 2)
+        )
+        return twice[len(once) :]
+
+
+class _Generation(msgspec.Struct):
+    """Fields of ``generation_config.json``; ``null`` means the default."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def sampling_defaults(folder: Path) -> SamplingDefaults:
+    """Return the sampling of the model's ``generation_config.json``; greedy by default.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    path = folder / "generation_config.json"
+    try:
+        said = msgspec.convert(read_json(path) if path.exists() else {}, _Generation)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    always = SamplingDefaults(repetition_penalty=said.repetition_penalty or 1.0)
+    if not said.do_sample:
+        return always
+    return replace(
+        always,
+        temperature=said.temperature or 1.0,
+        top_p=said.top_p or 1.0,
+        top_k=said.top_k or 0,
+        min_p=said.min_p or 0.0,
+    )
+
+
+def check_folder(folder: Path, family: Family) -> None:
+    """Check a model's folder: read all files that a frontend reads, and build a prompt.
+
+    Raises:
+        ConfigError: A file is missing or invalid, or the files do not fit together.
+    """
+    prompts = PromptBuilder(folder, family)
+    sampling_defaults(folder)
+    marked = [kind for kind, tokens in family.tokens.items() if tokens.marker >= 0]
+    if marked and not any(prompts.can_show(kind) for kind in marked):
+        raise ConfigError(
+            f"{folder}: its chat template and its tokenizer leave no place for {marked[0]} items "
+            f"(token {family.tokens[marked[0]].marker})"
+        )

@@ -1,0 +1,207 @@
+"""Internal request, common to all APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from afferent.admission.shares import NAMELESS, Share
+from afferent.items.request import ItemRequest, MediaPart
+from afferent.types import Modality, Placeholder, Sampling
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+Part = TextPart | MediaPart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    parts: tuple[Part, ...]
+
+
+ScoredToken = msgspec.Raw
+"""Token of the answer with its log-probability and alternatives, in the format of an API.
+
+It is encoded as JSON at once: to encode all those of a long answer at its end takes a second.
+"""
+
+WriteScored = Callable[[str, float, Sequence[tuple[str, float]]], ScoredToken]
+"""Encodes a token's text, its log-probability and the most likely alternatives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Request for log-probabilities, with ``num_top`` alternatives, encoded by ``write``."""
+
+    num_top: int
+    write: WriteScored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """Options for rendering a conversation by the model's chat template.
+
+    Attributes:
+        variables: Further variables of the template; their text never becomes a special token.
+        num_characters: Number of characters in them.
+        begins_answer: Whether the assistant's turn begins at the end.
+        continues_last: Whether the last message is left open, and the answer continues it.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    num_characters: int = 0
+    begins_answer: bool = True
+    continues_last: bool = False
+
+
+class GenerateRequest(Struct, frozen=True, kw_only=True):
+    """Request for answers; ``None`` means the model's default.
+
+    The default of ``max_tokens`` is the rest of the context. Sampling fields have the names and
+    values of `Sampling`.
+    """
+
+    request_id: str
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """Text or tokens for the model, instead of messages."""
+    adds_special: bool = True
+    """Whether the tokenizer adds its special tokens around a text, such as one for its start."""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    form_param: str | None = None
+    """The API's parameter that requested one of these three structured outputs."""
+    stop: tuple[str, ...] = ()
+    includes_stop: bool = False
+    """Whether the stop string or token that ended the answer is a part of its text."""
+    skips_special: bool = True
+    """Whether special tokens are removed from the answer's text."""
+    template: TemplateOptions = TemplateOptions()
+    n: int = 1
+    """Number of answers."""
+    logprobs: Logprobs | None = None
+    share: Share = NAMELESS
+    """Tenant and weight of the request."""
+
+    @property
+    def tenant(self) -> str:
+        """Name of the tenant; one tenant's cached items never hit for another."""
+        return self.share.tenant
+
+    @property
+    def media(self) -> list[MediaPart]:
+        """All items of all messages, in order."""
+        return [p for m in self.messages for p in m.parts if isinstance(p, MediaPart)]
+
+    @property
+    def items(self) -> ItemRequest:
+        """The media of this request alone."""
+        return ItemRequest(self.request_id, tuple(self.media), self.share)
+
+
+_ASKED = tuple(
+    name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "num_logprobs")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """Sampling of the model's own generation config, for fields that the request does not set."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def apply(self, request: GenerateRequest, *, max_tokens: int) -> Sampling:
+        own = {name: getattr(self, name) for name in self.__slots__}
+        given = {name: getattr(request, name) for name in _ASKED}
+        asked = {name: value for name, value in given.items() if value is not None}
+        num_logprobs = request.logprobs.num_top if request.logprobs is not None else None
+        return Sampling(max_tokens=max_tokens, num_logprobs=num_logprobs, **(own | asked))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class RenderedItem(Struct, frozen=True):
+    """Item in a rendered prompt.
+
+    ``key`` is the features' content key in hexadecimal, for a look-up in the store.
+    ``features_nbytes`` is the size of the features, if they were requested.
+    """
+
+    modality: Modality
+    key: str
+    placeholder: Placeholder
+    features_nbytes: int | None = None
+
+
+class Rendered(Struct, frozen=True):
+    """Prompt as the engine gets it."""
+
+    token_ids: list[int]
+    items: list[RenderedItem]
+    max_model_len: int = 0
+    text: str = ""
+    """Text of a prompt that was given as tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Next piece of an answer, and its tokens if log-probabilities were requested."""
+
+    text: str
+    index: int = 0
+    """Index among the ``n`` answers."""
+    logprobs: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End of an answer; ``stop`` is the stop string or the requested stop token that was met."""
+
+    reason: Literal["stop", "length"]
+    usage: Usage
+    index: int = 0
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """Media of the prompt, in order, and its length; sent before the first text."""
+
+    digests: tuple[bytes, ...]
+    num_prompt_tokens: int
+
+
+Output = PromptInfo | TextDelta | End

@@ -1,0 +1,155 @@
+"""Interface of a server behind Afferent that takes requests in its own API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Struct
+
+from afferent.engines.references import Reference
+from afferent.types import Modality
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRequest:
+    """Request as it is forwarded.
+
+    Attributes:
+        method: HTTP method, such as ``POST``.
+        target: Path and query, as they came.
+        headers: Headers without those about the client's connection.
+        body: The whole body, or its pieces.
+        keys: Content keys of its items: a server that has seen them may have cached them.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes | AsyncIterator[bytes]
+    keys: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamAnswer:
+    """Answer as it arrives: ``chunks`` may be iterated once, within the context that yielded it."""
+
+    status: int
+    headers: Headers
+    chunks: AsyncIterator[bytes]
+
+
+class UpstreamStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Current state of an upstream, and its counts since its start.
+
+    Attributes:
+        num_running: Requests that take part in steps.
+        num_waiting: Requests that wait to be run.
+        kv_in_use: The part of its KV cache that is in use, 0 to 1; the largest one of several
+            servers.
+        num_prompt_tokens: Tokens of all prompts.
+        num_tokens: Tokens of all answers.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_in_use: float
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+class UpstreamSocket(Protocol):
+    """Open WebSocket to an upstream."""
+
+    @property
+    def subprotocol(self) -> str | None:
+        """The subprotocol that the upstream has chosen."""
+
+    @property
+    def close_code(self) -> int:
+        """The close code, once it is closed."""
+
+    async def send(self, message: str | bytes) -> None:
+        """Send a message.
+
+        Raises:
+            EngineUnavailable: It is closed.
+        """
+        ...
+
+    def messages(self) -> AsyncIterator[str | bytes]:
+        """Yield the messages that arrive, until it is closed."""
+        ...
+
+    async def close(self, code: int) -> None:
+        """Send a close code, and wait a moment for the answer."""
+        ...
+
+
+class Upstream(Protocol):
+    """Server as a frontend sees it."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests now."""
+
+    @property
+    def takes_any_file(self) -> bool:
+        """Whether it decodes images of formats whose headers are unknown here."""
+
+    def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
+        """Whether it would compute the features of a file that are computed here; if not, it gets
+        the file.
+
+        Args:
+            modality: Modality of the item.
+            file: The whole file; ``None`` for an item that is known by its name alone, and may have
+                been taken before.
+        """
+        ...
+
+    @property
+    def salt_key(self) -> bytes:
+        """Secret key for the salts of the upstream's prefix cache: the same in all frontends of a
+        server.
+        """
+
+    def sign(self, reference: Reference) -> str:
+        """Return the URL that replaces an item in a request's body."""
+        ...
+
+    def forward(self, request: UpstreamRequest) -> AbstractAsyncContextManager[UpstreamAnswer]:
+        """Forward a request; leaving the context early aborts it.
+
+        Raises:
+            EngineUnavailable: The upstream is not running, or went away; retryable.
+        """
+        ...
+
+    def connect(
+        self, request: UpstreamRequest, subprotocols: Sequence[str]
+    ) -> AbstractAsyncContextManager[UpstreamSocket]:
+        """Open a WebSocket; leaving the context closes it.
+
+        Args:
+            subprotocols: Subprotocols; the upstream may choose one.
+
+        Raises:
+            EngineUnavailable: The upstream is not running; retryable.
+            InvalidRequest: It takes no WebSocket at this path.
+        """
+        ...
+
+    async def metrics(self) -> Sequence[tuple[str, bytes]]:
+        """Return the metrics page of each server, by the server's name; servers that do not answer
+        are left out.
+        """
+        ...
+
+    async def stats(self) -> UpstreamStats | None:
+        """Return the statistics of all its servers together; ``None`` if they report none."""
+        ...

@@ -1,0 +1,82 @@
+"""Media connector for vLLM: a reference becomes an item of ours, or bytes; others are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+
+from afferent.engines.references import FeaturesReference
+from afferent.engines.vllm.plugin.arena import Gone, arena
+from afferent.engines.vllm.plugin.labels import labelled
+from afferent.errors import AfferentError, FormatError
+from afferent.types import Modality
+
+NAME = "afferent"
+
+
+@MEDIA_CONNECTOR_REGISTRY.register(NAME)
+class ArenaConnector(MediaConnector):
+    """Loads media from the arena alone: vLLM fetches and decodes no other URL.
+
+    A server in front of vLLM has done that, within its limits.
+    """
+
+    def load_from_url(
+        self, url: str, media_io: Any, *, fetch_timeout: int | None = None
+    ) -> FeaturesReference | Any:
+        """Return the reference itself where it has features; else the item that vLLM decodes from
+        the bytes.
+
+        Raises:
+            ValueError: It is no reference, or is no longer valid; a client's error to vLLM.
+        """
+        with _told_to_the_client():
+            reference = arena("api").verify(url)
+            if isinstance(reference, FeaturesReference):
+                self._check_frames(reference)
+                arena("api").admit(reference.of, is_processed=True)
+                return reference
+            arena("api").admit(reference.of, is_processed=False)
+            data = arena("api").raw(reference.handle, reference.start, reference.nbytes)
+        if reference.is_frames:
+            item = media_io.load_base64("video/jpeg", data.decode())
+        else:
+            item = media_io.load_bytes(data)
+        return labelled(item, reference.of)
+
+    def _check_frames(self, reference: FeaturesReference) -> None:
+        """Check that vLLM takes the frames of the features.
+
+        Raises:
+            ValueError: This vLLM would take other frames of the video.
+        """
+        if reference.modality is Modality.VIDEO and self.media_io_kwargs.get("video"):
+            raise ValueError(
+                "this vLLM was started with --media-io-kwargs for videos, so that Afferent needs "
+                "--engine-video-bytes"
+            )
+
+    async def load_from_url_async(
+        self, url: str, media_io: Any, *, fetch_timeout: int | None = None
+    ) -> FeaturesReference | Any:
+        """Run `load_from_url` in a thread: it may wait, for the store or for a decoder."""
+        return await asyncio.to_thread(self.load_from_url, url, media_io)
+
+
+@contextmanager
+def _told_to_the_client() -> Iterator[None]:
+    """Convert errors of a reference into errors that vLLM sends to the client.
+
+    Raises:
+        ValueError: The reference is invalid; a client's error to vLLM.
+    """
+    try:
+        yield
+    except FormatError as error:
+        raise ValueError(f"this server takes media from Afferent only: {error}") from error
+    except (Gone, AfferentError) as error:
+        raise ValueError(f"the media are not there any more: {error}") from error

@@ -1,0 +1,104 @@
+"""Conversion of features in the arena to the inputs of vLLM's encoder of the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.feature_extraction_utils import BatchFeature
+from vllm.multimodal.inputs import MultiModalFlatField
+
+from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.registry import AnyFamily, describe
+from afferent.types import Modality
+
+_NESTED_NDIM = 5  # prompt, tile, channel, row, column
+_PATCHES = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
+
+
+def folder_of(model_config: Any) -> Path:
+    """Return the folder of a model; a model that vLLM knows by its name on a hub has been
+    downloaded.
+    """
+    folder = Path(model_config.model)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    revision = getattr(model_config, "revision", None)
+    return Path(snapshot_download(model_config.model, revision=revision, local_files_only=True))
+
+
+class FeatureReader:
+    """Finishes features on the model's device, as the stock processor would have computed them."""
+
+    def __init__(self, model: Any, model_config: Any) -> None:
+        self._model, self._model_config = model, model_config
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    @functools.cached_property
+    def _family(self) -> AnyFamily:
+        family = describe(folder_of(self._model_config))
+        if family is None:
+            raise ValueError("features came for a model that none are made for")
+        return family
+
+    @functools.cached_property
+    def _normalizes(self) -> bool:
+        """Whether the model normalizes pixels itself, and takes bytes."""
+        norms = (getattr(module, "input_norm", None) for module in self._model.modules())
+        return any(getattr(norm, "input_dtype", None) == torch.uint8 for norm in norms)
+
+    def inputs(self, modality: Modality, tree: dict[str, Any]) -> BatchFeature:
+        """Return private tensors, on the device, by the names of the model's own processor."""
+        views = {name: each for name, each in tree.items() if isinstance(each, torch.Tensor)}
+        on_device = {name: view.to(self.device) for name, view in views.items()}
+        family, made = self._family, on_device
+        if not self._normalizes:
+            made = family.model_inputs(on_device)
+        elif isinstance(family, QwenVlFamily):
+            name = _PATCHES[modality]
+            made = {**on_device, name: family.repeated(on_device[name])}
+        shared = {_storage(view) for view in views.values()}
+        # The memory of a view is reused as soon as its block is unpinned.
+        own = {
+            name: each.clone() if _storage(each) in shared else each for name, each in made.items()
+        }
+        return BatchFeature({**self._beside(modality, own), **own})
+
+    def _beside(self, modality: Modality, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the fields that vLLM's own processors add to the model's processor: the number of
+        an item's tiles, and its token. Fields that the model does not have are left out later.
+        """
+        if modality is not Modality.IMAGE or "pixel_values" not in made:
+            return {}
+        num_tiles = torch.tensor([made["pixel_values"].shape[:-3].numel()])
+        token = torch.tensor(self._family.tokens[modality].embed)
+        return {"num_patches": num_tiles, "image_num_patches": num_tiles, "image_token_id": token}
+
+
+def in_rows(inputs: BatchFeature, fields: Mapping[str, Any]) -> BatchFeature:
+    """Return the inputs with all tiles in one sequence where vLLM has them so; `transformers`
+    groups them by prompt.
+
+    Args:
+        inputs: The result of `FeatureReader.inputs`.
+        fields: Fields of the model's processor, by name.
+    """
+    tiles = inputs.get("pixel_values")
+    if tiles is None or tiles.ndim < _NESTED_NDIM:
+        return inputs
+    flat = {name for name, each in fields.items() if isinstance(each.field, MultiModalFlatField)}
+    return BatchFeature(
+        {name: each.flatten(0, 1) if name in flat else each for name, each in inputs.items()}
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,1 @@
+"""Items of a request: received, keyed, looked up, planned and made."""

@@ -1,0 +1,154 @@
+"""Acquisition of a request's objects: reserved, awaited, and failures raised."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from afferent.admission.gate import Gate
+from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Join, Queue
+from afferent.store.protocol.results import Outcome
+from afferent.store.state.allocator import round_up
+from afferent.store.state.region import Shares
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Handle, Modality, ObjectKind, ReserveItem
+
+_ARENA_SETTING = "--arena-nbytes"
+_SHARE_SETTINGS = {
+    ObjectKind.RAW: "--raw-share of --arena-nbytes",
+    ObjectKind.EMBEDDINGS: "--embeddings-share of --arena-nbytes",
+}
+
+
+class Maker:
+    """Has objects made, over one store."""
+
+    def __init__(
+        self, store: AsyncDaemonStore, gate: Gate, *, shares: Shares, timeout_s: float
+    ) -> None:
+        self._store, self._gate = store, gate
+        self._shares, self._timeout_s = shares, timeout_s
+
+    async def acquire(
+        self,
+        request_id: str,
+        wanted: Sequence[Join | Queue],
+        trace: Trace,
+        *,
+        room: Sequence[ReserveItem],
+        in_turn: bool,
+    ) -> list[Outcome]:
+        """Pin existing objects, and queue jobs for the others, once there is space for all.
+
+        The space is reserved in a fair queue, all or nothing; unused space is returned. Follow with
+        `settle`.
+
+        Args:
+            room: Space for missing objects, and for pins on existing ones.
+            in_turn: Wait at the concurrency limit too. No wait for bytes may follow: requests with
+                bytes that wait for a permit would deadlock with it.
+
+        Raises:
+            ArenaTooSmall: The arena is too small for them.
+            StoreFull: Too many requests wait for space.
+            NoPermitLeft: Too many requests wait for a permit.
+            DeadlineExceeded: It was not granted in time.
+        """
+        for kind in {item.kind for item in room}:
+            self.check_share(kind, [item.nbytes for item in room if item.kind is kind])
+        start_ns = time.monotonic_ns()
+        with trace.at("admission"):
+            await self._gate.admit(request_id, room)
+            trace.stage(start_ns, "room_for_features")
+            if in_turn and self._gate.is_counting:
+                start_ns = time.monotonic_ns()
+                await self._gate.enter(request_id)
+                trace.stage(start_ns, "wait_for_a_permit")
+        start_ns = time.monotonic_ns()
+        outcomes = await self._store.acquire(request_id, wanted)
+        if any(outcome.state != "scheduled" for outcome in outcomes):
+            await self._store.unreserve(request_id, room)
+        trace.stage(start_ns, "queue_jobs", note=summary(outcomes))
+        if any(outcome.state == "absent" for outcome in outcomes):
+            raise StoreFull("features were evicted while this request waited for room; try again")
+        return outcomes
+
+    async def settle(
+        self,
+        request_id: str,
+        item_keys: Sequence[ContentKey],
+        outcomes: list[Outcome],
+        trace: Trace,
+        *,
+        stage: str = "wait_for_features",
+    ) -> list[Outcome]:
+        """Wait until no outcome is pending, and return the outcomes."""
+        pending = [
+            i for i, outcome in enumerate(outcomes) if outcome.state in ("in_flight", "scheduled")
+        ]
+        if not pending:
+            return outcomes
+        start_ns = time.monotonic_ns()
+        made = await self._store.wait(
+            request_id, [item_keys[index] for index in pending], timeout_s=self._timeout_s
+        )
+        trace.stage(start_ns, stage, note=count(len(made), "item"))
+        settled = list(outcomes)
+        for index, outcome in zip(pending, made, strict=True):
+            settled[index] = outcome
+            trace.add(outcome.spans)
+        return settled
+
+    def share_nbytes(self, kind: ObjectKind) -> int:
+        """Return the bytes of the arena for objects of a kind."""
+        return int(self._store.capacity_nbytes * self._shares[kind])
+
+    def check_share(self, kind: ObjectKind, sizes: Sequence[int]) -> None:
+        """Check that objects of these sizes fit into the kind's share.
+
+        Raises:
+            ArenaTooSmall: They do not.
+        """
+        needed = sum(map(round_up, sizes))
+        share = self.share_nbytes(kind)
+        if needed > share:
+            setting = _SHARE_SETTINGS.get(kind, _ARENA_SETTING)
+            raise ArenaTooSmall(
+                f"the request's media take {needed} bytes as {kind}; "
+                f"their share of the arena is {share} ({setting})",
+                param=Param.MESSAGES,
+            )
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Return the number of each outcome, such as ``"3 hit, 1 absent"``."""
+    counts = Counter(outcome.state for outcome in outcomes)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def handle_of(outcome: Outcome) -> Handle:
+    """Return the handle of a made object, or raise its failure."""
+    if outcome.failure is not None:
+        raise outcome.failure.error()
+    if outcome.handle is None:
+        raise InternalError("the store named no handle")
+    return outcome.handle
+
+
+def handle_if_there(outcome: Outcome) -> Handle | None:
+    """Return the handle of an existing object; ``None`` if it is absent.
+
+    Raises:
+        StoreFull: It exists, but can't be pinned, as its space is reserved for others.
+    """
+    return None if outcome.state == "absent" else handle_of(outcome)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``"2 images"``."""
+    if noun == Modality.AUDIO:
+        noun = "audio clip"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,332 @@
+"""Receiver of a request's items: their bytes and keys, or only the keys of known items."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from afferent import keys
+from afferent.config import RequestLimits
+from afferent.errors import (
+    InternalError,
+    InvalidMedia,
+    MediaNotCached,
+    MediaTooLarge,
+    UnsupportedMedia,
+)
+from afferent.items.acquire import count, handle_if_there
+from afferent.items.item_state import ItemState, Processor, RequestItems
+from afferent.items.names import Binding, Name, Names, check
+from afferent.items.recall import Recall, is_fetched
+from afferent.items.request import ItemRequest, MediaPart, SeenMedia
+from afferent.items.urls import UrlReader
+from afferent.media.body.digest import Digester
+from afferent.media.body.pace import Pace
+from afferent.media.body.raw import RawMedia
+from afferent.media.headers.probe import (
+    Accepted,
+    ForwardedHeader,
+    MediaHeader,
+    probe_accepted,
+    probe_frames,
+)
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Modality
+
+LOW_DETAIL_PIXELS = 512 * 512
+"""Maximum of pixels for an image in low detail."""
+_MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    media: MediaPart
+    name: Name | None
+    is_recalled: bool = False
+
+    @property
+    def is_sent(self) -> bool:
+        return isinstance(self.media.source, str | RawMedia)
+
+    def digest(self, bindings: Mapping[Name, Binding]) -> bytes | None:
+        """Return the digest of a part that was not sent; ``None`` if its name is unknown."""
+        if isinstance(self.media.source, SeenMedia):
+            return self.media.source.digest
+        binding = bindings.get(self.name) if self.name is not None else None
+        if self.name is None or binding is None:
+            return None
+        check(self.name, binding, Binding(binding.digest, self.media.modality))
+        return binding.digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """Received bytes of a part that was sent."""
+
+    raw: RawMedia
+    header: MediaHeader | ForwardedHeader | None
+    digest: bytes
+
+
+class ItemReader:
+    """Reads items for one model."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        processor: Processor,
+        names: Names,
+        *,
+        limits: RequestLimits,
+        limits_by_tenant: Mapping[str, RequestLimits],
+        num_workers: int,
+        has_tier: bool,
+        accepted: Accepted = Accepted.DECODED,
+    ) -> None:
+        """Create it.
+
+        Args:
+            num_workers: Threads that read and hash media.
+            has_tier: Whether other nodes may have fetched the result of a URL.
+            accepted: Files that are not decoded here.
+        """
+        self._accepted = accepted
+        self._store, self._names = store, names
+        self._limits_by_tenant = limits_by_tenant
+        self._fingerprint, self._limits = processor.fingerprint, limits
+        self._digester = Digester(num_workers)
+        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=has_tier)
+        self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
+        follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
+        self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
+
+    async def read(
+        self, request: ItemRequest, trace: Trace, *, may_recall: bool = True
+    ) -> RequestItems:
+        """Return the items, without plans.
+
+        Args:
+            may_recall: Whether features suffice: the bytes of a URL cache hit are not fetched.
+
+        Raises:
+            MediaNotCached: Some were not sent, and are not cached.
+            InvalidMedia: An item is invalid, or its name belongs to another item.
+            Unavailable: Try again.
+        """
+        if not may_recall:
+            return await self._read(request, request.media, {}, trace)
+        recalled = await self._recall.find(
+            request, request.media, lambda part, digest: self._key(request, part, digest)
+        )
+        try:
+            items = await self._read(request, request.media, recalled.known, trace)
+        except BaseException:
+            recalled.flights.end()
+            raise
+        return replace(items, flights=recalled.flights)
+
+    async def _read(
+        self,
+        request: ItemRequest,
+        media: Sequence[MediaPart],
+        recalled: Mapping[MediaPart, MediaPart],
+        trace: Trace,
+    ) -> RequestItems:
+        parts = []
+        for each in media:
+            known = recalled.get(each) if is_fetched(each) else None
+            name = Name.of(each.uuid, tenant=request.tenant) if each.uuid else None
+            parts.append(_Part(known or each, name, is_recalled=known is not None))
+        names = [part.name for part in parts if part.name is not None]
+        coming = {part.name for part in parts if part.is_sent}
+        bindings = await self._names.find(request.request_id, names, sent=coming)
+        bound = frozenset(bindings)
+        unsent = [
+            p
+            for p in parts
+            if not (p.is_sent or p.is_recalled) and (p.name is None or p.name not in coming)
+        ]
+        await self._check_here(request, unsent, bindings)
+        sent = [part for part in parts if part.is_sent]
+        received = await self._receive_all(request, sent, trace)
+        for part, came in zip(sent, received, strict=True):
+            self._recall.remember(request, part.media, came.raw, came.digest)
+            if part.name is not None:
+                given = Binding(came.digest, part.media.modality)
+                check(part.name, bindings.setdefault(part.name, given), given)
+        new_names = {
+            part.name: bindings[part.name]
+            for part in sent
+            if part.name is not None and part.name not in bound
+        }
+        return RequestItems(self._in_order(request, parts, received, bindings), new_names)
+
+    def _in_order(
+        self,
+        request: ItemRequest,
+        parts: Sequence[_Part],
+        received: Sequence[_Received],
+        bindings: Mapping[Name, Binding],
+    ) -> list[ItemState]:
+        items: dict[ContentKey, ItemState] = {}
+        in_order, waiting = [], iter(received)
+        for part in parts:
+            came = next(waiting) if part.is_sent else None
+            digest = came.digest if came is not None else part.digest(bindings)
+            if digest is None:
+                raise InternalError("an item is missing that was there")
+            item = self._item(request, part, digest)
+            item = items.setdefault(item.key, item)
+            if came is not None:
+                item.copies.append(came.raw)
+                item.header = came.header
+            in_order.append(item)
+        return in_order
+
+    async def close(self) -> None:
+        await self._urls.close()
+        self._digester.close()
+
+    # Items that were not sent
+
+    async def _check_here(
+        self, request: ItemRequest, unsent: Sequence[_Part], bindings: Mapping[Name, Binding]
+    ) -> None:
+        """Refuse missing items, all at once, before any work is done."""
+        if not unsent:
+            return
+        wanted = [
+            self._key(request, part.media, digest) if digest is not None else None
+            for part, digest in ((part, part.digest(bindings)) for part in unsent)
+        ]
+        here = await self._find(request.request_id, [key for key in wanted if key is not None])
+        missing = [part for part, key in zip(unsent, wanted, strict=True) if key not in here]
+        if missing:
+            raise not_cached([part.name for part in missing])
+
+    async def _find(self, request_id: str, wanted: Sequence[ContentKey]) -> set[ContentKey]:
+        """Return the existing keys; nothing stays pinned, as a wait may follow."""
+        if not wanted:
+            return set()
+        asked = [Find(key) for key in wanted]
+        outcomes = await self._store.acquire(request_id, asked)
+        handles = [handle_if_there(outcome) for outcome in outcomes]
+        found = {key for key, handle in zip(wanted, handles, strict=True) if handle is not None}
+        pinned = [handle for handle in handles if handle is not None]
+        if pinned:
+            await self._store.release(request_id, pinned)
+        return found
+
+    # Items that were sent
+
+    async def _receive_all(
+        self, request: ItemRequest, parts: Sequence[_Part], trace: Trace
+    ) -> list[_Received]:
+        """Return the bytes, headers and digests of sent parts."""
+        if not parts:
+            return []
+        received = [self._received(part.media) for part in parts]
+        urls = [part.media for part, raw in zip(parts, received, strict=True) if raw is None]
+        read = iter(await self._urls.read(request, urls, trace) if urls else ())
+        media = [raw if raw is not None else next(read) for raw in received]
+        start_ns = time.monotonic_ns()
+        views = [self._view(item) for item in media]
+        headers, pace = [], Pace()
+        limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
+        for part, raw, view in zip(parts, media, views, strict=True):
+            header = self._header(part.media.modality, view, limits, raw)
+            if raw.is_frames and self._accepted is Accepted.KNOWN:
+                num_pixels = 0
+                for width, height in probe_frames(view, limits):
+                    num_pixels += width * height
+                    await pace.rest()
+                header = ForwardedHeader(num_pixels)
+            headers.append(header)
+            await pace.rest()
+        new = [view for raw, view in zip(media, views, strict=True) if raw.digest is None]
+        made = iter(await self._digester.digest_all(new))
+        digests = [next(made) if raw.digest is None else raw.digest for raw in media]
+        came = zip((part.media for part in parts), media, views, digests, strict=True)
+        await self._urls.leave(request, list(came))
+        del views, new
+        trace.stage(start_ns, "digest")
+        return [_Received(*each) for each in zip(media, headers, digests, strict=True)]
+
+    def _received(self, part: MediaPart) -> RawMedia | None:
+        """Return the media that came with the body."""
+        if not isinstance(part.source, RawMedia):
+            return None
+        most = self._limits.of(part.modality).max_nbytes
+        if part.source.nbytes > most:
+            raise MediaTooLarge(
+                f"the {part.modality} file has more than {most} bytes "
+                f"(--max-{part.modality}-nbytes)"
+            )
+        return part.source
+
+    def _view(self, raw: RawMedia) -> memoryview:
+        if raw.handle is None:
+            return memoryview(raw.data or b"")
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+
+    def _header(
+        self, modality: Modality, data: memoryview, limits: RequestLimits, raw: RawMedia
+    ) -> MediaHeader | ForwardedHeader | None:
+        """Read an image's header; sandboxed workers read the containers of video and audio."""
+        if raw.is_frames and (modality is not Modality.VIDEO or not self._accepts_frames):
+            raise UnsupportedMedia(
+                "images with commas between them (data:video/jpeg) are no video here; send a file, "
+                "such as an MP4"
+            )
+        if modality is Modality.IMAGE:
+            return probe_accepted(data, limits, self._accepted)
+        if not len(data):
+            raise InvalidMedia(f"the {modality} file is empty")
+        return None
+
+    @property
+    def _accepts_frames(self) -> bool:
+        return self._accepted is not Accepted.DECODED
+
+    # Common
+
+    def _item(self, request: ItemRequest, part: _Part, digest: bytes) -> ItemState:
+        return ItemState(
+            modality=part.media.modality,
+            digest=digest,
+            key=self._key(request, part.media, digest),
+            max_pixels=self._max_pixels(part.media),
+            name=part.name,
+            is_recalled=part.is_recalled,
+        )
+
+    def _key(self, request: ItemRequest, part: MediaPart, digest: bytes) -> ContentKey:
+        return keys.item_key(
+            tenant=request.tenant,
+            fingerprint=self._fingerprint,
+            modality=part.modality,
+            max_pixels=self._max_pixels(part),
+            media=digest,
+        )
+
+    def _max_pixels(self, part: MediaPart) -> int:
+        if part.modality is not Modality.IMAGE:
+            return 0
+        is_low = part.detail == "low"
+        return part.max_pixels or (self._low_detail_pixels if is_low else 0)
+
+
+def not_cached(names: Sequence[Name | None]) -> MediaNotCached:
+    """Return the error for missing items with these names, or without one."""
+    uuids = tuple(dict.fromkeys(name.uuid for name in names if name is not None))
+    listed = [repr(uuid) for uuid in uuids[:_MAX_LISTED]]
+    if len(uuids) > _MAX_LISTED:
+        listed.append(f"{len(uuids) - _MAX_LISTED} more")
+    which = f" (uuid {', '.join(listed)})" if listed else ""
+    missing = count(len(names), "item")
+    return MediaNotCached(
+        f"{missing} not sent and not cached any more; send the data again{which}", uuids=uuids
+    )

@@ -1,0 +1,376 @@
+"""Media of a request: from URLs to handles of features, pinned under the request's id.
+
+Existing features are looked up first. For missing ones, encoded bytes go into the arena, a plan
+gives the size of the features, and a job makes them. `item_state` lists the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from afferent.admission.gate import Gate
+from afferent.config import RequestLimits
+from afferent.errors import InternalError, Param, StoreFull, TooManyItems, UnsupportedMedia
+from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
+from afferent.items.forwarded import tensor_nbytes
+from afferent.items.item_state import ItemState, Processor, RequestItems
+from afferent.items.names import Names
+from afferent.items.plan import Planner, features_job
+from afferent.items.receive import ItemReader, not_cached
+from afferent.items.request import ItemRequest
+from afferent.media.families.plan import Prompt
+from afferent.media.headers.probe import Accepted
+from afferent.media.workers.jobs import InputRange
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find, Join, Queue, SealItem
+from afferent.store.protocol.results import Outcome
+from afferent.store.state.region import Shares
+from afferent.telemetry.registry import counter
+from afferent.telemetry.trace import Trace
+from afferent.tier.launch import FETCHED
+from afferent.types import ContentKey, CreateItem, Handle, Modality, ObjectKind, ReserveItem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSettings:
+    """Settings of an `ItemStage`.
+
+    ``timeout_s`` limits the wait for items that others make; ``num_workers`` is the number of
+    threads that read and hash a request's media.
+    """
+
+    limits: RequestLimits
+    limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
+    """Limits of tenants with their own."""
+    shares: Shares
+    timeout_s: float
+    num_workers: int = 1
+    has_tier: bool = False
+    """Whether other nodes may have missing objects."""
+    accepted: Accepted = Accepted.DECODED
+    """Image files that a backend decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyItem:
+    """Item with pinned features; ``prompt`` is its form in the prompt."""
+
+    key: ContentKey
+    handle: Handle
+    prompt: Prompt
+
+
+MEDIA_BYTES = counter(
+    "afferent_media_bytes_total",
+    "Bytes of media as they came: in the body, fetched, or from a tier that had them fetched",
+    modality=tuple(Modality),
+    origin=("data", "fetch", "tier"),
+)
+ITEMS = counter(
+    "afferent_items_total",
+    "Media items by modality and outcome: hit, made, joined, fetched from a tier, or failed",
+    modality=tuple(Modality),
+    outcome=("hit", "made", "joined", "fetched", "failed"),
+)
+
+
+class ItemStage:
+    """Reads, plans and prepares items, over one store."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        processor: Processor,
+        settings: ItemSettings,
+    ) -> None:
+        self._store, self._gate = store, gate
+        self._family, self._limits = processor.family, settings.limits
+        self._limits_by_tenant = settings.limits_by_tenant
+        self._names = Names(store, timeout_s=settings.timeout_s)
+        self._reader = ItemReader(
+            *(store, processor, self._names),
+            limits=settings.limits,
+            limits_by_tenant=settings.limits_by_tenant,
+            num_workers=settings.num_workers,
+            has_tier=settings.has_tier,
+            accepted=settings.accepted,
+        )
+        self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
+        self._planner = Planner(store, self._maker, processor)
+
+    def takes(self, modality: Modality) -> bool:
+        """Whether the model supports this modality."""
+        return modality in self._family.tokens
+
+    def follows(self, max_pixels: int) -> bool:
+        """Whether a limit of ``max_pixels`` makes images smaller."""
+        return self._family.bounded(max_pixels) is not self._family
+
+    def check(self, request: ItemRequest) -> None:
+        """Refuse a request by the number and modality of its items.
+
+        Raises:
+            TooManyItems: It has more items of a modality than allowed.
+            UnsupportedMedia: The model does not support a modality.
+        """
+        self.check_count(request)
+        for modality in {part.modality for part in request.media}:
+            if not self.takes(modality):
+                raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
+
+    def check_count(self, request: ItemRequest) -> None:
+        """Check only the number of items."""
+        limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
+        for modality in Modality:
+            most = limits.of(modality).max_items
+            number = sum(part.modality is modality for part in request.media)
+            if number > most:
+                raise TooManyItems(
+                    f"the request has {count(number, modality)}; at most {most} are accepted "
+                    f"({_MOST_SETTING[modality]})",
+                    param=Param.MESSAGES,
+                )
+
+    async def read(self, request: ItemRequest, trace: Trace) -> RequestItems:
+        """Return the items with their bytes and keys, and the plans of images.
+
+        Raises:
+            MediaNotCached: Some were not sent, and are not cached.
+            InvalidMedia: An item is invalid, or its name belongs to another item.
+            Unavailable: Try again.
+        """
+        items = await self._read(request, trace, may_recall=True)
+        try:
+            await self.plan(request.request_id, items, trace)
+        except BaseException:
+            with items.awaited():
+                raise
+        return items
+
+    async def read_bytes(self, request: ItemRequest, trace: Trace) -> RequestItems:
+        """Call `read` without plans: for items that are not decoded here."""
+        return await self._read(request, trace, may_recall=False)
+
+    async def _read(self, request: ItemRequest, trace: Trace, *, may_recall: bool) -> RequestItems:
+        if not request.media:
+            return RequestItems()
+        items = await self._reader.read(request, trace, may_recall=may_recall)
+        for item in items.distinct:
+            for raw in item.copies:
+                MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
+        return items
+
+    async def plan(self, request_id: str, items: RequestItems, trace: Trace) -> None:
+        """Plan images, after `read_bytes`, if features are to be made.
+
+        Raises:
+            InvalidMedia: An item is invalid.
+            Unavailable: Try again.
+        """
+        await self._planner.plan_images(request_id, items.distinct, trace)
+
+    def sent(self, item: ItemState) -> bytes | memoryview | None:
+        """Return an item's encoded bytes, without a copy; ``None`` if it was not sent."""
+        raw = item.raw
+        if raw is None or raw.handle is None:
+            return item.data
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+
+    async def keep_bytes(
+        self, request_id: str, items: RequestItems, trace: Trace
+    ) -> list[tuple[Handle, InputRange]]:
+        """Return the location of all items' bytes, in order: sealed, and pinned by the request.
+
+        Raises:
+            MediaNotCached: An item came by name alone, and its bytes are needed.
+            StoreFull: There is no space now.
+        """
+        if unsent := [item for item in items.distinct if item.raw is None]:
+            raise not_cached([item.name for item in unsent])
+        _, unsealed = items.received
+        if unsealed:
+            to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
+            await self._store.seal(request_id, to_seal)
+        await self._write_raw(request_id, items.distinct, trace)
+        files = [item.file for item in items.in_order]
+        return [file for file in files if file is not None]
+
+    async def enter_forwarded(self, request_id: str, items: RequestItems, trace: Trace) -> None:
+        """Wait at the gate with items that the engine processes itself.
+
+        Raises:
+            NoPermitLeft: Too many requests wait already.
+            DeadlineExceeded: The gate did not admit them in time.
+        """
+        nbytes = sum(map(tensor_nbytes, items.in_order))
+        start_ns = time.monotonic_ns()
+        with trace.at("admission"):
+            limit_nbytes = self._maker.share_nbytes(ObjectKind.FEATURES)
+            await self._gate.enter_forwarded(request_id, nbytes, limit_nbytes=limit_nbytes)
+        trace.stage(start_ns, "wait_for_a_permit")
+
+    async def prepare(self, request_id: str, items: RequestItems, trace: Trace) -> list[ReadyItem]:
+        """Return the features of all items, in order; missing ones are made.
+
+        Raises:
+            InvalidMedia: An item is invalid.
+            ArenaTooSmall: The arena is too small for all items at once.
+            Unavailable: Try again.
+        """
+        if not (distinct := items.distinct):
+            return []
+        sealed, unsealed = items.received
+        await self._find(request_id, distinct, trace)
+        if all(item.state == "hit" for item in distinct):
+            if unsealed:
+                self._store.discard(request_id, unsealed)
+        else:
+            self._check_room(distinct)
+            if unsealed:
+                to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
+                sealed += await self._store.seal(request_id, to_seal)
+            await self._admit(request_id, distinct, trace)
+            await self._acquire(request_id, distinct, trace)
+        if sealed:  # jobs pin the received bytes that they need
+            await self._store.release(request_id, sealed)
+        self._count_outcomes(distinct, trace)
+        ready = {item: self._ready(item) for item in distinct}
+        if items.new_names:  # only now: no name is bound to an invalid item
+            await self._names.bind(request_id, items.new_names)
+        return [ready[item] for item in items.in_order]
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    # Steps
+
+    async def _find(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """Pin existing features; nothing is made or awaited."""
+        start_ns = time.monotonic_ns()
+        wanted = [Find(item.key) for item in items]
+        outcomes = await self._store.acquire(request_id, wanted)
+        trace.stage(start_ns, "acquire", note=summary(outcomes))
+        _set_outcomes(items, outcomes)
+
+    async def _admit(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """Write the bytes of missing items into the arena, for workers to read and to plan.
+
+        Nothing is pinned while this waits for space: otherwise requests could deadlock.
+        """
+        if pinned := [item.pinned for item in items if item.pinned is not None]:
+            await self._store.release(request_id, pinned)
+        unsent = [item for item in items if item.raw is None and not _is_there(item)]
+        if any(item.is_recalled for item in unsent):
+            raise StoreFull("features were evicted while this request came; try again")
+        if unsent:
+            raise not_cached([item.name for item in unsent])
+        missing = [item for item in items if item.pinned is None]
+        await self._write_raw(request_id, missing, trace)
+        await self._planner.plan_files(request_id, missing, trace)
+
+    async def _acquire(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """Reserve space for all features, and have missing ones made."""
+        wanted: list[Join | Queue] = []
+        room = []
+        for item in items:
+            if item.pinned is None:
+                wanted.append(job := features_job(item))
+                room.append(ReserveItem(ObjectKind.FEATURES, job.nbytes))
+            else:
+                wanted.append(Join(item.key))
+                room.append(ReserveItem(ObjectKind.FEATURES, item.pinned.nbytes))
+        outcomes = await self._maker.acquire(request_id, wanted, trace, room=room, in_turn=True)
+        _set_outcomes(items, outcomes)
+        if written := [item.written for item in items if item.written is not None]:
+            await self._store.release(request_id, written)
+        keys = [item.key for item in items]
+        settled = await self._maker.settle(request_id, keys, outcomes, trace)
+        for item, outcome in zip(items, settled, strict=True):
+            item.outcome = outcome
+
+    async def _write_raw(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+        """Move bytes from the heap into the arena."""
+        on_heap = [(item, item.data) for item in items if item.data is not None]
+        if not on_heap:
+            return
+        start_ns = time.monotonic_ns()
+        blocks = [CreateItem(ObjectKind.RAW, len(data)) for _, data in on_heap]
+        if all(item.file is None for item in items):
+            with trace.at("admission"):
+                handles = await self._gate.create(request_id, blocks)
+        else:  # a request with raw bytes must not wait for more: it might wait for itself
+            handles = await self._store.create(request_id, blocks)
+        for (_, data), handle in zip(on_heap, handles, strict=True):
+            target = np.frombuffer(self._store.block(handle), dtype=np.uint8)
+            np.copyto(target, np.frombuffer(data, dtype=np.uint8))
+        items_to_seal = [SealItem(handle, handle.nbytes) for handle in handles]
+        sealed = await self._store.seal(request_id, items_to_seal)
+        for (item, _), handle in zip(on_heap, sealed, strict=True):
+            item.written = handle
+        nbytes = sum(len(data) for _, data in on_heap)
+        trace.stage(start_ns, "into_the_arena", copied_nbytes=nbytes)
+
+    def _ready(self, item: ItemState) -> ReadyItem:
+        if item.outcome is None:
+            raise InternalError("an item was not looked for")
+        handle = handle_of(item.outcome)
+        if item.plan is not None:
+            return ReadyItem(item.key, handle, item.plan.prompt)
+        tree: Any = codec.view(self._store.block(handle))
+        return ReadyItem(item.key, handle, tuple(tree["prompt"]))
+
+    # Limits and metrics
+
+    def _check_room(self, items: Sequence[ItemState]) -> None:
+        """Refuse items that can never be in the arena at once."""
+        on_heap = [len(item.data) for item in items if item.data is not None]
+        self._maker.check_share(ObjectKind.RAW, on_heap)
+        planned = [item.plan.nbytes for item in items if item.plan is not None]
+        self._maker.check_share(ObjectKind.FEATURES, planned)
+
+    def _count_outcomes(self, items: Sequence[ItemState], trace: Trace) -> None:
+        names = Counter((item.modality, _word(item)) for item in items)
+        for (modality, name), number in names.items():
+            ITEMS.labels(modality, name).inc(number)
+            trace.items.append(f"{count(number, modality)} {name}")
+        trace.digests += [item.key.hex() for item in items]
+
+
+def _set_outcomes(items: Sequence[ItemState], outcomes: Sequence[Outcome]) -> None:
+    for item, outcome in zip(items, outcomes, strict=True):
+        item.outcome, item.state = outcome, outcome.state
+
+
+def _is_there(item: ItemState) -> bool:
+    """Whether the item's features exist.
+
+    Raises:
+        StoreFull: They exist, but can't be pinned now.
+    """
+    return item.outcome is not None and handle_if_there(item.outcome) is not None
+
+
+_MOST_SETTING = {
+    Modality.IMAGE: "--max-images",
+    Modality.VIDEO: "--max-videos",
+    Modality.AUDIO: "--max-audio-clips",
+}
+_WORDS = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
+
+
+def _word(item: ItemState) -> str:
+    """Return the metric label of an item's outcome."""
+    spans = item.outcome.spans if item.outcome is not None else []
+    if item.outcome is not None and item.outcome.state == "failed":
+        return "failed"
+    if item.state == "scheduled" and any(span.stage == FETCHED for span in spans):
+        return "fetched"
+    return _WORDS[item.state]

@@ -1,0 +1,210 @@
+"""Buffers of arriving media: on the heap while they are small, then in the arena.
+
+A request's bytes in the arena are granted before they are read where their number is known. Where
+it is unknown, growth never waits: a request that waits for space while it has some could wait for
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from afferent.admission.gate import Gate
+from afferent.errors import ArenaTooSmall, MediaTooLarge
+from afferent.media.body.shared_room import SharedRoom
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import SealItem
+from afferent.types import CreateItem, Handle, KiB, MiB, ObjectKind
+
+SMALL_NBYTES = 256 * KiB
+"""Most bytes of a request on the heap."""
+_MAX_STEP_NBYTES = 4 * MiB
+
+
+class HeapAllowance:
+    """Heap bytes of all buffers of a request together."""
+
+    def __init__(self, nbytes: int = SMALL_NBYTES) -> None:
+        self._left_nbytes = nbytes
+
+    def take(self, nbytes: int) -> bool:
+        """Take bytes; return whether enough were left. A negative number returns bytes."""
+        if nbytes > self._left_nbytes:
+            return False
+        self._left_nbytes -= nbytes
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RawMedia:
+    """Encoded bytes of one item: ``data``, or ``nbytes`` from ``start`` on in the object
+    ``handle``.
+
+    The object is the request's own. Unless it ``is_sealed``, no other client can read it yet.
+
+    Attributes:
+        origin: Source of the bytes: ``data``, ``fetch``, or ``tier`` where another node had fetched
+            them.
+        fresh_s: Time for which they are a valid copy of their URL's content.
+        digest: Digest of the bytes, where it was computed as they came.
+        took_us: Duration of their transfer from a media host.
+        is_frames: They are the base64 text of a video's frames, with commas between them.
+    """
+
+    origin: str
+    nbytes: int
+    data: bytes | None = None
+    handle: Handle | None = None
+    start: int = 0
+    is_sealed: bool = False
+    fresh_s: float = 0.0
+    digest: bytes | None = None
+    took_us: int = 0
+    is_frames: bool = False
+
+
+@contextmanager
+def _naming_the_setting() -> Iterator[None]:
+    """Add the setting to an error of the store.
+
+    Raises:
+        ArenaTooSmall: The store's message, and the setting that changes the limit.
+    """
+    try:
+        yield
+    except ArenaTooSmall as error:
+        raise ArenaTooSmall(f"{error.message} (--raw-share of --arena-nbytes)") from error
+
+
+class RawBuffer:
+    """Bytes of one request, one after another; the caller knows the boundaries of items.
+
+    All of it belongs to the request, and is released with it.
+
+    Invariants:
+        - The bytes are on the heap or in one object, never in both.
+        - `make_room` never waits for space; only `reserve` does.
+    """
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        request_id: str,
+        allowance: HeapAllowance | None = None,
+        room: SharedRoom | None = None,
+    ) -> None:
+        """Create an empty buffer.
+
+        Args:
+            room: Shared objects of the request, for an item with an announced length.
+        """
+        self._store, self._request_id = store, request_id
+        self._allowance, self._room = allowance or HeapAllowance(), room
+        self._allowed_nbytes = 0
+        self._heap = bytearray()
+        self._handle: Handle | None = None
+        self._block: memoryview | None = None
+        self._shared_start: int | None = None  # where in the object, if others are in it
+        self.nbytes = 0
+
+    @property
+    def is_on_heap(self) -> bool:
+        return self._handle is None
+
+    async def reserve(self, nbytes: int, gate: Gate) -> None:
+        """Wait for space for so many bytes in all, and reserve it.
+
+        Raises:
+            ArenaTooSmall: The arena never has so much space.
+            StoreFull: Too many requests wait already.
+            DeadlineExceeded: The space was not free in time.
+        """
+        with _naming_the_setting():
+            (handle,) = await gate.create(self._request_id, [CreateItem(ObjectKind.RAW, nbytes)])
+        self._move_to(handle, self._store.block(handle))
+
+    async def make_room(self, nbytes: int) -> None:
+        """Reserve space for so many bytes in all, at once or not at all.
+
+        Raises:
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena never has so much space.
+        """
+        has_nbytes = self._allowed_nbytes if self._block is None else len(self._block)
+        if nbytes <= has_nbytes:
+            return
+        if self._handle is None and self._allowance.take(nbytes - self._allowed_nbytes):
+            self._allowed_nbytes = nbytes
+        elif self._room is not None and self._handle is None and not self.nbytes:
+            place = await self._room.take(nbytes)
+            self._move_to(place.handle, place.block, shared_start=place.start)
+        else:
+            # The first number is the announced length; later ones are estimates.
+            step_nbytes = min(nbytes, _MAX_STEP_NBYTES) if self.nbytes else 0
+            item = CreateItem(ObjectKind.RAW, nbytes + step_nbytes)
+            with _naming_the_setting():
+                (handle,) = await self._store.create(self._request_id, [item])
+            self._move_to(handle, self._store.block(handle))
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; there must be space for them."""
+        if self._block is None:
+            self._heap += data
+        else:
+            if self.nbytes + len(data) > len(self._block):
+                raise MediaTooLarge("the media are longer than was announced")
+            self._block[self.nbytes : self.nbytes + len(data)] = data
+        self.nbytes += len(data)
+
+    def finish(self, parts: Sequence[tuple[int, int]], *, origin: str) -> list[RawMedia]:
+        """Close the buffer; return its items, which are ``(start, nbytes)`` each."""
+        self._block = None
+        if self._handle is None:
+            whole = bytes(self._heap)
+            self._heap = bytearray()
+            return [
+                RawMedia(origin, nbytes, data=whole[start : start + nbytes])
+                for start, nbytes in parts
+            ]
+        handle, first = self._handle, self._shared_start
+        if not self.nbytes:
+            if first is None:
+                self._store.discard(self._request_id, [handle])
+            return [RawMedia(origin, 0, data=b"") for _ in parts]
+        if first is None:
+            handle, first = msgspec.structs.replace(handle, nbytes=self.nbytes), 0
+        return [
+            RawMedia(origin, nbytes, handle=handle, start=first + start) for start, nbytes in parts
+        ]
+
+    async def finish_sealed(self, *, origin: str) -> RawMedia:
+        """Close the buffer, which is one item, and seal it. Unused space is free at once.
+
+        An item in a shared object is sealed with the others in it.
+        """
+        (raw,) = self.finish([(0, self.nbytes)], origin=origin)
+        if raw.handle is None or self._shared_start is not None:
+            return raw
+        (sealed,) = await self._store.seal(self._request_id, [SealItem(raw.handle, raw.nbytes)])
+        return replace(raw, handle=sealed, is_sealed=True)
+
+    def _move_to(
+        self, handle: Handle, block: memoryview, *, shared_start: int | None = None
+    ) -> None:
+        """Continue in a new object."""
+        before = np.frombuffer(self._block if self._block is not None else self._heap, np.uint8)
+        # `copyto` releases the GIL; a copy of a memoryview does not.
+        np.copyto(np.frombuffer(block, np.uint8)[: self.nbytes], before[: self.nbytes])
+        del before
+        old, self._handle, self._block = self._handle, handle, block
+        self._heap = bytearray()
+        self._allowance.take(-self._allowed_nbytes)
+        self._allowed_nbytes = 0
+        if old is not None and self._shared_start is None:
+            self._store.discard(self._request_id, [old])
+        self._shared_start = shared_start

@@ -1,0 +1,86 @@
+"""Gemma 3: a stretched image, written as its soft tokens between two marks and empty lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from afferent.errors import ConfigError
+from afferent.media.families.entry import EngineFacts, Entry
+from afferent.media.families.family import (
+    MediaTokens,
+    processor_settings,
+    whole_processor_settings,
+)
+from afferent.media.families.fixed import FixedFamily, framing
+from afferent.media.families.settings import (
+    BILINEAR,
+    PLAIN_COLOURS,
+    SQUARE,
+    Defaults,
+    pixel_settings,
+)
+from afferent.media.families.tokens import image_token_id
+
+# Defaults of values that the configuration omits:
+_BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
+_NUM_EMBEDS = 256
+_PROCESSORS: Final[Defaults] = {
+    "Gemma3ImageProcessor": {**PLAIN_COLOURS, **SQUARE, "resample": BILINEAR},
+}
+
+
+class _AddedToken(Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(Struct):
+    added_tokens: list[_AddedToken]
+
+
+def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
+    """Return the family of a model; ``None`` if its settings are not supported here.
+
+    "Pan and scan", which adds crops of long images, is not supported.
+
+    Raises:
+        ConfigError: The folder does not define how images are processed, or its tokens.
+    """
+    settings = pixel_settings(processor_settings(folder), _PROCESSORS)
+    frame = settings and framing(settings)
+    if not frame:
+        return None
+    processor = whole_processor_settings(folder)
+    begin_id = config.get("boi_token_index", _BEGIN_ID)
+    texts = _added_tokens(folder / "tokenizer.json")
+    try:
+        begin, end = texts[begin_id], texts[config.get("eoi_token_index", _END_ID)]
+    except KeyError as error:
+        raise ConfigError(f"{folder} has no token {error} to mark an image with") from None
+    soft_id = image_token_id(config, _SOFT_ID)
+    num_embeds = processor.get("image_seq_length", _NUM_EMBEDS)
+    return FixedFamily(
+        image=MediaTokens(marker=begin_id, embed=soft_id),
+        framing=frame,
+        prompt=(f"\n\n{begin}", num_embeds, f"{end}\n\n"),
+    )
+
+
+def _added_tokens(path: Path) -> dict[int, str]:
+    try:
+        tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    return {token.id: token.content for token in tokenizer.added_tokens}
+
+
+ENTRY = Entry(
+    model_types=("gemma3",),
+    describe=describe,
+    engine=EngineFacts(items_see_themselves=True),
+)

@@ -1,0 +1,54 @@
+"""Special tokens of a model: their ids in its configuration, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from afferent.media.families.family import read_json
+
+SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Names of `transformers` for tokens that are not of media."""
+
+
+def image_token_id(config: Mapping[str, Any], default: int) -> int:
+    """Return the id of the token that an image's embeddings replace.
+
+    Args:
+        config: The model's ``config.json``, or `transformers`' form of it.
+        default: Id of the model's type, if the configuration omits it.
+    """
+    given = (config.get(name) for name in ("image_token_id", "image_token_index"))
+    return next((token_id for token_id in given if token_id is not None), default)
+
+
+def named_tokens(folder: Path) -> Mapping[str, str]:
+    """Return the texts of tokens by their names in `transformers`; empty without a file.
+
+    Raises:
+        ConfigError: The tokenizer's file can't be read.
+    """
+    settings = _tokenizer_settings(folder)
+    extra = settings.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **settings}
+    return {name: value for name, value in named.items() if isinstance(value, str)}
+
+
+def special_names(folder: Path) -> dict[str, str]:
+    """Return the texts of `SPECIAL_NAMES`; empty if the tokenizer has no such token.
+
+    Raises:
+        ConfigError: The tokenizer's file can't be read.
+    """
+    settings = _tokenizer_settings(folder)
+    names = {}
+    for key in SPECIAL_NAMES:
+        value = settings.get(key)
+        names[key] = value.get("content", "") if isinstance(value, dict) else value or ""
+    return names
+
+
+def _tokenizer_settings(folder: Path) -> Mapping[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.exists() else {}

@@ -1,0 +1,1 @@
+"""Fetching of media by URL or from permitted folders."""

@@ -1,0 +1,1 @@
+"""Compiled resizer; `afferent.media.transforms.resize` works without it, too."""

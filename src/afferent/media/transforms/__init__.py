@@ -1,0 +1,1 @@
+"""Transforms of pixels: resizing, tiles, patches, normalization."""

@@ -1,0 +1,1 @@
+"""Preprocess workers: confined processes that write features directly into the arena."""

@@ -1,0 +1,195 @@
+"""Preprocess worker: gets a job, reads the media in the arena, writes the features there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import numpy as np
+
+from afferent.config import Limits
+from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
+from afferent.media.decode import audio
+from afferent.media.decode.audio import decode_audio, probe_audio
+from afferent.media.decode.image import decode_image
+from afferent.media.decode.video import open_video
+from afferent.media.decoded import Media
+from afferent.media.families.registry import AnyFamily
+from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
+from afferent.media.workers import sandbox
+from afferent.media.workers.jobs import (
+    InputRange,
+    Job,
+    MakeFeatures,
+    PlanFile,
+    PlanImage,
+    Planned,
+    job_decoder,
+)
+from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.results import Order
+from afferent.types import Failure, Modality, Span, decode, encode, span_since
+
+log = logging.getLogger(__name__)
+
+_LAZY = ("av.subtitles.codeccontext", "av.subtitles.stream", "numpy.fft", "numpy.ma")
+
+
+def load_lazy_modules() -> None:
+    """Import modules that libraries import on first use.
+
+    A confined worker can load no library, and each worker would repeat the import.
+    """
+    for name in _LAZY:
+        importlib.import_module(name)
+    audio.load()
+
+
+class Worker:
+    """Worker that does jobs, one at a time, until it is stopped."""
+
+    def __init__(
+        self,
+        store: DaemonStore,
+        family: AnyFamily,
+        *,
+        name: str,
+        limits: Limits,
+        item_cpu_s: float,
+    ) -> None:
+        """Work for ``store``.
+
+        Args:
+            name: Name of this process in traces of requests.
+            item_cpu_s: Processor time for one job; the kernel ends a worker that takes more.
+        """
+        self._store, self._family, self._name = store, family, name
+        self._limits, self._item_cpu_s = limits, item_cpu_s
+        self._is_idle = self._is_stopping = False
+
+    def run(self) -> None:
+        """Work until SIGTERM; a running job is finished.
+
+        Raises:
+            StoreUnavailable: The store is gone.
+        """
+        signal.signal(signal.SIGTERM, self._stop)
+        while not self._is_stopping:
+            self._is_idle = True
+            order = self._store.take()
+            self._is_idle = False
+            sandbox.allow_cpu(self._item_cpu_s)
+            self._do(order)
+
+    def _stop(self, _signum: int, _frame: FrameType | None) -> None:
+        self._is_stopping = True
+        if self._is_idle:
+            raise SystemExit(0)
+
+    def _do(self, order: Order) -> None:
+        spans: list[Span] = []
+        used_nbytes, failure = 0, None
+        try:
+            used_nbytes = self._make(order, spans)
+        except AfferentError as error:
+            failure = Failure(error.code, error.message)
+        except MemoryError:
+            text = "the item takes more memory to decode than a worker may use"
+            failure = Failure(MediaTooLarge.code, text)
+        except Exception:
+            log.exception("an item could not be processed")
+            failure = Failure(InternalError.code, "an item could not be processed")
+        self._store.finish(order, used_nbytes=used_nbytes, failure=failure, spans=spans)
+
+    def _make(self, order: Order, spans: list[Span]) -> int:
+        """Do one job; return the number of bytes written."""
+        job: Job = decode(job_decoder, order.payload)
+        block = self._store.block(order.target)
+        match job:
+            case PlanImage(header, max_pixels):
+                plan = self._bounded(max_pixels).plan_exactly(header)
+                return _write(Planned(header, plan), block)
+            case PlanFile(modality, file):
+                with self._span("read_container", spans):
+                    found = self._probe(modality, self._file(order, file))
+                return _write(Planned(found, self._family.plan_exactly(found)), block)
+            case MakeFeatures(header, file, max_pixels):
+                raw = self._file(order, file)
+                with self._open(header, raw, spans) as media:
+                    return self._process(self._bounded(max_pixels), media, block, spans)
+
+    def _file(self, order: Order, file: InputRange) -> memoryview:
+        whole = self._store.block(order.inputs[0])
+        if file.start + file.nbytes > len(whole):
+            raise InternalError("a job's file lies outside of its input")
+        return whole[file.start : file.start + file.nbytes]
+
+    def _bounded(self, max_pixels: int) -> AnyFamily:
+        return self._family.bounded(max_pixels) if max_pixels else self._family
+
+    def _process(
+        self, family: AnyFamily, media: Media, block: memoryview, spans: list[Span]
+    ) -> int:
+        features = family.plan_exactly(media.header)
+        plan = codec.plan(features.tree)
+        if plan.nbytes > len(block):
+            raise InvalidMedia("the file holds more than its header says")
+        with self._span("process", spans, copied_nbytes=plan.nbytes):
+            views = codec.lay_out(plan, block)
+            family.process(media, {name: views[name] for name in features.specs})
+        return plan.nbytes
+
+    @contextlib.contextmanager
+    def _open(self, header: MediaHeader, raw: memoryview, spans: list[Span]) -> Iterator[Media]:
+        match header:
+            case ImageHeader(width, height):
+                note = f"{width} x {height}"
+                with self._span("decode", spans, copied_nbytes=3 * width * height, note=note):
+                    image = decode_image(raw, header, self._limits)
+                yield image
+            case AudioHeader():
+                with self._span("decode", spans):
+                    rate = self._family.sample_rate_hz
+                    clip = decode_audio(raw, rate, self._limits)
+                yield clip
+            case VideoHeader():  # its frames are decoded one by one during the processing
+                with open_video(raw, self._limits) as video:
+                    yield video
+
+    def _probe(self, modality: Modality, raw: memoryview) -> MediaHeader:
+        """Return the header of a file: exact for a video, a bound for audio.
+
+        A video's packets are counted, which takes milliseconds. Some audio formats only allow a
+        guess; the excess is released.
+        """
+        if modality is Modality.IMAGE:
+            raise InternalError("an image is planned by its header")
+        if modality is Modality.VIDEO:
+            with open_video(raw, self._limits) as video:
+                return video.header
+        claimed = probe_audio(raw, self._limits)
+        bound = claimed.num_frames + claimed.num_frames // 8 + claimed.sample_rate_hz
+        return AudioHeader(claimed.sample_rate_hz, claimed.num_channels, bound)
+
+    @contextlib.contextmanager
+    def _span(
+        self, stage: str, spans: list[Span], *, copied_nbytes: int = 0, note: str = ""
+    ) -> Iterator[None]:
+        start_ns = time.monotonic_ns()
+        yield
+        made = span_since(start_ns, self._name, stage, copied_nbytes=copied_nbytes, note=note)
+        spans.append(made)
+
+
+def _write(planned: Planned, block: memoryview) -> int:
+    data = encode(planned)
+    if len(data) > len(block):
+        raise InternalError("a plan is too long")
+    np.copyto(np.frombuffer(block, np.uint8)[: len(data)], np.frombuffer(data, np.uint8))
+    return len(data)

@@ -1,0 +1,1 @@
+"""Operation of a server: the supervisor, the commands and the live page."""

@@ -1,1 +1,0 @@
-"""Families of models, one file each; `afferent.preprocess.registry` lists them."""

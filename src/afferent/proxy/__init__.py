@@ -1,0 +1,1 @@
+"""Proxy in front of an engine's own API: media are replaced by media handles."""

@@ -1,0 +1,167 @@
+"""Authentication of requests: the API key, its tenant, and the tenant's limit of requests."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from afferent.admission.shares import NAMELESS, Share
+from afferent.config import Tenant
+from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
+from afferent.proxy import dialects
+from afferent.proxy.doors import Doors
+
+KEY_HEADERS = frozenset(header.name.encode() for header in dialects.KEY_HEADERS)
+"""Headers that may contain a key, in lower case."""
+
+
+class Store(Protocol):
+    """Required part of a store; `AsyncDaemonStore` implements it."""
+
+    def introduce(self, request: str, share: Share) -> None: ...
+
+    async def acquire_permit(
+        self, request: str, semaphore: str, *, limit: int, queue: bool
+    ) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
+class Access:
+    """Keys of all tenants. Without keys, all clients are the default tenant."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        api_key: str = "",
+        tenants: Sequence[Tenant] = (),
+        doors: Doors | None = None,
+    ) -> None:
+        """Create it.
+
+        Args:
+            store: Counts requests over all processes, and stores their tenants.
+            api_key: Key of the default tenant.
+            doors: Admission switch of the server, if there is one.
+        """
+        self._store, self._doors = store, doors
+        owners: list[tuple[str, Tenant | None]] = []
+        owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
+        owners += [(api_key, None)] if api_key else []
+        self._keys = [(_digest(key), tenant) for key, tenant in owners]
+        self.has_tenants = bool(tenants)
+        """Whether tenants are configured, and clients without one are apart from them."""
+        self._has_quotas = any(tenant.max_requests for tenant in tenants)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients have to send a key, which is then not passed on."""
+        return bool(self._keys)
+
+    async def enter(self, request_id: str, headers: Mapping[str, str], *, host: str = "") -> Share:
+        """Admit a request and return its share; the tenant's slot is taken until `leave`.
+
+        Args:
+            headers: As for `tenant_of`.
+            host: Address of the client; fair shares are by address for requests without a tenant.
+
+        Raises:
+            NotAuthenticated: There is no key, or an unknown one.
+            QuotaExceeded: The tenant has reached its limit of running requests.
+            EngineUnavailable: No requests are admitted now.
+        """
+        tenant = self.tenant_of(headers)
+        if self._doors is not None:
+            self._doors.enter(request_id)
+        if tenant is None:
+            share = Share(address=_network(host)) if host else NAMELESS
+            self._store.introduce(request_id, share)
+            return share
+        if tenant.max_requests:
+            try:
+                await self._store.acquire_permit(
+                    _place(request_id),
+                    f"tenant/{tenant.name}",
+                    limit=tenant.max_requests,
+                    queue=False,
+                )
+            except NoPermitLeft as error:
+                raise QuotaExceeded(
+                    f"{tenant.max_requests} requests are running already; try again"
+                ) from error
+        share = Share(tenant.name, tenant.weight)
+        self._store.introduce(request_id, share)
+        return share
+
+    def leave(self, request_id: str) -> None:
+        """End a request and free its slot."""
+        if self._doors is not None:
+            self._doors.leave(request_id)
+        if self._has_quotas:
+            self._store.forget(_place(request_id))
+
+    def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
+        """Return the tenant of the key; ``None`` for the default tenant.
+
+        Args:
+            headers: With lower-case names. The key may be in the header of any API, for every
+                endpoint: the first of these headers decides.
+
+        Raises:
+            NotAuthenticated: There is no key, or an unknown one.
+        """
+        if not self._keys:
+            return None
+        sent = _sent_key(headers)
+        if not sent:
+            raise NotAuthenticated("an API key is needed")
+        digest = _digest(sent)
+        # Compare all keys: the time reveals nothing about them.
+        matches = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest)]
+        if not matches:
+            raise NotAuthenticated("the API key is not known")
+        return matches[0]
+
+
+def headers_to_pass_on(
+    headers: Iterable[tuple[bytes, bytes]], access: Access
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers without the client's key, if the server has keys."""
+    return [
+        (name, value) for name, value in headers if not (access.has_keys and name in KEY_HEADERS)
+    ]
+
+
+def _network(host: str) -> str:
+    """Return the fair-share address of a client: for IPv6 its /64 network.
+
+    A client may choose its address within that network.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _place(request_id: str) -> str:
+    """Return a separate lease: the request's own ends when the engine has accepted it."""
+    return f"{request_id} place"
+
+
+def _sent_key(headers: Mapping[str, str]) -> str:
+    found = (header.key_in(headers) for header in dialects.KEY_HEADERS)
+    return next((key for key in found if key is not None), "")
+
+
+def _digest(key: str) -> bytes:
+    """Hash a key to a fixed length, so that a comparison does not reveal its length."""
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,195 @@
+"""Reader of a request's body: it cuts media into the arena while the body arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
+
+from starlette.requests import ClientDisconnect, Request
+
+from afferent.admission.gate import Gate
+from afferent.config import Limits, RequestLimits
+from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
+from afferent.media.body.cutter import BodyCutter, MediaKeys
+from afferent.media.body.json_keys import check_keys
+from afferent.media.body.json_text import check_encoding
+from afferent.media.body.pace import Pace
+from afferent.media.body.raw import SMALL_NBYTES, RawBuffer
+from afferent.media.body.received import ReceivedBody
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.types import Modality
+
+_WINDOW_NBYTES = 64 << 10
+_SLOW_GRACE_S = 2.0
+_JSON_WINDOW_NBYTES = 16 << 10
+"""Smaller window outside of media: JSON costs more per byte than media, which are only searched."""
+
+
+class BodyReader:
+    """Reads one body. Its data in the arena belong to the request."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        request_id: str,
+        limits: RequestLimits,
+        media_keys: MediaKeys,
+        *,
+        tenant: str = "",
+        paths: Collection[tuple[str | None, ...]] | None = None,
+    ) -> None:
+        """Create it.
+
+        Args:
+            paths: Locations of media in JSON that is passed on without parsing: its text may be
+                as long as the body, and its shape has no limit. ``None``: everywhere that
+                ``media_keys`` allow, in JSON that is parsed here.
+        """
+        self._gate, self._limits, self._request_id = gate, limits, request_id
+        self._tenant = tenant
+        self._is_uploading = False
+        self._buffer = RawBuffer(store, request_id)
+        self._sink = _Sink(self._buffer, limits)
+        max_media = sum(limits.of(kind).max_items for kind in Modality)
+        self._cutter = BodyCutter(
+            *(self._sink, media_keys),
+            max_json_nbytes=limits.max_json_nbytes if paths is None else limits.max_body_nbytes,
+            max_media=max_media,
+            is_parsed=paths is None,
+            paths=paths,
+        )
+        self._num_read = self._num_cut = 0
+
+    async def read(self, request: Request) -> ReceivedBody:
+        """Read the whole body.
+
+        If the length was announced and the media exceed the heap limit, they wait once in a fair
+        queue. Media of other bodies are refused if there is no space. After the wait, the body must
+        arrive fast enough, as it blocks other requests.
+
+        Raises:
+            BodyTooLarge: More than the limits allow, with its media or without.
+            BodyTooSlow: The client stopped sending, or is too slow for the timeout.
+            InvalidMedia: An item's base64 is malformed.
+            InvalidRequest: The JSON breaks off in an item, an object has a key twice, or it is
+                not UTF-8.
+            StoreFull: There is no space for the media now.
+            DeadlineExceeded: The space was not available in time.
+        """
+        announced = _announced_nbytes(request)
+        self._check_size(announced or 0)
+        pace = Pace()
+        async for chunk in self._chunks(request, announced):
+            self._num_read += len(chunk)
+            self._check_size(self._num_read)
+            left = memoryview(chunk)
+            while left:
+                window_nbytes = _WINDOW_NBYTES if self._sink.is_open else _JSON_WINDOW_NBYTES
+                window, left = left[:window_nbytes], left[window_nbytes:]
+                await self._make_room(announced, len(window))
+                self._cutter.feed(window)
+                self._num_cut += len(window)
+                await pace.rest()
+        cut = self._cutter.finish()
+        check_encoding(cut.json)
+        for _ in check_keys(cut.json):
+            await pace.rest()
+        media = self._buffer.finish(self._sink.parts, origin="data")
+        by_marker = {
+            item.marker: replace(raw, is_frames=True) if item.is_frames else raw
+            for item, raw in zip(cut.media, media, strict=True)
+        }
+        cut_by_marker = {item.marker: item for item in cut.media}
+        return ReceivedBody(cut.json, by_marker, self._num_read, cut_by_marker)
+
+    def let_others_come(self) -> None:
+        """Let waiting large bodies proceed: this body is in use, or released.
+
+        The release of the request has the same effect.
+        """
+        if self._is_uploading:
+            self._gate.end_upload(self._request_id, tenant=self._tenant)
+
+    async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
+        """Reserve space for the next window's decoded bytes.
+
+        For an announced body, once the heap is full, reserve all of the rest: a client that
+        announces bytes and never sends them uses its own share.
+        """
+        if not self._sink.has_begun:  # one window is small enough
+            return
+        if announced is None:
+            await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
+        elif self._buffer.is_on_heap and self._buffer.nbytes + window_nbytes > SMALL_NBYTES:
+            left_nbytes = max(announced - self._num_cut, 0)
+            # The cutter may still have the end of a window.
+            quarters = 4 if self._cutter.is_text else 3
+            nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * quarters // 4
+            self._is_uploading = await self._gate.begin_upload(
+                self._request_id, nbytes, tenant=self._tenant
+            )
+            await self._buffer.reserve(nbytes, self._gate)
+        elif self._cutter.is_text and not self._buffer.is_on_heap:  # it was taken for base64
+            await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
+
+    def _check_size(self, nbytes: int) -> None:
+        most = self._limits.max_body_nbytes
+        if nbytes > most:
+            raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")
+
+    async def _chunks(self, request: Request, announced: int | None) -> AsyncIterator[bytes]:
+        """Yield the body's chunks within its timeouts; waits for space do not count."""
+        idle_s, in_all_s = self._limits.body_idle_timeout_s, self._limits.body_timeout_s
+        left_s, has_more = in_all_s, True
+        while has_more:
+            start_s, within_s = time.monotonic(), min(idle_s, left_s)
+            if announced and not self._buffer.is_on_heap:
+                behind_s = in_all_s * (1.0 - self._num_read / announced) - left_s
+                within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, 0.0))
+            try:
+                async with asyncio.timeout(within_s):
+                    message = await request.receive()
+            except TimeoutError:
+                raise BodyTooSlow("the body did not arrive in time") from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            left_s -= time.monotonic() - start_s
+            if left_s <= 0:
+                raise BodyTooSlow("the body did not arrive in time")
+            yield message.get("body", b"")
+            has_more = message.get("more_body", False)
+
+
+class _Sink:
+    """Consecutive items in one buffer; ``parts`` has the start and length of each."""
+
+    def __init__(self, buffer: RawBuffer, limits: Limits) -> None:
+        self._buffer = buffer
+        self._max_nbytes = max(limits.of(kind).max_nbytes for kind in Modality)
+        self._start = 0
+        self.parts: list[tuple[int, int]] = []
+        self.has_begun = self.is_open = False
+
+    def begin(self) -> None:
+        self.has_begun = self.is_open = True
+        self._start = self._buffer.nbytes
+
+    def write(self, data: bytes) -> None:
+        if self._buffer.nbytes - self._start + len(data) > self._max_nbytes:
+            raise MediaTooLarge(
+                f"an item has more than {self._max_nbytes} bytes (--max-image-nbytes, "
+                "--max-video-nbytes, --max-audio-nbytes)"
+            )
+        self._buffer.write(data)
+
+    def end(self) -> None:
+        self.parts.append((self._start, self._buffer.nbytes - self._start))
+        self.is_open = False
+
+
+def _announced_nbytes(request: Request) -> int | None:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else None

@@ -1,0 +1,329 @@
+"""Proxy of one request to an upstream, and of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from afferent.admission.gate import Gate
+from afferent.admission.shares import NAMELESS, Share
+from afferent.engines.upstream import (
+    Headers,
+    Upstream,
+    UpstreamAnswer,
+    UpstreamRequest,
+)
+from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable, InvalidRequest
+from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
+from afferent.proxy import counting, media_locations
+from afferent.proxy.app_settings import AppSettings
+from afferent.proxy.auth import Access, headers_to_pass_on
+from afferent.proxy.body import BodyReader
+from afferent.proxy.dialects import DIALECTS, NONE, Dialect
+from afferent.proxy.error_answers import without_references
+from afferent.proxy.failures import failure_of
+from afferent.proxy.finish import IN_FLIGHT, tell
+from afferent.proxy.http_server.exchange import hang_up
+from afferent.proxy.reference_stage import Referenced, ReferenceStage
+from afferent.proxy.responses import new_id, path_of, refusal
+from afferent.proxy.tenancy import Tenancy
+from afferent.runtime import logs
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.explain import Explainer, make_console
+from afferent.telemetry.journal import JOURNAL
+from afferent.telemetry.trace import Trace
+
+_ERRORS = 400
+"""Statuses from here on are errors."""
+OTHER = "upstream"
+"""Metric label of endpoints that have no name here."""
+_PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
+"""Events that precede the computation of the first token."""
+_EVENT = re.compile(rb"(?m)^event: ")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+
+
+@dataclass(slots=True)
+class _Exchange:
+    scope: Scope
+    request: Request
+    send: Send
+    trace: Trace
+    api: Dialect
+    share: Share = NAMELESS
+    has_begun: bool = False
+    """Whether a part of the answer was sent."""
+    is_stream: bool = False
+    referenced: Referenced = field(default_factory=Referenced)
+    urls: Sequence[str] = ()
+    """Media handles in place of its media."""
+    failure: Exception | None = None
+    """Error of a body that was passed on while it arrived."""
+
+    @property
+    def id(self) -> str:
+        return self.trace.request_id
+
+
+class Passage:
+    """Proxy of requests to all endpoints; an ASGI application."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        upstream: Upstream,
+        stage: ReferenceStage,
+        settings: AppSettings,
+        access: Access,
+    ) -> None:
+        self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
+        self._settings, self._access = settings, access
+        self._tenancy = Tenancy(has_tenants=access.has_tenants, secret=upstream.salt_key)
+        counting.APIS.update({OTHER, *(api.name for api in DIALECTS.values())})
+        self._explainer = Explainer(make_console()) if settings.explain else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path = path_of(request)
+        api = DIALECTS.get(path, NONE)
+        request_id = new_id(api.id_prefix)
+        logs.request_id.set(request_id)
+        trace = Trace(request_id, f"{request.method} {path}")
+        if self._settings.tracing is not None:
+            self._settings.tracing.begin(trace, scope["headers"])
+        JOURNAL.begin(trace)
+        exchange = _Exchange(scope, request, send, trace, api)
+        outcome = "client_gone"
+        try:
+            with IN_FLIGHT.labels().track():
+                async with asyncio.timeout(self._settings.request_timeout_s):
+                    await self._pass_on(exchange)
+            outcome = "ok"
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            failure = failure_of(error)
+            outcome = failure.code
+            await self._fail(exchange, failure)
+        finally:
+            self._store.forget(request_id)
+            self._finish(exchange, outcome)
+
+    # To the upstream
+
+    async def _pass_on(self, exchange: _Exchange) -> None:
+        request, trace = exchange.request, exchange.trace
+        exchange.share = await self._access.enter(
+            exchange.id, request.headers, host=request.client.host if request.client else ""
+        )
+        trace.tenant, trace.media = exchange.share.tenant, "none"
+        _check_target(exchange.scope)
+        self._tenancy.check_path(path_of(request))
+        if not self._upstream.is_ready:
+            raise EngineUnavailable("the engine is not ready; try again")
+        body: bytes | AsyncIterator[bytes] = b""
+        if _is_json(request):
+            body = await self._refer(exchange)
+        elif "content-length" in request.headers or "transfer-encoding" in request.headers:
+            trace.media = "unknown"
+            body = self._streamed(exchange)
+        trace.where = "engine"
+        start_ns = time.monotonic_ns()
+        headers = headers_to_pass_on(exchange.scope["headers"], self._access)
+        passed = UpstreamRequest(
+            method=request.method,
+            target=target_of(exchange.scope),
+            headers=headers if trace.root is None else trace.root.carried(headers),
+            body=body,
+            keys=exchange.referenced.keys,
+        )
+        try:
+            async with self._upstream.forward(passed) as answer:
+                if answer.status >= _ERRORS and exchange.urls:
+                    answer = without_references(answer, exchange.urls)
+                await self._bring_back(exchange, answer, start_ns)
+        except EngineUnavailable:
+            if exchange.failure is not None:
+                raise exchange.failure from None
+            raise
+
+    async def _refer(self, exchange: _Exchange) -> bytes:
+        """Return the body with media handles in place of its media; unchanged without media."""
+        trace, path, tenant = exchange.trace, path_of(exchange.request), exchange.share.tenant
+        trace.media = "unknown"
+        start_ns = time.monotonic_ns()
+        reader = BodyReader(
+            *(self._store, self._gate, exchange.id),
+            *(self._settings.limits_of(exchange.share), media_locations.MEDIA_KEYS),
+            tenant=tenant,
+            paths=media_locations.paths_at(path),
+        )
+        body = await reader.read(exchange.request)
+        copied = sum(item.nbytes for item in body.media.values())
+        trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
+        trace.media, trace.where = "none", "preprocess"
+        start_ns = time.monotonic_ns()
+        document = media_locations.find(body.json, path)
+        # Now: the items' memory may be reused soon.
+        others = self._others(document, body)
+        if not document.places:
+            reader.let_others_come()
+            passed = self._tenancy.write(body.json, path, tenant=tenant, has_media=False)
+            return media_locations.restore(passed, others)
+        _check_media(document, body)
+        trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        trace.media = _media_of(document)
+        exchange.referenced = await self._stage.refer(
+            exchange.id, document, dict(body.media), share=exchange.share, trace=trace
+        )
+        reader.let_others_come()
+        exchange.urls = [self._upstream.sign(each) for each in exchange.referenced.references]
+        written = document.write(exchange.urls, names=exchange.referenced.names)
+        written = self._tenancy.write(written, path, tenant=tenant, has_media=True)
+        return media_locations.restore(written, others)
+
+    def _others(self, document: media_locations.Document, body: ReceivedBody) -> dict[str, bytes]:
+        """Return the cut strings that are data and not media, by marker."""
+        shown = {place.source for place in document.places}
+        others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
+        return {
+            marker: body.cut[marker].written(self._bytes_of(raw)) for marker, raw in others.items()
+        }
+
+    def _bytes_of(self, raw: RawMedia) -> bytes | memoryview:
+        if raw.handle is None:
+            return raw.data or b""
+        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+
+    async def _streamed(self, exchange: _Exchange) -> AsyncIterator[bytes]:
+        """Yield a body that is not JSON: a file to transcribe, for example."""
+        most, nbytes = self._settings.limits_of(exchange.share).max_body_nbytes, 0
+        try:
+            async for chunk in exchange.request.stream():
+                nbytes += len(chunk)
+                if nbytes > most:
+                    raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")
+                if chunk:
+                    yield chunk
+        except (AfferentError, ClientDisconnect) as error:
+            exchange.failure = error
+            raise
+
+    # From the upstream
+
+    async def _bring_back(self, exchange: _Exchange, answer: UpstreamAnswer, start_ns: int) -> None:
+        """Send the bytes as they arrive, once it is certain that they are based on these media."""
+        referenced, trace = exchange.referenced, exchange.trace
+        exchange.is_stream = _content_type(answer.headers).startswith(b"text/event-stream")
+        held = b""
+        async for chunk in answer.chunks:
+            if not exchange.has_begun:
+                held += chunk
+                if exchange.is_stream and _is_prelude(held):
+                    continue
+                trace.stage(start_ns, "first_byte")
+                self._gate.leave(exchange.id)  # if the engine's plugin has not reported it
+                await self._stage.check(exchange.id, referenced)
+                await self._begin(exchange, answer)
+                chunk = held
+            else:
+                self._stage.check_here(referenced)
+            await exchange.send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if not exchange.has_begun:
+            await self._stage.check(exchange.id, referenced)
+            await self._begin(exchange, answer)
+            await exchange.send({"type": "http.response.body", "body": held, "more_body": True})
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, exchange: _Exchange, answer: UpstreamAnswer) -> None:
+        headers = [(name.lower(), value) for name, value in answer.headers]
+        if not any(name == b"x-request-id" for name, _ in headers):
+            headers.append((b"x-request-id", exchange.id.encode()))
+        exchange.has_begun = True
+        await exchange.send(
+            {"type": "http.response.start", "status": answer.status, "headers": headers}
+        )
+
+    # Ends
+
+    async def _fail(self, exchange: _Exchange, failure: AfferentError) -> None:
+        """Send an error in the API's format, or as the end of a stream that has begun."""
+        if not exchange.has_begun:
+            answer = refusal(failure, exchange.id, exchange.api)
+            await answer(exchange.scope, exchange.request.receive, exchange.send)
+        elif exchange.is_stream:
+            frame = _last_frame(exchange, failure)
+            await exchange.send({"type": "http.response.body", "body": frame, "more_body": False})
+        else:
+            hang_up(exchange.scope)  # so that a client does not take it for complete
+
+    def _finish(self, exchange: _Exchange, outcome: str) -> None:
+        self._access.leave(exchange.id)
+        counting.count_stages(exchange.trace)
+        tell(exchange.trace, exchange.api.name or OTHER, outcome, self._explainer)
+
+
+def target_of(scope: Scope) -> str:
+    """Return path and query, as the client sent them."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return (path + (b"?" + query if query else b"")).decode("latin-1")
+
+
+def _check_target(scope: Scope) -> None:
+    """Refuse a target that the upstream could take for that of another endpoint than this server:
+    its router ignores a line break at the end of a path, and a URL ends at a number sign.
+
+    Raises:
+        InvalidRequest: It has control characters or a number sign.
+    """
+    if _CONTROL.search(scope["path"]) or "#" in target_of(scope):
+        raise InvalidRequest("the path has characters that no endpoint has")
+
+
+def _is_json(request: Request) -> bool:
+    """Whether its body may contain media as JSON."""
+    if request.method not in ("POST", "PUT", "PATCH"):
+        return False
+    kind = request.headers.get("content-type", "")
+    return "json" in kind.lower() or not kind
+
+
+def _check_media(document: media_locations.Document, body: ReceivedBody) -> None:
+    """
+    Raises:
+        InvalidMedia: What was cut out of the body is malformed or too large, and is media.
+    """
+    for place in document.places:
+        item = body.cut.get(place.source or "")
+        if item is not None and item.error is not None:
+            raise item.error
+
+
+def _media_of(document: media_locations.Document) -> str:
+    found = {place.modality for place in document.places}
+    return str(next(iter(found))) if len(found) == 1 else "mixed"
+
+
+def _content_type(headers: Headers) -> bytes:
+    return next((value for name, value in headers if name.lower() == b"content-type"), b"").lower()
+
+
+def _is_prelude(text: bytes) -> bool:
+    """Whether the stream so far does not depend on its media."""
+    return len(_PRELUDE.findall(text)) == len(_EVENT.findall(text)) > 0
+
+
+def _last_frame(exchange: _Exchange, failure: AfferentError) -> bytes:
+    """Return the last frame of a failed stream, with the error in the API's format."""
+    answer = refusal(failure, exchange.id, exchange.api)
+    head = b"event: error\n" if exchange.api.names_error_events else b""
+    return b"\n\n" + head + b"data: " + bytes(answer.body) + b"\n\n"

@@ -1,0 +1,461 @@
+"""Media locations in a request's JSON, and their replacement by media handles. Pure.
+
+`TABLE` lists the media locations of each endpoint: content parts of messages, results of tools, the
+inputs of pooling and scoring. Everything else is data, with any keys, and reaches the upstream
+unchanged. A location that the table lacks fails closed: vLLM's connector refuses media without a
+handle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from afferent.errors import InvalidRequest
+from afferent.media.body.cutter import MediaKeys, spelled
+from afferent.media.body.json_path import ELEMENT
+from afferent.types import Modality
+
+MEDIA_KEYS: Final = MediaKeys(urls=("url", "image_url", "video_url", "audio_url"), base64=("data",))
+"""Keys of strings that may be long; their locations are checked later."""
+OPTION_KEYS: Final = ("mm_processor_kwargs", "media_io_kwargs")
+"""Options for the processing of all items of a request."""
+
+
+# The table
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """Object, with its keys that lead to media."""
+
+    members: Mapping[str, Location]
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """List of such locations; any other value is data."""
+
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class OneOrEach:
+    """List of such locations, or one of them."""
+
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Content part of OpenAI's APIs, as vLLM parses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Content block of Anthropic's API: an image, or a tool's result with images."""
+
+    is_in_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Screenshot:
+    """Output of a computer call: an object with an ``image_url``, or content parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """String that is a URL."""
+
+    modality: Modality
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey:
+    """One location if the object has a key, and another if not."""
+
+    key: str
+    present: Location
+    absent: Location
+
+
+Location = Object | Each | OneOrEach | Part | Block | Screenshot | Url | ByKey
+
+_PARTS: Final = Each(Part())
+_WITH_CONTENT: Final = Object({"content": _PARTS})
+_CHAT: Final = Object({"messages": Each(_WITH_CONTENT)})
+_CHAT_BATCH: Final = Object({"messages": Each(Each(_WITH_CONTENT))})
+_CONVERSATIONS: Final = Each(OneOrEach(_WITH_CONTENT))
+_EMBEDDINGS: Final = ByKey(
+    "messages", Object({"messages": _CONVERSATIONS}), Object({"input": _CONVERSATIONS})
+)
+"""One conversation, or several, under either key."""
+_RESPONSES: Final = Object({"input": Each(Object({"content": _PARTS, "output": Screenshot()}))})
+_IN_RESULT: Final = Each(Block(is_in_result=True))
+_MESSAGES: Final = Object({"messages": Each(Object({"content": Each(Block())}))})
+_SCORED: Final = OneOrEach(_WITH_CONTENT)
+_SCORING: Final = Object(
+    dict.fromkeys(
+        ("data_1", "data_2", "text_1", "text_2", "queries", "query", "documents", "items"), _SCORED
+    )
+)
+_EMBED: Final = Object({"images": Each(Url(Modality.IMAGE)), "inputs": Each(_WITH_CONTENT)})
+_DECISION: Final = Object(
+    {
+        "images": Each(Url(Modality.IMAGE)),
+        "audio": Each(Url(Modality.AUDIO)),
+        "videos": Each(Url(Modality.VIDEO)),
+    }
+)
+TABLE: Final[Mapping[str, Location]] = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"), _CHAT),
+    **dict.fromkeys(("/pooling", "/classify"), _CHAT),
+    "/v1/embeddings": _EMBEDDINGS,
+    **dict.fromkeys(("/cohere/v2/chat", "/cohere/v2/chat/render"), _CHAT),
+    "/v1/chat/completions/batch": _CHAT_BATCH,
+    **dict.fromkeys(("/v1/responses", "/v1/responses/render"), _RESPONSES),
+    **dict.fromkeys(
+        ("/v1/messages", "/v1/messages/render", "/v1/messages/count_tokens"), _MESSAGES
+    ),
+    **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), _SCORING),
+    "/v2/embed": _EMBED,
+    "/v1/systemone": _DECISION,
+    # Chat or scoring: `documents` of a chat are data.
+    "/invocations": ByKey("messages", _CHAT, _SCORING),
+}
+"""Media locations in the body of a request, by its path."""
+
+
+def paths_at(path: str) -> frozenset[tuple[str, ...]]:
+    """Return the paths of media strings in a body, as `JsonPath` writes them.
+
+    Args:
+        path: Path of the endpoint.
+    """
+    return _PATHS.get(path, frozenset())
+
+
+def _strings(location: Location) -> Iterator[tuple[str, ...]]:
+    match location:
+        case Object(members):
+            for key, inner in members.items():
+                yield from ((key, *rest) for rest in _strings(inner))
+        case Each(inner):
+            yield from ((ELEMENT, *rest) for rest in _strings(inner))
+        case OneOrEach(inner):
+            yield from _strings(inner)
+            yield from _strings(Each(inner))
+        case ByKey(_, present, absent):
+            yield from _strings(present)
+            yield from _strings(absent)
+        case Part():
+            yield from ((key,) for key in _URL_KEYS)
+            yield from ((key, "url") for key in _URL_KEYS)
+            yield ("input_audio", "data")
+        case Screenshot():
+            yield ("image_url",)
+            yield from _strings(Each(Part()))
+        case Block(is_in_result):
+            yield from (("source", key) for key in ("url", "data"))
+            if not is_in_result:
+                yield from (("content", *rest) for rest in _strings(_IN_RESULT))
+        case Url():
+            yield ()
+
+
+_URL_KEYS: Mapping[str, Modality] = {
+    "image_url": Modality.IMAGE,
+    "audio_url": Modality.AUDIO,
+    "video_url": Modality.VIDEO,
+}
+_KEY_OF_TYPE: Mapping[str, str] = {
+    **{key: key for key in _URL_KEYS},
+    "input_image": "image_url",
+    "input_audio": "input_audio",
+}
+"""Key of the item, by the type of a part."""
+_KEYS_WITHOUT_TYPE: Final = ("image_url", "audio_url", "input_audio", "video_url")
+"""Keys of a part without a type, or with a name: the first existing one counts, as in vLLM."""
+
+_TELLING = re.compile(
+    "|".join(
+        f'"{spelled(word)}"'
+        for word in (*_URL_KEYS, "input_audio", "source", "images", "audio", "videos")
+    ).encode()
+)
+"""Without one of these keys, a piece of JSON has no media."""
+
+_PATHS: Final = {path: frozenset(_strings(location)) for path, location in TABLE.items()}
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_array = msgspec.json.Decoder(list[msgspec.Raw])
+_string = msgspec.json.Decoder(str)
+_string_or_none = msgspec.json.Decoder(str | None)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One item of media in a body.
+
+    Attributes:
+        modality: Modality of the item.
+        source: A URL, or the marker of one that was cut out; ``None`` if known by its ``uuid``.
+        uuid: Client's name of the item.
+    """
+
+    modality: Modality
+    source: str | None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Uuid:
+    """Client's name of an item; another name may replace it."""
+
+    place: Place
+
+
+@dataclass(slots=True)
+class Document:
+    """Body with its media locations, in order."""
+
+    text: bytes
+    root: object
+    places: list[Place]
+    options: Mapping[str, bytes] = field(default_factory=dict)
+    """Options in the body with a value, for the keys in `OPTION_KEYS`."""
+
+    def write(
+        self,
+        urls: Sequence[str],
+        *,
+        names: Sequence[str] | None = None,
+    ) -> bytes:
+        """Return the JSON with these URLs in place of its media.
+
+        Args:
+            urls: One for each location.
+            names: Replacements of the client's names. Without them, the client's names and the
+                options are dropped, as they have been applied.
+        """
+        if not self.places:
+            return self.text
+        written = {id(place): url for place, url in zip(self.places, urls, strict=True)}
+        named = {
+            id(place): name for place, name in zip(self.places, names or (), strict=bool(names))
+        }
+
+        def text(node: object) -> bytes | None:
+            match node:
+                case bytes():
+                    return node
+                case Place():
+                    return msgspec.json.encode(written[id(node)])
+                case _Uuid(place):
+                    return msgspec.json.encode(named[id(place)]) if named else None
+                case dict():
+                    pairs = ((key, text(value)) for key, value in node.items())
+                    inner = (
+                        msgspec.json.encode(key) + b":" + value
+                        for key, value in pairs
+                        if value is not None
+                    )
+                    return b"{" + b",".join(inner) + b"}"
+                case list():
+                    return b"[" + b",".join(text(each) or b"null" for each in node) + b"]"
+            raise TypeError(type(node))
+
+        root = self.root
+        if isinstance(root, dict) and self.options and not named:
+            root = {key: value for key, value in root.items() if key not in OPTION_KEYS}
+        return text(root) or b""
+
+
+def find(body: bytes, path: str) -> Document:
+    """Find the media of a request.
+
+    Args:
+        path: Path of the endpoint; if it is not in `TABLE`, all of the body is data.
+
+    Raises:
+        InvalidRequest: It is not JSON, in the part that was parsed.
+    """
+    location = TABLE.get(path)
+    if location is None:
+        return Document(body, body, [])
+    try:
+        finder = _Finder()
+        root = finder.open(body, location)
+        options: dict[str, bytes] = {}
+        if finder.places and isinstance(root, dict):
+            options = {
+                key: value
+                for key in OPTION_KEYS
+                if (value := root.get(key, b"null")) not in (b"null", b"{}")
+            }
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest("the body is not valid JSON") from error
+    return Document(body, root if finder.places else body, finder.places, options)
+
+
+class _Finder:
+    """Parser that collects media locations, in order."""
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+
+    def open(self, raw: bytes, location: Location) -> object:
+        """Parse a piece of JSON where media are possible; the rest stays unchanged."""
+        raw = raw.strip()
+        if not _TELLING.search(raw) and not isinstance(location, Url | Each):
+            return raw
+        match location, raw[:1]:
+            case (Object(members), b"{"):
+                found = self._members(raw)
+                return {
+                    key: self.open(value, members[key]) if key in members else value
+                    for key, value in found.items()
+                }
+            case (Each(inner) | OneOrEach(inner), b"["):
+                return self._each(raw, inner)
+            case (OneOrEach(inner), b"{"):
+                return self.open(raw, inner)
+            case (Part(), b"{"):
+                return self._part(self._members(raw))
+            case (Block(is_in_result), b"{"):
+                return self._block(self._members(raw), is_in_result=is_in_result)
+            case (Screenshot(), b"["):
+                return self._each(raw, Part())
+            case (Screenshot(), b"{"):
+                return self._screenshot(self._members(raw))
+            case (Url(modality), b'"'):
+                return self._place(modality, _string.decode(raw))
+            case (ByKey(key, present, absent), b"{"):
+                return self.open(raw, present if key in self._members(raw) else absent)
+        return raw
+
+    def _each(self, raw: bytes, location: Location) -> object:
+        if not isinstance(location, Url) and not _TELLING.search(raw):
+            return raw
+        return [self.open(bytes(each), location) for each in _array.decode(raw)]
+
+    def _part(self, found: dict[str, bytes]) -> dict[str, object]:
+        """Replace the item of a part by its location, if it has one."""
+        has_name = found.get("uuid", b"null") != b"null"
+        opened: dict[str, object] = dict(found)
+        before = len(self.places)
+        key = self._key_of(found, has_name=has_name)
+        if key == "input_audio":
+            del opened[key]
+            self._audio(opened, found[key], has_name=has_name)
+        elif key is not None:
+            opened[key] = self._url(_URL_KEYS[key], found[key], has_name=has_name)
+        if "uuid" in found and len(self.places) > before:
+            self._name(opened, found["uuid"], self.places[-1])
+        return opened
+
+    @staticmethod
+    def _key_of(found: dict[str, bytes], *, has_name: bool) -> str | None:
+        kind = _text(found.get("type"))
+        if kind is not None and not has_name:
+            key = _KEY_OF_TYPE.get(kind)
+            return key if key in found else None
+        if kind is not None or found.get("type", b"null") == b"null":
+            return next((key for key in _KEYS_WITHOUT_TYPE if key in found), None)
+        return None
+
+    @staticmethod
+    def _name(opened: dict[str, object], raw: bytes, place: Place) -> None:
+        if name := _text(raw):
+            place.uuid, opened["uuid"] = name, _Uuid(place)
+        elif name is not None or raw == b"null":  # else the upstream refuses it
+            del opened["uuid"]
+
+    def _block(self, found: dict[str, bytes], *, is_in_result: bool) -> dict[str, object]:
+        match _text(found.get("type")):
+            case "image" if "source" in found:
+                return {**found, "source": self._source(found["source"])}
+            case "tool_result" if "content" in found and not is_in_result:
+                return {**found, "content": self.open(found["content"], _IN_RESULT)}
+        return dict(found)
+
+    def _screenshot(self, found: dict[str, bytes]) -> dict[str, object]:
+        url = found.get("image_url", b"null")
+        if url[:1] != b'"':
+            return dict(found)
+        return {**found, "image_url": self._place(Modality.IMAGE, _string.decode(url))}
+
+    def _url(self, modality: Modality, value: bytes, *, has_name: bool) -> object:
+        """Parse a URL string, or an object with one."""
+        match value[:1]:
+            case b'"':
+                return self._place(modality, _string.decode(value))
+            case b"{":
+                inner = self._members(value)
+                url = inner.get("url", b"null")
+                if url[:1] == b'"' or (url == b"null" and has_name):
+                    source = _string_or_none.decode(url)
+                    return {**inner, "url": self._place(modality, source)}
+            case b"n" if has_name:
+                return {"url": self._place(modality, None)}
+        return value
+
+    def _audio(self, opened: dict[str, object], value: bytes, *, has_name: bool) -> None:
+        """Parse an audio part with base64, which has no URL: it becomes an ``audio_url`` part."""
+        source: str | None = None
+        inner = self._members(value) if value[:1] == b"{" else {}
+        data = inner.get("data", b"null")
+        if data[:1] == b'"':
+            kind = _text(inner.get("format")) or ""
+            text = _string.decode(data)
+            # Cut data are named by their marker; shorter data become a URL.
+            source = text if ":" in text else f"data:audio/{kind};base64,{text}"
+        elif not has_name or data != b"null" or value[:1] not in (b"{", b"n"):
+            opened["input_audio"] = value
+            return
+        opened["type"] = b'"audio_url"'
+        opened["audio_url"] = {"url": self._place(Modality.AUDIO, source)}
+
+    def _source(self, value: bytes) -> object:
+        """Parse Anthropic's source: base64 with its media type, or a URL."""
+        if value[:1] != b"{":
+            return value
+        inner = self._members(value)
+        kind = _text(inner.get("type"))
+        if kind == "url" and inner.get("url", b"")[:1] == b'"':
+            return {**inner, "url": self._place(Modality.IMAGE, _string.decode(inner["url"]))}
+        if kind == "base64" and inner.get("data", b"")[:1] == b'"':
+            text = _string.decode(inner["data"])
+            media_type = _text(inner.get("media_type")) or ""
+            source = text if ":" in text else f"data:{media_type};base64,{text}"
+            return {"type": b'"url"', "url": self._place(Modality.IMAGE, source)}
+        return value
+
+    @staticmethod
+    def _members(raw: bytes) -> dict[str, bytes]:
+        return {key: bytes(value) for key, value in _object.decode(raw).items()}
+
+    def _place(self, modality: Modality, source: str | None) -> Place:
+        place = Place(modality, source)
+        self.places.append(place)
+        return place
+
+
+def _text(value: bytes | None) -> str | None:
+    """Return the decoded string; ``None`` for any other value."""
+    return _string.decode(value) if value is not None and value[:1] == b'"' else None
+
+
+def restore(body: bytes, others: Mapping[str, bytes]) -> bytes:
+    """Return the JSON with cut strings put back in place of their markers.
+
+    Args:
+        others: Original strings, by marker.
+    """
+    for marker, original in others.items():
+        body = body.replace(marker.encode(), original, 1)
+    return body

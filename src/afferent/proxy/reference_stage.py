@@ -1,0 +1,292 @@
+"""Conversion of media locations to media handles: of features made here, or of bytes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from afferent.admission.shares import Share
+from afferent.engines.ahead import Ahead
+from afferent.engines.references import FeaturesReference, Of, RawReference, Reference
+from afferent.engines.upstream import Upstream
+from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
+from afferent.items.item_state import ItemState, RequestItems
+from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.stage import ItemStage, ReadyItem
+from afferent.media.body.raw import RawMedia
+from afferent.media.families.registry import POSITION_FEATURES
+from afferent.media.workers.jobs import InputRange
+from afferent.proxy.media_locations import Document
+from afferent.proxy.prompts import PromptTokens
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find
+from afferent.telemetry.registry import counter
+from afferent.telemetry.trace import Trace
+from afferent.types import ContentKey, Handle, Modality
+
+log = logging.getLogger(__name__)
+
+_AGAIN = "the media were lost with a former life of the store; try again"
+
+WAYS = counter(
+    "afferent_upstream_items_total",
+    "Items passed on by reference: to features that we made, or to their bytes as they came",
+    modality=tuple(Modality),
+    way=("features", "bytes"),
+)
+
+
+class _Options(Struct, forbid_unknown_fields=True):
+    """Supported options of the model's processor."""
+
+    max_pixels: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+_options = msgspec.json.Decoder(_Options)
+
+
+@dataclass(frozen=True, slots=True)
+class Referenced:
+    """Media handles of a request, and their objects.
+
+    Attributes:
+        references: One for each location.
+        keys: Keys of the features, in order.
+        names: Item names for the engine's caches; only if the engine processes the items itself.
+        pinned: Objects that must exist until the answer has ended, by key.
+    """
+
+    references: Sequence[Reference] = ()
+    keys: Sequence[bytes] = ()
+    names: Sequence[str] | None = None
+    pinned: dict[ContentKey, Handle] = field(default_factory=dict)
+
+
+class ReferenceStage:
+    """Brings the media of requests into the arena, and creates their media handles."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        items: ItemStage,
+        upstream: Upstream,
+        tokens: PromptTokens | None,
+        *,
+        valid_s: float,
+        ahead: Ahead | None = None,
+    ) -> None:
+        """Create the stage.
+
+        Args:
+            upstream: Knows for which files it would make the same features.
+            tokens: Prompt tokens of the model; ``None`` if no features are made for it.
+            valid_s: Lifetime of a media handle.
+            ahead: Embedding prefetcher: it fetches the items' embeddings from other machines before
+                the upstream needs them; ``None`` without a tier.
+        """
+        self._store, self._items, self._tokens = store, items, tokens
+        self._upstream = upstream
+        self._valid_s, self._ahead = valid_s, ahead
+        self._told: set[Modality] = set()
+
+    async def refer(
+        self,
+        request_id: str,
+        document: Document,
+        media: dict[str, RawMedia],
+        *,
+        share: Share,
+        trace: Trace,
+    ) -> Referenced:
+        """Return media handles for all locations; their objects are pinned under the request.
+
+        Args:
+            media: Media that were cut out of the body; those at a location are removed.
+
+        Raises:
+            InvalidMedia: An item is invalid.
+            MediaNotCached: An item came by name alone, and is not cached.
+            Unavailable: Try again.
+        """
+        max_pixels = self._max_pixels(document)
+        parts = tuple(
+            MediaPart(
+                place.modality,
+                None if place.source is None else media.pop(place.source, place.source),
+                uuid=place.uuid,
+                max_pixels=max_pixels or 0,
+            )
+            for place in document.places
+        )
+        request = ItemRequest(request_id, parts, share)
+        self._items.check_count(request)
+        if max_pixels is not None and all(self._makes_any(part.modality) for part in parts):
+            found = await self._items.read(request, trace)
+            with found.awaited():
+                if all(map(self._makes, found.distinct)):
+                    ready = await self._items.prepare(request_id, found, trace)
+                    return await self._features(request_id, parts, ready, trace)
+            if any(item.raw is None for item in found.distinct):
+                # Their features exist, but the engine takes features of all images, or of none.
+                found = await self._items.read_bytes(_without(request, found), trace)
+        else:
+            found = await self._items.read_bytes(request, trace)
+        # A pixel limit is supported for images only; the engine interprets it for others.
+        if max_pixels == 0 and all(map(self._makes, found.distinct)):
+            await self._items.plan(request_id, found, trace)
+            ready = await self._items.prepare(request_id, found, trace)
+            return await self._features(request_id, parts, ready, trace)
+        self._tell(found.distinct)
+        files = await self._items.keep_bytes(request_id, found, trace)
+        await self._items.enter_forwarded(request_id, found, trace)
+        return self._raw(request_id, parts, found, files)
+
+    async def check(self, request_id: str, referenced: Referenced) -> None:
+        """Check that the objects of the media handles have existed all the time.
+
+        Raises:
+            StoreRestarted: An object was lost; the engine's answer is invalid.
+        """
+        if not referenced.references:
+            return
+        try:
+            if referenced.pinned:
+                wanted = [Find(key) for key in referenced.pinned]
+                outcomes = await self._store.acquire(request_id, wanted)
+                handles = [outcome.handle for outcome in outcomes]
+                if handles != list(referenced.pinned.values()):
+                    raise StoreRestarted(_AGAIN)
+            else:
+                await self._store.stat()  # an answer proves that the store was never gone
+            self.check_here(referenced)
+        except StoreUnavailable as error:
+            raise StoreRestarted(_AGAIN) from error
+
+    def check_here(self, referenced: Referenced) -> None:
+        """Do the part of `check` that needs no call to the store.
+
+        Raises:
+            StoreRestarted: An object was lost.
+        """
+        for reference in referenced.references[:1]:
+            self._store.block(reference.handle)
+
+    def _makes_any(self, modality: Modality) -> bool:
+        """Whether features are made of any file of this modality."""
+        makes = self._tokens is not None and self._items.takes(modality)
+        return makes and modality is Modality.IMAGE
+
+    def _makes(self, item: ItemState) -> bool:
+        if self._tokens is None or not self._items.takes(item.modality) or item.is_forwarded:
+            return False
+        return self._upstream.takes(item.modality, self._items.sent(item))
+
+    async def close(self) -> None:
+        await self._items.close()
+
+    def _max_pixels(self, document: Document) -> int | None:
+        """Return the pixel limit in the options; ``None`` if there are others, for the upstream."""
+        if not document.options:
+            return 0
+        if set(document.options) != {"mm_processor_kwargs"}:
+            return None
+        try:
+            options = _options.decode(document.options["mm_processor_kwargs"])
+        except msgspec.MsgspecError:
+            return None
+        return options.max_pixels if self._items.follows(options.max_pixels) else None
+
+    async def _features(
+        self,
+        request_id: str,
+        parts: Sequence[MediaPart],
+        ready: Sequence[ReadyItem],
+        trace: Trace,
+    ) -> Referenced:
+        if self._tokens is None:
+            raise InternalError("features of a model that none are made for")
+        expires_s = time.time() + self._valid_s
+        references: list[FeaturesReference] = []
+        for part, item in zip(parts, ready, strict=True):
+            WAYS.labels(part.modality, "features").inc()
+            tokens = self._tokens.of(part.modality)
+            reference = FeaturesReference(
+                modality=part.modality,
+                key=item.key,
+                handle=item.handle,
+                marker=tokens.marker,
+                embed=tokens.embed,
+                prompt=self._tokens.runs(part.modality, item.prompt),
+                small=_small(codec.view(self._store.block(item.handle))),
+                expires_s=expires_s,
+                of=Of(request_id, len(references), len(parts)),
+            )
+            if reference.num_embeds == 0:
+                raise InvalidMedia("an item becomes nothing in the prompt")
+            references.append(reference)
+        keys = [item.key for item in ready]
+        if self._ahead is not None:
+            rows = {item.key: each.num_embeds for item, each in zip(ready, references, strict=True)}
+            start_ns = time.monotonic_ns()
+            if spans := await self._ahead.fetch_announced(rows):
+                trace.add(spans)
+                trace.stage(start_ns, "wait_for_embeddings")
+        return Referenced(references, keys, None, {item.key: item.handle for item in ready})
+
+    def _raw(
+        self,
+        request_id: str,
+        parts: Sequence[MediaPart],
+        found: RequestItems,
+        files: Sequence[tuple[Handle, InputRange]],
+    ) -> Referenced:
+        expires_s = time.time() + self._valid_s
+        references: list[RawReference] = []
+        for part, item, (handle, where) in zip(parts, found.in_order, files, strict=True):
+            WAYS.labels(part.modality, "bytes").inc()
+            references.append(
+                RawReference(
+                    part.modality,
+                    handle,
+                    where.start,
+                    where.nbytes,
+                    expires_s,
+                    is_frames=item.raw is not None and item.raw.is_frames,
+                    of=Of(request_id, len(references), len(parts)),
+                )
+            )
+        keys = [item.key for item in found.in_order]
+        return Referenced(references, keys, [key.hex() for key in keys])
+
+    def _tell(self, items: Sequence[ItemState]) -> None:
+        """Log once for each modality that the engine processes it, so there is no speedup."""
+        for item in items:
+            if item.modality not in self._told and not self._makes(item):
+                self._told.add(item.modality)
+                log.warning("the engine processes this itself", extra={"modality": item.modality})
+
+
+def _without(request: ItemRequest, found: RequestItems) -> ItemRequest:
+    """Return the request with received media in place of its URLs."""
+    media = tuple(
+        replace(part, source=item.raw) if item.raw is not None else part
+        for part, item in zip(request.media, found.in_order, strict=True)
+    )
+    return replace(request, media=media)
+
+
+def _small(tree: Any) -> dict[str, list[int | float] | int | float]:
+    """Return the position features of one item."""
+    return {
+        name: np.asarray(tree[name])[0].tolist()
+        for name in POSITION_FEATURES
+        if name in tree and len(tree[name]) == 1
+    }

@@ -1,1 +1,0 @@
-"""HTTP frontends: each API translates to one internal request, and its answer back."""

@@ -1,1 +1,0 @@
-"""Pipeline of a request, for all APIs: media to handles, messages to tokens."""

@@ -1,1 +1,0 @@
-"""HTTP: connections, bodies, keys, events, and the endpoints over them."""
