@@ -82,7 +82,7 @@ $(VENV)/.wheels: $(VENV)/.ready pyproject.toml
 
 setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this CPU (4 GB, some minutes)
 
-.venv-vllm/.ready: tools/vllm_env.py
+.venv-vllm/.ready: tools/vllm_env.py pyproject.toml
 	@$(BIN)/python -m tools.vllm_env .venv-vllm
 	@touch $@
 

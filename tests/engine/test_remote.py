@@ -314,7 +314,7 @@ def test_frontend_of_another_version_is_refused(
     monkeypatch.setattr(host, "_seldom", Seldom(host.log))
     asyncio.run(run())
     theirs = "version 99" if hello[1] == 99 else "an unknown version"
-    assert f"a frontend speaks {theirs} of the protocol, the engine version 1: " in caplog.text
+    assert f"a frontend speaks {theirs} of the protocol, the engine version {m.VERSION}: " in caplog.text
 
 
 def test_frontend_refused_by_a_newer_engine_says_so() -> None:
@@ -335,7 +335,7 @@ def test_frontend_refused_by_a_newer_engine_says_so() -> None:
             with pytest.raises(EngineUnavailable) as raised:
                 await anext(engine.submit(request(0)))
             assert raised.value.message == (
-                "the engine speaks version 99 of the protocol, this frontend version 1: "
+                f"the engine speaks version 99 of the protocol, this frontend version {m.VERSION}: "
                 "upgrade Afferent where this frontend runs, and restart this frontend"
             )
             for task in (running, serving):

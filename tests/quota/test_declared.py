@@ -9,7 +9,7 @@ import pkgutil
 import msgspec
 import pytest
 
-from afferent import admit, quota, schedule
+from afferent import admission, schedule
 from afferent.admission.shares import Share
 from afferent.schedule.step import Chunk, Encode, EncoderInput, Placed, Step
 from afferent.store import state as store_state
@@ -17,7 +17,7 @@ from afferent.store import state as store_state
 
 def test_what_there_is_many_of_is_small() -> None:
     """Dataclasses of the store, of scheduling and of quotas have slots."""
-    folders = [store_state, quota, schedule, admit]
+    folders = [store_state, schedule, admission]
     found = [
         kind
         for folder in folders
