@@ -314,7 +314,10 @@ def test_frontend_of_another_version_is_refused(
     monkeypatch.setattr(host, "_seldom", Seldom(host.log))
     asyncio.run(run())
     theirs = "version 99" if hello[1] == 99 else "an unknown version"
-    assert f"a frontend speaks {theirs} of the protocol, the engine version {m.VERSION}: " in caplog.text
+    assert (
+        f"a frontend speaks {theirs} of the protocol, the engine version {m.VERSION}: "
+        in caplog.text
+    )
 
 
 def test_frontend_refused_by_a_newer_engine_says_so() -> None:
