@@ -1,4 +1,4 @@
-"""What the callbacks of an event loop cost."""
+"""Processor time of the callbacks of an event loop."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from typing import Any
 
 GOAL_MS = 20.0
 SLACK = 2.0
-"""For processors that are shared: what others leave in the caches costs processor time."""
+"""On shared processors, other programs evict cache lines, which costs processor time."""
 
 _UNIT_MS = 3.3
-"""Of the work of `slowness`, on the machine on which limits of processor time were set."""
+"""The time of `slowness`'s work on the machine for which the limits of processor time were set."""
 
 LEAST_MS = 0.2
-"""What takes less is not noted."""
+"""Shorter callbacks are not noted."""
 
 LOG = "CALLBACKS_LOG"
-"""Names the file that a server's frontends write to."""
+"""The environment variable with the file to which a server's frontends write."""
 
 _METERED = Path(__file__).parent / "end_to_end" / "metered"
 
 
 def slowness() -> float:
-    """By how much this processor is slower than that on which limits of time were set; 1 if it is
-    not. It does a little work now, and takes the best of several times.
+    """Return how many times slower this processor is than the reference machine; at least 1.
+
+    The function measures the best of several short runs.
     """
 
     def work_ms() -> float:
@@ -47,17 +48,17 @@ def slowness() -> float:
 
 @dataclass
 class Cost:
-    """Processor time of a block, when it has ended."""
+    """The processor time of a block, set when the block has ended."""
 
     slowness: float
-    """The worse of before and after: on a busy machine, others come and go."""
+    """The higher of before and after: the load of a busy machine changes."""
     thread_s: float = 0.0
     process_s: float = 0.0
 
 
 @contextlib.contextmanager
 def measured() -> Iterator[Cost]:
-    """Measure what the block costs this thread and this process."""
+    """Measure the processor time of the block in this thread and in this process."""
     cost = Cost(slowness())
     thread_s, process_s = time.thread_time(), time.process_time()
     try:
@@ -70,7 +71,10 @@ def measured() -> Iterator[Cost]:
 
 @contextlib.contextmanager
 def collector_as_in_a_frontend() -> Iterator[None]:
-    """What there is by now is not looked at again. Once for many meters: it takes a while here."""
+    """Exclude existing objects from garbage collection, as a frontend does.
+
+    This takes a while in a test, so one context serves many meters.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -81,7 +85,7 @@ def collector_as_in_a_frontend() -> Iterator[None]:
 
 @dataclass
 class Meter:
-    """Processor time of each callback that the event loop of this thread has run."""
+    """The processor time of each callback that the event loop of this thread has run."""
 
     slowest: list[tuple[float, str]] = field(default_factory=list)
     slowness_before: float = field(default_factory=slowness)
@@ -106,7 +110,7 @@ class Meter:
 
 @dataclass
 class MeterOfServer:
-    """The same of the frontends of a server that is started with ``env``."""
+    """The same for the frontends of a server that is started with ``env``."""
 
     path: Path
 
@@ -117,7 +121,7 @@ class MeterOfServer:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Meter]:
-        """What is in there when the block has ended."""
+        """Yield a meter that is filled when the block has ended."""
         start, meter = self.path.stat().st_size, Meter()
         yield meter
         with self.path.open() as file:
@@ -127,13 +131,13 @@ class MeterOfServer:
 
 
 def tell(path: str) -> None:
-    """From now on this process adds a line for each callback of this thread to a file."""
+    """Append a line to a file for each callback of this thread from now on."""
     file = Path(path).open("a", buffering=1)  # noqa: SIM115 - as long as the process
     _time(lambda *noted: print(json.dumps(noted), file=file))
 
 
 def _time(note: Callable[[float, str], None]) -> None:
-    """Have the callbacks of this thread noted that take a while: what they take, and where."""
+    """Call ``note`` with the time and the code of each long callback of this thread."""
     run, thread = asyncio.Handle._run, threading.get_ident()
 
     def timed(handle: asyncio.Handle) -> None:
@@ -150,7 +154,7 @@ def _time(note: Callable[[float, str], None]) -> None:
 
 
 def _place(handle: asyncio.Handle) -> str:
-    """What it has run; of a task, where it waits by now."""
+    """Return the callback's description; for a task, the line where it is waiting now."""
     task = getattr(getattr(handle, "_callback", None), "__self__", None)
     if not isinstance(task, asyncio.Task):
         return repr(handle)

@@ -1,4 +1,4 @@
-"""What all tests share: a server that is started the way an operator starts it."""
+"""Fixtures for all tests: above all, a server that is started as an operator starts it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tutorial first: its commands expect no other store on the machine."""
+    """Run the tutorial first, because its commands expect no other store on the machine."""
     items.sort(key=lambda item: item.path.name != "test_tutorial.py")
     for marker, why in _OPTIONAL:
         if not config.getoption(f"--{marker}"):
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the end of the logs of the servers that the test has used."""
+    """Add the last lines of the logs of the test's servers to the report of a failure."""
     report = yield
     if report.failed:
         for name, value in getattr(item, "funcargs", {}).items():
@@ -62,21 +62,21 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _nothing_counted() -> None:
-    """This process's metrics begin at 0 in each test, and nobody is being answered."""
+    """Let each test begin with metrics at 0 and with no recent requests."""
     REGISTRY.reset()
     JOURNAL.reset()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The built-in model, served by real processes, for the whole run."""
+    """The built-in model, served by real processes, for the whole session."""
     with Server() as running:
         yield running
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Randomness that is the same in each run of the same test."""
+    """A random generator that is the same in each run of the same test."""
     seed = zlib.crc32(request.node.nodeid.encode())
     print(f"seed {seed}")
     return np.random.default_rng(seed)

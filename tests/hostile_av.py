@@ -1,10 +1,10 @@
-"""Videos and audio clips that nobody means well, and a process that tries them.
+"""Hostile videos and audio clips, and a process that tries them.
 
     python -m tests.hostile_av [FIRST [FLIPPED]]
 
-It tries the cases from number FIRST on, with FLIPPED copies of each file that have flipped bits.
-
-It writes a line before and a line after each case, so that a reader knows which one it died of.
+The process tries the cases from number FIRST on, with FLIPPED copies of each file with flipped
+bits. It writes a line before and a line after each case, so that a reader knows which case it died
+of.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case:
 
 
 def cases(num_flipped: int = _NUM_FLIPPED) -> Iterator[Case]:
-    """The same ones each time, some 2,000."""
+    """Yield some 2,000 cases, always the same."""
     rng = np.random.default_rng(_SEED)
     for name, kind, file in _honest():
         yield Case(f"{name}: honest", kind, file)
@@ -83,7 +83,7 @@ _MARKS = re.compile(
     rb"|\x1a\x45\xdf\xa3|\x18\x53\x80\x67|\x15\x49\xa9\x66|\x16\x54\xae\x6b|\x1f\x43\xb6\x75"
     rb"|\x1c\x53\xbb\x6b|\xa3[\x80-\xff\x40-\x7f]|\xff\xfb|\xff\xf3"
 )
-"""Where a box, an element, a page or a frame begins."""
+"""The beginning of a box, an element, a page or a frame."""
 
 
 def _cut(name: str, kind: Kind, file: bytes, rng: np.random.Generator) -> Iterator[Case]:
@@ -122,7 +122,7 @@ _FIELDS = {
     b"avcC": (0, 4),
     b"esds": (8, 16),
 }
-"""Offsets of 32-bit numbers in boxes."""
+"""The offsets of 32-bit numbers in boxes."""
 
 
 def _forged_boxes(name: str, kind: Kind, file: bytes) -> Iterator[Case]:
@@ -137,7 +137,7 @@ def _forged_boxes(name: str, kind: Kind, file: bytes) -> Iterator[Case]:
 
 
 def _forged_bytes(name: str, kind: Kind, file: bytes, rng: np.random.Generator) -> Iterator[Case]:
-    """Numbers of a header, wherever they are: rates, channels, sizes."""
+    """Yield files with numbers written over a header: rates, channels and sizes among others."""
     for place in sorted({*range(4, 48, 4), *rng.integers(0, min(500, len(file) - 8), 10).tolist()}):
         for value in (0, 0xFFFF_FFFF, 0x7FFF_0000):
             forged = file[:place] + struct.pack("<I", value) + file[place + 4 :]
@@ -170,7 +170,7 @@ _FOREIGN = {
 
 
 def _long_silence() -> Iterator[Case]:
-    """Three hours of FLAC in some 200 kB, and eleven minutes of Opus in less."""
+    """Yield three hours of FLAC in about 200 kB, and eleven minutes of Opus in less."""
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", 8000, 1, format="FLAC") as out:
         for _ in range(180):
@@ -188,7 +188,7 @@ def _long_silence() -> Iterator[Case]:
 
 
 def _page(page: bytes, position: int) -> bytes:
-    """An Ogg page with another position, and the checksum of it."""
+    """Return an Ogg page with another position and a correct checksum."""
     page = page[:6] + struct.pack("<Q", position) + page[14:22] + bytes(4) + page[26:]
     checksum = 0
     for byte in page:
@@ -199,10 +199,10 @@ def _page(page: bytes, position: int) -> bytes:
 
 
 def _many_frames() -> Iterator[Case]:
-    """A million frames of one byte in Matroska, and a table of twenty million in MP4."""
+    """Yield a million frames of one byte in Matroska, and a table of twenty million in MP4."""
     webm = make_video("vp8", num_frames=3)
     segment = webm.index(b"\x18\x53\x80\x67") + 4
-    end = webm.rindex(b"\x1c\x53\xbb\x6b")  # what comes behind the frames
+    end = webm.rindex(b"\x1c\x53\xbb\x6b")  # the part after the frames
     header = webm[:segment] + b"\x01" + b"\xff" * 7 + webm[segment + 8 : end]
     blocks = np.empty((30_000, 8), np.uint8)
     blocks[:] = np.frombuffer(b"\xa3\x86\x81\0\0\x80\x11\x01", np.uint8)
@@ -236,7 +236,7 @@ def _many_frames() -> Iterator[Case]:
 
 
 def _large_frames() -> Iterator[Case]:
-    """Frames beyond the limit, and frames whose container says that they are small."""
+    """Yield frames beyond the limit, and frames whose container states a smaller size."""
     file = make_video(num_frames=2, width=4096, height=4096, options={"preset": "ultrafast"})
     yield Case("a frame of 16 megapixels", "video", file)
     size = struct.pack(">HH", 4096, 4096)
@@ -254,7 +254,7 @@ def _odd_boxes() -> Iterator[Case]:
         deep = struct.pack(">I4s", len(deep) + 8, b"udta") + deep
     yield Case("nested boxes", "video", file + deep)
     yield Case("compressed header", "video", file.replace(b"mvhd", b"cmov"))
-    # A file of which FFmpeg should take the samples from elsewhere.
+    # A file that refers FFmpeg to another file for its samples.
     other = bytearray(file)
     at = other.index(b"url ")
     other[at + 4 : at + 8] = bytes(4)
@@ -270,7 +270,7 @@ def _odd_boxes() -> Iterator[Case]:
 
 
 def _exchanged(file: bytes, name: bytes, contents: bytes, parents: tuple[bytes, ...]) -> bytes:
-    """The MP4 file with another box in the place of its first one of this name."""
+    """Return the MP4 file with its first box of this name replaced."""
     start = file.index(name) - 4
     (nbytes,) = struct.unpack_from(">I", file, start)
     box = struct.pack(">I", len(contents) + 4) + contents
@@ -302,9 +302,7 @@ _BOMBS: tuple[Callable[[], Iterator[Case]], ...] = (
 
 
 def hostile_files(seed: int, count: int) -> Iterator[tuple[str, Kind, bytes]]:
-    """``count`` of the cases, drawn from all kinds of them; those that are after memory or time in
-    any case.
-    """
+    """Yield all cases that exhaust memory or time, and random others, ``count`` in all."""
     everything = list(cases())
     bombs = [case for case in everything if case.name.startswith("bomb")]
     rest = [case for case in everything if not case.name.startswith("bomb")]
@@ -313,7 +311,7 @@ def hostile_files(seed: int, count: int) -> Iterator[tuple[str, Kind, bytes]]:
 
 
 def attempt(case: Case) -> str:
-    """What became of it: a typed error's code, or ``ok``."""
+    """Decode a case, and return the code of the typed error, or ``ok``."""
     data = memoryview(case.file).toreadonly()
     try:
         if case.kind == "audio":
@@ -345,7 +343,7 @@ def main(first: int = 0, num_flipped: int = _NUM_FLIPPED) -> None:
         if number < first:
             continue
         print(json.dumps([number, case.name, case.kind]), flush=True)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before_kb, start = _memory_kb("VmRSS"), time.process_time()
         try:
             outcome = attempt(case)

@@ -1,4 +1,4 @@
-"""Image files as an attacker would write them: forged, bombs, cut off, with bits flipped."""
+"""Hostile image files: forged, bombs, cut off, and with flipped bits."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import numpy as np
 from tests.images import chunk, encoded, in_mode, oriented, photo, png, riff_chunk, segment, webp
 
 Attack = tuple[str, bytes]
-"""Its name, which starts with the format's, and the file."""
+"""The name, which starts with the format's, and the file."""
 
 _SIZES = (0, 1, 36, 38, 255, 2000, 16_383, 65_535)
 _BOMB_NBYTES = 64 << 20
 
 
 def hostile_images(seed: int, count: int) -> Iterator[Attack]:
-    """All `crafted` attacks, then as many cut and damaged files as ``count`` asks for."""
+    """Yield all `crafted` attacks, then damaged files, ``count`` in all."""
     return itertools.islice(itertools.chain(crafted(), damaged(seed)), count)
 
 
 def crafted() -> Iterator[Attack]:
-    """One of each attack on what a format's structure allows."""
+    """Yield one of each attack on the structure of a format."""
     for make in (_jpeg, _png_sizes, _png_chunks, _webp, _gif, _magic):
         yield from make()
 
 
 def bombs() -> Iterator[Attack]:
-    """Those of the crafted attacks that are after memory or time."""
+    """Return the crafted attacks that exhaust memory or time."""
     return ((name, data) for name, data in crafted() if "bomb" in name)
 
 
 def damaged(seed: int) -> Iterator[Attack]:
-    """Good files with bits flipped, and in between cut inside and at the edges of each part."""
+    """Yield valid files with flipped bits, and others cut inside or at the edges of their parts."""
     rng = random.Random(seed)
     good = list(_good_files())
     cuts = []
@@ -48,7 +48,7 @@ def damaged(seed: int) -> Iterator[Attack]:
     for number in itertools.count():
         name, data = good[number % len(good)]
         broken = bytearray(data)
-        # Half of the flips hit the header, which is where decoders are told what to do.
+        # Half of the flips hit the header, which controls the decoder.
         end = len(data) if rng.random() < 0.5 else min(len(data), 200)
         for _ in range(rng.choice((1, 1, 2, 5, 20))):
             broken[rng.randrange(end)] ^= 1 << rng.randrange(8)
@@ -80,7 +80,7 @@ def _good_files() -> Iterator[Attack]:
 
 
 def _edges(name: str, data: bytes) -> set[int]:
-    """Where the parts of a file begin: markers and whatever has a four-letter name."""
+    """Return the beginnings of a file's parts: markers, and all parts with four-letter names."""
     if name.startswith("jpeg"):
         return {at for at in range(len(data) - 1) if data[at] == 0xFF and data[at + 1] >= 0xC0}
     if name.startswith("gif"):
@@ -90,7 +90,7 @@ def _edges(name: str, data: bytes) -> set[int]:
 
 
 def _exif_bomb(num_entries: int, entry_nbytes: int, total_nbytes: int) -> bytes:
-    """Entries that all point at the same data: a parser that copies them needs their product."""
+    """Return entries that all point at the same data, so that copies of it multiply its size."""
     entries = b"".join(
         struct.pack("<HHII", 1000 + index, 7, entry_nbytes, 8) for index in range(num_entries)
     )
@@ -256,7 +256,7 @@ def _gif() -> Iterator[Attack]:
     for width, height in itertools.product(_SIZES, _SIZES):
         size = struct.pack("<HH", width, height)
         yield f"gif screen {width} x {height}", good[:6] + size + good[10:]
-        control = b"!\xf9\4\x0b\0\0\3\0"  # disposal to the background, transparency
+        control = b"!\xf9\4\x0b\0\0\3\0"  # dispose to background, transparent
         for left in (0, 1, 65_535):
             box = struct.pack("<4H", left, left, width, height)
             name = f"gif frame {width} x {height} at {left}"

@@ -1,4 +1,4 @@
-"""A hub on this machine: as much of its API as `huggingface_hub` asks for a snapshot."""
+"""A hub on this machine, with the part of the API that `huggingface_hub` needs for a snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(slots=True)
 class Repo:
-    """``files`` by path; ``gated`` lets in nobody, ``token`` only who sends it."""
+    """A repository: ``gated`` refuses every client, ``token`` each client without it."""
 
     files: dict[str, bytes]
     sha: str = "a" * 40
@@ -31,7 +31,7 @@ class Repo:
 
 @dataclass(slots=True)
 class Hub:
-    """``fetched``: the files whose contents were sent, in order."""
+    """A hub; ``fetched`` lists the files whose contents were sent, in order."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
     fetched: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(has_body=False)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on the terminal."""
+        """Write no log."""
 
     def _answer(self, *, has_body: bool) -> None:
         parts = [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]

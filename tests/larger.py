@@ -1,4 +1,4 @@
-"""The built-in model, which looks at larger pictures: so that an encoder has something to do."""
+"""The built-in model with a larger limit of pixels, so that an encoder takes longer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 
 
 def larger_model(folder: Path, times: int = 16) -> Path:
-    """Its folder, in ``folder``: up to 36 rows for a picture, so many times. It is called as the
-    built-in one.
+    """Copy the built-in model into ``folder``, with ``times`` its limit, and return the copy.
+
+    The limit of the built-in model is 36 rows for a picture. The copy has the same name.
     """
     path = folder / "shapes"
     shutil.copytree(BUILT_IN_MODELS / "shapes", path)

@@ -1,4 +1,4 @@
-"""Videos and audio clips for tests, in memory: `make_video` with PyAV, `make_audio` with both."""
+"""Videos and audio clips for tests, in memory, made with PyAV and libsndfile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import soundfile  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-os.environ.setdefault("SVT_LOG", "1")  # of SVT-AV1 only its errors
+os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 logs errors only
 
 Pixels = NDArray[np.uint8]
 Samples = NDArray[np.float32]
@@ -27,11 +27,11 @@ ENCODERS = {
     "vp9": ("libvpx-vp9", "webm", {"deadline": "realtime", "cpu-used": "8"}),
     "av1": ("libsvtav1", "mp4", {"preset": "12", "svtav1-params": "lp=1"}),
 }
-"""For each codec: its encoder, a container that holds it, and quick settings."""
+"""The encoder of each codec, a container for it, and fast settings."""
 
 
 def drawn_frame(index: int, width: int = 160, height: int = 96) -> Pixels:
-    """Smooth colours that move, and a white bar that tells which frame it is."""
+    """Return a frame of smooth, moving colours, with a white bar that shows its number."""
     x, y = np.arange(width), np.arange(height)[:, None]
     slope = np.sin((np.arange(width + height) + index) / 31)
     frame = np.empty((height, width, 3), np.uint8)
@@ -56,9 +56,12 @@ def make_video(
     muxing: dict[str, str] | None = None,
     pixel_format: str = "yuv420p",
 ) -> bytes:
-    """`drawn_frame`s as a file; ``container`` is a format by its name in FFmpeg.
+    """Return a video of `drawn_frame`s.
 
-    ``options`` are the encoder's, ``muxing`` the container's.
+    Args:
+        container: A format by its name in FFmpeg.
+        options: Options of the encoder.
+        muxing: Options of the container.
     """
     encoder, usual, quick = ENCODERS[codec]
     file = io.BytesIO()
@@ -81,8 +84,10 @@ def make_video(
 
 @contextmanager
 def _as_scheduled() -> Iterator[None]:
-    """SVT-AV1 makes its caller a real-time process where it may: all that a test starts after that
-    would be one, and whoever computes keep all others from their turns.
+    """Restore the scheduling policy afterwards.
+
+    SVT-AV1 makes its caller a real-time process where it may. Every process that the test starts
+    later would inherit this, and could keep all others from the processor.
     """
     policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -92,7 +97,7 @@ def _as_scheduled() -> Iterator[None]:
 
 
 def turned(mp4: bytes, matrix: tuple[int, int, int, int]) -> bytes:
-    """The same file, to be shown through ``(a, b, c, d)``: x' = ax + cy, y' = bx + dy."""
+    """Return the file with a display matrix ``(a, b, c, d)``: x' = ax + cy, y' = bx + dy."""
     file = bytearray(mp4)
     at = file.index(b"tkhd") + 4 + 40
     a, b, c, d = (number << 16 for number in matrix)
@@ -101,7 +106,7 @@ def turned(mp4: bytes, matrix: tuple[int, int, int, int]) -> bytes:
 
 
 def tone(duration_s: float, rate_hz: int = 16_000, *, channels: int = 1, seed: int = 0) -> Samples:
-    """``(frames, channels)``: a rising tone, another one in each channel, and a little noise."""
+    """Return ``(frames, channels)``: a rising tone, different in each channel, with some noise."""
     rng = np.random.default_rng(seed)
     time = np.arange(round(duration_s * rate_hz)) / rate_hz
     audio = [
@@ -115,14 +120,14 @@ def tone(duration_s: float, rate_hz: int = 16_000, *, channels: int = 1, seed: i
 def make_audio(
     samples: Samples, rate_hz: int, form: str = "WAV", subtype: str | None = None
 ) -> bytes:
-    """A file of one of libsndfile's formats: ``WAV``, ``FLAC``, ``OGG``, ``MP3``."""
+    """Return a file in one of libsndfile's formats: ``WAV``, ``FLAC``, ``OGG``, ``MP3``."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate_hz, format=form, subtype=subtype)
     return file.getvalue()
 
 
 def make_av_audio(samples: Samples, rate_hz: int, encoder: str, container: str) -> bytes:
-    """A file that PyAV makes: ``("aac", "ipod")`` is M4A, ``("libopus", "webm")`` WebM."""
+    """Return a file by PyAV: ``("aac", "ipod")`` is M4A, ``("libopus", "webm")`` is WebM."""
     channels = samples.shape[1]
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:

@@ -38,7 +38,7 @@ _LLAVA_TEMPLATE = """\
 
 
 def make_features(family: AnyFamily, media: Media) -> dict[str, Any]:
-    """The tensors that a worker would write, in memory of their own."""
+    """Return the tensors that a worker would write, in private memory."""
     plan = codec.plan(family.plan_exactly(media.header).tree)
     out: dict[str, Any] = codec.lay_out(plan, memoryview(bytearray(plan.nbytes)))
     out.pop("prompt")
@@ -47,7 +47,7 @@ def make_features(family: AnyFamily, media: Media) -> dict[str, Any]:
 
 
 def _tokenizer(media_token: str) -> PreTrainedTokenizerFast:
-    """Byte-level, with a token for media."""
+    """Train a byte-level tokenizer with a token for media."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,7 +68,7 @@ def _tokenizer(media_token: str) -> PreTrainedTokenizerFast:
 
 
 def make_llava(folder: Path, *, hidden_size: int = 32) -> None:
-    """A tiny LLaVA: CLIP tower, Llama language model with two heads."""
+    """Write a tiny LLaVA: a CLIP tower, and a Llama language model with two heads."""
     wrapped = _tokenizer("<image>")
     image_token = wrapped.convert_tokens_to_ids("<image>")
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def make_llava(folder: Path, *, hidden_size: int = 32) -> None:
                 bos_token_id=wrapped.bos_token_id,
                 eos_token_id=wrapped.eos_token_id,
                 pad_token_id=wrapped.pad_token_id,
-                initializer_range=0.3,  # wide, so that the picture changes the tokens
+                initializer_range=0.3,  # large weights, so that the picture changes the tokens
             ),
             image_token_id=image_token,
             vision_feature_layer=-1,
@@ -125,7 +125,7 @@ _VOXTRAL_TEMPLATE = """\
 
 
 def make_voxtral(folder: Path) -> None:
-    """A tiny Voxtral: Whisper's encoder for clips of 2 s, Llama language model."""
+    """Write a tiny Voxtral: Whisper's encoder for clips of 2 s, and a Llama language model."""
     wrapped = _tokenizer("[AUDIO]")
     wrapped.chat_template = _VOXTRAL_TEMPLATE
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Another user of the machine, whom a test can be if it runs as root."""
+"""Another user of the machine; a test that runs as root can become this user."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import Final
 import pytest
 
 _NOBODY: Final = 65534
-_fork = multiprocessing.get_context("fork")  # another user may not be allowed to read our Python
+_fork = multiprocessing.get_context("fork")  # the user may not read our Python
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 @contextlib.contextmanager
 def another_user(work: Callable[[Connection], None]) -> Iterator[Connection]:
-    """Does ``work`` in a process without rights until the end of the context; what it is given and
-    what is yielded are the ends of one pipe.
+    """Run ``work`` in a process without rights until the context ends.
+
+    ``work`` gets one end of a pipe, and the context yields the other.
     """
     ours, theirs = _fork.Pipe()
 
@@ -33,7 +34,7 @@ def another_user(work: Callable[[Connection], None]) -> Iterator[Connection]:
 
     process = _fork.Process(target=become_nobody, daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # nothing here needs another's thread
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child needs no other thread
         process.start()
     try:
         yield ours

@@ -1,4 +1,4 @@
-"""The pages of the documentation, taken apart: fenced blocks, and the prose around them."""
+"""The pages of the documentation: their fenced blocks, and the prose around them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
 URL = "http://127.0.0.1:8000"
-"""Of the server that the pages talk to."""
+"""The address of the server in the pages."""
 SHELLS = ("", "bash", "console", "sh")
 WORD_FOR_WORD = {"docs/tutorial.md"}
-"""Pages whose blocks of ``sh`` are followed in one shell, by `test_tutorial`."""
+"""Pages whose ``sh`` blocks `test_tutorial` runs in one shell."""
 
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
 _FRAGMENT = re.compile(r"<!-- fragment: [^>]+ -->\n\Z")
@@ -28,13 +28,13 @@ class Block:
 
     page: Path
     line: int
-    """Of the page, on which the text begins."""
+    """The line of the page on which the text begins."""
     language: str
     text: str
     is_fragment: bool
-    """``<!-- fragment: why -->`` stands in the line above: no reader is to run it as it is."""
+    """A ``<!-- fragment: why -->`` in the line above says that the block can't be run alone."""
     printed: str | None
-    """A block of ``text`` that follows at once: what this one prints."""
+    """The text of a ``text`` block directly below: the expected output."""
 
 
 def name_of(page: Path) -> str:
@@ -42,7 +42,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks_of(page: Path, *languages: str) -> list[Block]:
-    """The blocks in these languages; all of them, if none is named."""
+    """Return the blocks in these languages, or all blocks if none is given."""
     text = page.read_text()
     found = []
     for match in _FENCE.finditer(text):
@@ -61,12 +61,12 @@ def blocks_of(page: Path, *languages: str) -> list[Block]:
 
 
 def without_blocks(page: Path) -> str:
-    """What is left of a page, with as many lines."""
+    """Return a page with its blocks replaced by empty lines."""
     return _FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text())
 
 
 def prose_lines(page: Path) -> Iterator[tuple[int, str]]:
-    """Lines that can be wrapped: no code, no tables, no headings, nothing in HTML."""
+    """Yield lines that can be wrapped: no code, tables, headings or HTML."""
     for number, line in enumerate(without_blocks(page).splitlines(), start=1):
         if not line.startswith(("#", "<", "    ")) and not line.lstrip().startswith("|"):
             yield number, line
@@ -77,11 +77,11 @@ def inline_code(page: Path) -> list[str]:
 
 
 def commands_of(block: Block) -> list[str]:
-    """The commands of a shell block, one a line; what a transcript prints is left out."""
+    """Return the commands of a shell block, one a line, without the output in a transcript."""
     text = _HEREDOC.sub("", block.text).replace("\\\n", " ")
     lines = text.splitlines()
     if any(line.startswith("$ ") for line in lines):
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    elif not block.language:  # a drawing, as a rule
+    elif not block.language:  # usually a drawing
         lines = [line for line in lines if re.match(r"(make|afferent) ", line)]
     return [line for line in lines if line.strip() and not line.startswith("#")]

@@ -1,5 +1,6 @@
-"""JSON schemas made by rule: of the shapes that public suites have (keyword by keyword, calls of
-functions, settings of programs, events, trees), and hostile ones.
+"""Generated JSON schemas, some hostile, the others of the shapes in public suites.
+
+The shapes: keyword by keyword, function calls, settings of programs, events, and trees.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PATTERNS = ("^[a-z]{2,6}$", "^\\d{3}-\\d{2}$", "^(red|green)( light)?$", "[A-F]
 
 
 def made(num: int, *, seed: int) -> list[Schema]:
-    """The same ones each time."""
+    """Return ``num`` schemas, always the same for a seed."""
     draw = random.Random(seed)
     makers: list[Callable[[random.Random], Schema]] = [
         _keyword, _function_call, _settings, _event, _tree, _mixed,
@@ -38,7 +39,7 @@ def made(num: int, *, seed: int) -> list[Schema]:
 
 
 def _keyword(draw: random.Random) -> Schema:
-    """One keyword, or two that have to do with each other."""
+    """Return a schema of one keyword, or of two related ones."""
     makers: list[Callable[[random.Random], Schema]] = [
         _string, _number, _choice, _list, _tuple, _either, _both, _one_of, _map, _pattern_keys,
         lambda _: {"type": ["null", "boolean"]},
@@ -106,7 +107,7 @@ def _both(draw: random.Random) -> Schema:
 
 
 def _one_of(draw: random.Random) -> Schema:
-    """Kinds that are told apart by a constant, as discriminated unions are."""
+    """Return alternatives that differ in a constant, as discriminated unions do."""
     return {
         "oneOf": [
             _object({"kind": {"const": kind}, "value": _leaf(draw)}, required=["kind", "value"])
@@ -160,7 +161,7 @@ def _function_call(draw: random.Random) -> Schema:
 
 
 def _settings(draw: random.Random) -> Schema:
-    """Objects in objects, most of it optional, with definitions."""
+    """Return nested objects with definitions and mostly optional members."""
     inner = {"$ref": "#/definitions/part"}
     names = draw.sample(_WORDS, 3)
     return {
@@ -206,7 +207,7 @@ def _mixed(draw: random.Random) -> Schema:
 
 
 def hostile() -> list[tuple[str, dict[str, Any]]]:
-    """What no server should follow: a name, and vLLM's ``structured_outputs``."""
+    """Return grammars that a server should refuse: a name, and vLLM's ``structured_outputs``."""
     schemas: dict[str, Any] = {
         "objects nested 500 deep": _nested('{"properties":{"a":', "}}", 500),
         "lists nested 5000 deep": _nested('{"items":', "}", 5000),

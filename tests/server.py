@@ -1,4 +1,4 @@
-"""A running `afferent serve` for tests, and what can be seen of its processes."""
+"""A running `afferent serve` for tests, and views of its processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 class Server:
-    """``afferent serve`` in a process of its own, on a port that the system chose."""
+    """``afferent serve`` in a process of its own, on a port chosen by the system."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Server:
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """``env`` is added to the environment."""
+        """Create a server; ``env`` is added to its environment."""
         self._arguments, self._env = arguments, {**os.environ, **(env or {})}
         self._start_timeout_s = start_timeout_s
         self.lines: list[str] = []
@@ -57,7 +57,8 @@ class Server:
         try:
             self._announced.wait(self._start_timeout_s)
             assert self._url, "the server did not start:\n" + self.log()
-            # Every process says that it is ready; the frontend hears of the engine a little later.
+            # Every process has reported that it is ready; the frontend is notified of the engine
+            # later.
             wait_until(lambda: self.get("/ready").status_code == 200)
         except BaseException:
             self._kill()
@@ -108,12 +109,12 @@ class Server:
         return openai.AsyncOpenAI(**self._connection())
 
     def _connection(self) -> dict[str, Any]:
-        """For OpenAI's clients."""
+        """Return the arguments for OpenAI's clients."""
         url = f"{self.url}/v1"
         return {"base_url": url, "api_key": "none", "max_retries": 0, "timeout": 60}
 
     def post(self, body: Any) -> httpx.Response:
-        """POST to the chat endpoint; ``bytes`` go as they are, anything else as JSON."""
+        """POST to the chat endpoint: ``bytes`` unchanged, anything else as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return httpx.post(f"{self.url}/v1/chat/completions", timeout=60, **content)
 
@@ -121,7 +122,7 @@ class Server:
         return httpx.get(f"{self.url}{path}", timeout=60)
 
     def metrics(self) -> dict[str, float]:
-        """Each sample of ``/metrics`` by its name and labels as written."""
+        """Return each sample of ``/metrics`` by its name and labels as written."""
         samples = {}
         for line in self.get("/metrics").text.splitlines():
             if not line.startswith("#"):
@@ -130,14 +131,15 @@ class Server:
         return samples
 
     def metric(self, name: str) -> float | None:
-        """The sum of a metric's series; ``None`` where it has none, as while the engine does not
-        answer.
+        """Return the sum of a metric's series, or ``None`` without any.
+
+        An engine that does not answer has no series.
         """
         found = [v for key, v in self.metrics().items() if key.partition("{")[0] == name]
         return sum(found) if found else None
 
     def refuses(self) -> bool:
-        """Whether nobody listens any more; who came a moment before is cut off."""
+        """Return whether no process listens any more; pending connections are cut off."""
         try:
             self.get("/health")
         except (httpx.NetworkError, httpx.RemoteProtocolError):
@@ -145,7 +147,7 @@ class Server:
         return False
 
     def processes(self) -> list[psutil.Process]:
-        """The supervisor's children and their children."""
+        """Return the supervisor's children and their children."""
         return psutil.Process(self.popen.pid).children(recursive=True)
 
     def find(self, module: str) -> list[psutil.Process]:
@@ -157,15 +159,15 @@ class Server:
         return found
 
     def preprocess_workers(self) -> list[psutil.Process]:
-        """The zygote's children."""
+        """Return the zygote's children."""
         return self._forks("afferent.media.workers.pool")
 
     def engine_workers(self) -> list[psutil.Process]:
-        """Those that compute; each is the child of a zygote of its own."""
+        """Return the engine workers, each of which is the child of a zygote of its own."""
         return self._forks(WORKER)
 
     def _forks(self, module: str) -> list[psutil.Process]:
-        """Those of its processes that another of them has forked."""
+        """Return the processes of this module that another of its processes has forked."""
         all_of_it = self.find(module)
         forks = []
         for process in all_of_it:
@@ -175,11 +177,11 @@ class Server:
         return forks
 
     def store(self) -> DaemonStore:
-        """A connection of the test's own to the server's store."""
+        """Connect the test to the server's store."""
         return DaemonStore(self.address_of("afferent.store.daemon.main"), name="test")
 
     def address_of(self, module: str) -> str:
-        """Where one of the server's processes listens for the others."""
+        """Return the address at which one of the server's processes listens for the others."""
         (process,) = self.find(module)
         fds = Path(f"/proc/{process.pid}/fd").iterdir()
         inodes = {match[1] for fd in fds if (match := re.match(r"socket:\[(\d+)\]", _target(fd)))}
@@ -190,12 +192,12 @@ class Server:
         raise AssertionError(f"{module} does not listen")
 
     def idle_preprocess_workers(self) -> list[psutil.Process]:
-        """Both workers, each of which waits for a job."""
+        """Wait until both workers are waiting for a job, and return them."""
         wait_until(lambda: self.metric("afferent_store_workers") == 2)
         wait_until(lambda: self.metric("afferent_store_jobs_running") == 0)
         workers = self.preprocess_workers()
         assert len(workers) == 2
-        # Their last jobs have ended, but they may not have had the time to ask for the next.
+        # Their last jobs have ended, but they may not have requested the next one yet.
         for worker in workers:
             wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING)  # noqa: B023
         return workers
@@ -210,7 +212,7 @@ def _target(link: Path) -> str:
 
 @contextlib.contextmanager
 def suspended(processes: list[psutil.Process]) -> Iterator[list[psutil.Process]]:
-    """Stop the processes; at the end all that are left go on, whatever has happened."""
+    """Stop the processes, and resume those that still exist at the end."""
     for process in processes:
         process.suspend()
     try:
@@ -220,24 +222,24 @@ def suspended(processes: list[psutil.Process]) -> Iterator[list[psutil.Process]]
 
 
 def resume(processes: list[psutil.Process]) -> None:
-    """Have those that are left go on."""
+    """Resume the processes that still exist."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Poll until ``condition`` holds; fail, saying what it is, if it does not in time."""
+    """Poll until ``condition`` is true, or fail with its source code after the timeout."""
     deadline = time.monotonic() + timeout_s
     is_late = False
     while not condition():
         assert not is_late, f"not within {timeout_s:g} s: {_source(condition)}"
-        is_late = time.monotonic() > deadline  # there is another look after a long pause
+        is_late = time.monotonic() > deadline  # one more check after a pause
         time.sleep(0.01)
 
 
 def _source(condition: Callable[[], bool]) -> str:
-    """As it is written, for a lambda the whole statement."""
+    """Return the source code of the condition; for a lambda, of its whole statement."""
     try:
         return " ".join(inspect.getsource(condition).split())
     except (OSError, TypeError):
@@ -258,6 +260,6 @@ def image_part(url: str) -> dict[str, Any]:
 
 
 def ask(urls: list[str], question: str, **parameters: Any) -> dict[str, Any]:
-    """A request about pictures, as JSON."""
+    """Return a request about pictures, for the body's JSON."""
     content = [*map(image_part, urls), {"type": "text", "text": question}]
     return {"model": "shapes", "messages": [{"role": "user", "content": content}], **parameters}

@@ -55,7 +55,7 @@ def test_the_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> Non
 
 @pytest.mark.parametrize("value", ["tcp://10.0.0.1:8000", "udp://10.0.0.1:53"])
 def test_service_variable_alone_is_ignored_and_named(value: str) -> None:
-    """Some clusters pass on this one only."""
+    """Some clusters set this variable only."""
     environ = {"AFFERENT_PORT": value, "AFFERENT_HOST": "0.0.0.0"}
     loaded = config.load(environ=environ)
     assert (loaded.config.host, loaded.config.port) == ("0.0.0.0", 8000)
@@ -79,7 +79,7 @@ def test_service_variable_alone_is_ignored_and_named(value: str) -> None:
         ({}, {}, 'port = "8000x"', ["port"]),
         ({}, {}, "port = ", ["afferent.toml"]),
         ({}, {}, "explain = 3", ["explain"]),
-        # No client could ever send it: what stands around a key in a header is dropped.
+        # No client can send this key: HTTP strips whitespace around a header's value.
         ({}, {"AFFERENT_API_KEY": "acme-key-0123456789\n"}, "", ["AFFERENT_API_KEY"]),
     ],
 )
@@ -101,7 +101,7 @@ def test_every_setting_has_a_flag_a_help_text_and_a_default() -> None:
 
 
 def test_what_is_shown_can_be_read_again() -> None:
-    """Of every setting that has a flag: as a flag, and as a variable."""
+    """Every setting with a flag is read back from its shown value, by flag and by variable."""
     known = config.declared(config.ServeConfig, *cli.engine_settings("reference")).values()
     shown = [one for one in known if not one.is_table]
     flags = {one.key: one.show(one.default) for one in shown}
@@ -222,7 +222,7 @@ def test_help_all_names_every_setting_and_each_group_its_own(
 
 
 def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that is said."""
+    """Return the error, which is a single line."""
     assert cli.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
@@ -488,7 +488,7 @@ def test_a_port_that_is_taken_is_found_by_a_check(capsys: pytest.CaptureFixture[
 
 
 class EchoSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a pretend engine can be told."""
+    """The settings of a fake engine."""
 
     echo_delay_s: float = setting(0.5, "before each token", Group.ENGINE, gt=0)
     echo_cache_nbytes: int = setting(MiB, "what it remembers", Group.MEMORY, ge=1024)
@@ -566,7 +566,7 @@ def test_every_field_is_declared_by_setting() -> None:
 
 
 def test_the_engine_is_known_before_its_settings(tmp_path: Path) -> None:
-    """By the same order; whatever else is there, is not looked at yet."""
+    """The engine's name is read in the usual order, and other settings are ignored."""
     file = tmp_path / "afferent.toml"
     file.write_text('engine = "file"\necho_voice = "high"\n')
     environ = {"AFFERENT_ENGINE": "environment", "AFFERENT_ECHO_LOUD": "true"}

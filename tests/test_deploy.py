@@ -1,4 +1,4 @@
-"""The files of ``deploy/``: as far as this machine has what reads them."""
+"""The files of ``deploy/``, tested with the programs that this machine has for them."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_health_check_of_the_image_asks_what_a_server_answers(
 
 
 def test_the_lock_has_all_that_is_declared() -> None:
-    """``make lock`` writes it: every package that the server needs, in one version."""
+    """``make lock`` writes every package that the server needs, in one version."""
     locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", read("requirements.lock"), re.MULTILINE))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -197,7 +197,7 @@ def test_the_lock_has_all_that_is_declared() -> None:
 
 
 def test_lock_has_hashes_of_every_package() -> None:
-    """``pip install --require-hashes`` refuses a file without."""
+    """``pip install --require-hashes`` refuses a file without hashes."""
     packages = re.split(r"^(?=[a-z0-9])", read("requirements.lock"), flags=re.MULTILINE)[1:]
     assert len(packages) > 50
     for package in packages:
@@ -205,7 +205,7 @@ def test_lock_has_hashes_of_every_package() -> None:
 
 
 def test_image_installs_all_but_torch_by_hash(tmp_path: Path) -> None:
-    """The image's own filter: torch and what belongs to it go, with their hashes."""
+    """The filter in the Containerfile removes torch and its dependencies, with their hashes."""
     text = read("Containerfile")
     assert "pip install --require-hashes --no-deps --requirement /tmp/others" in text
     (program,) = re.findall(r"awk '([^']*)' deploy/requirements.lock", text)
@@ -226,7 +226,7 @@ def test_image_installs_all_but_torch_by_hash(tmp_path: Path) -> None:
 
 @needs["systemd-analyze"]
 def test_the_unit_is_one(tmp_path: Path) -> None:
-    """But for the user, and for where Afferent is installed."""
+    """The unit is valid, apart from the user and the installation path, which the test replaces."""
     unit = tmp_path / "afferent.service"
     here = {"/opt/afferent/bin/afferent": sys.executable}
     here |= {"User=afferent": "User=root", "Group=afferent": "Group=root"}
@@ -265,7 +265,7 @@ def test_nginx_reports_from_where_a_request_comes() -> None:
 @needs["nginx"]
 @needs["openssl"]
 def test_behind_nginx(server: Server, tmp_path: Path) -> None:
-    """The example, with ports and files of this machine: TLS outside, streams as they come."""
+    """The example works with local ports and files: TLS outside, and streams without delay."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     run(
         *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),

@@ -1,5 +1,6 @@
-"""The documentation says what is there: links, commands, flags, settings, codes, messages; and
-every link leads somewhere. `test_docs_examples` runs the examples; `test_docs_site` has the site.
+"""The documentation matches the code: links, commands, flags, settings, codes and messages.
+
+`test_docs_examples` runs the examples; `test_docs_site` tests the site.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ OTHERS_FLAGS = {
         "--uds",
     ),
 }
-"""Of container engines, of `training/train.py`, and of vLLM."""
+"""Flags of container engines, of `training/train.py`, and of vLLM."""
 MAX_WIDTH = 120
 COMMANDS = commands()
 BENCHMARKS = dict(parsers(benchmarks._parser(), ()))
@@ -81,7 +82,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """As the site and repository viewers make them of headings."""
+    """Return the anchors of the headings, as the site and repository viewers derive them."""
     headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
     return {re.sub(r"\s+", "-", text) for text in plain}
@@ -92,7 +93,7 @@ def anchors_of(page: Path) -> set[str]:
 
 @each_page
 def test_commands_are_understood(page: Path) -> None:
-    """By the parsers that read them: verbs, flags and values."""
+    """The parsers of the commands accept them: verbs, flags and values."""
     for block in blocks_of(page, *SHELLS):
         is_followed = block.language == "sh" and name_of(page) in WORD_FOR_WORD
         if block.is_fragment or is_followed:
@@ -138,7 +139,7 @@ def make_targets() -> set[str]:
 @each_page
 def test_what_prose_says_of_commands(page: Path) -> None:
     if page.name == "CHANGELOG.md":
-        return  # it speaks of commands as they were
+        return  # it names old commands
     everywhere = {flag for parser in COMMANDS.values() for flag in flags(parser)} | OTHERS_FLAGS
     everywhere |= {flag for parser in BENCHMARKS.values() for flag in flags(parser)}
     for code in inline_code(page):
@@ -177,7 +178,7 @@ def test_every_make_target_is_listed() -> None:
 
 
 INSTALLS_ANOTHER = re.compile(r"pip3? install[^\n`]*\bafferent(?![-\w./])")
-"""On the package index, `afferent` is another project."""
+"""The name `afferent` belongs to another project on the package index."""
 
 
 def test_package_name_is_the_same_in_sources_and_metadata() -> None:
@@ -220,7 +221,7 @@ def test_install_command_of_the_other_package_is_recognized(words: str, is_other
 
 
 def test_architecture_names_every_package_in_one_line() -> None:
-    """In about 600 words, drawings and links' targets left out."""
+    """The page has about 600 words, not counting drawings and link targets."""
     page = DOCS / "architecture.md"
     (packages,) = [rows for head, _, *rows in tables_of(page) if head[0] == "package"]
     listed = [name for row in packages for name in re.findall(r"`([^`]+)`", row[0])]
@@ -267,7 +268,7 @@ def test_settings_of_the_pages_can_be_loaded(tmp_path: Path) -> None:
 
 @each_page
 def test_python_blocks_compile_and_import_what_is_there(page: Path) -> None:
-    """Fragments, too."""
+    """This includes fragments."""
     for block in blocks_of(page, "python"):
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         tree = compile(block.text, page.name, "exec", flags)
@@ -275,7 +276,7 @@ def test_python_blocks_compile_and_import_what_is_there(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("afferent"):
                 module = importlib.import_module(node.module or "")
                 for alias in node.names:
-                    if not hasattr(module, alias.name):  # a module of the package, then
+                    if not hasattr(module, alias.name):  # it must be a module
                         importlib.import_module(f"{node.module}.{alias.name}")
 
 
@@ -283,7 +284,7 @@ def test_python_blocks_compile_and_import_what_is_there(page: Path) -> None:
 
 
 def tables_of(page: Path) -> list[list[list[str]]]:
-    """The cells of each table, its head first."""
+    """Return the cells of each table, the header row first."""
     tables = re.findall(r"(?:^\|.*\|\n)+", without_blocks(page), re.MULTILINE)
     rows = [[line.strip("|").split(" | ") for line in table.splitlines()] for table in tables]
     return [[[cell.strip() for cell in row] for row in table] for table in rows]
@@ -302,7 +303,7 @@ def test_troubleshooting_has_every_error() -> None:
 
 
 def said_by_the_package() -> list[str]:
-    """All texts of the sources, with ``\\0`` for what is filled in."""
+    """Return all texts of the sources, with ``\\0`` in place of inserted values."""
     said = []
     for path in (ROOT / "src/afferent").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -317,7 +318,7 @@ def said_by_the_package() -> list[str]:
 
 
 def test_messages_in_troubleshooting_are_said() -> None:
-    """In tables of what a line says; ``...`` is anything."""
+    """Each line quoted in the tables is in the sources; ``...`` stands for any text."""
     said = said_by_the_package()
     for head, _, *rows in tables_of(DOCS / "troubleshooting.md"):
         if head[0] not in ("the line says", "what you see"):
@@ -325,17 +326,17 @@ def test_messages_in_troubleshooting_are_said() -> None:
         for quoted in (text for row in rows for text in re.findall(r"`([^`]+)`", row[0])):
             is_ours = not quoted.startswith(("port = ", "--port ", "Address ", "Permission "))
             if " " not in quoted or not is_ours:
-                continue  # a word, a value of the reader's, or the system's own text
+                continue  # a word, a value of the reader's, or a message of the operating system
             pattern = ".*".join(re.escape(part.strip()) for part in quoted.split("..."))
             assert any(re.search(pattern, text, re.DOTALL) for text in said), quoted
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:
-    """Else: ``python -m tools.settings_page --write``."""
+    """``python -m tools.settings_page --write`` updates it."""
     assert settings_page.PAGE.read_text() == settings_page.page()
 
 
-# Form
+# Format
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=name_of)

@@ -1,8 +1,9 @@
 """The documentation's examples run, and print what the pages say.
 
-A block of ``python`` is run as a reader would run it: a file of its own, against a server where it
-names one, and it prints what the block of ``text`` behind it says. Where blocks belong together a
-test of `TOGETHER` runs them. What is neither has ``<!-- fragment: why -->`` in the line above.
+A ``python`` block is run as a reader would run it: as a file of its own, with a server if the
+block contains the server's address. It prints the ``text`` block below it. Blocks that belong
+together are run by a test of `TOGETHER`. Any other block has ``<!-- fragment: why -->`` in the line
+above.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ TOGETHER = {
     "docs/store.md": "test_the_guide_to_the_store_runs",
     "docs/writing-an-engine.md": "test_the_protocol_of_the_guide_is_the_protocol",
 }
-"""Pages whose Python blocks are run otherwise, and by what."""
+"""Pages whose Python blocks are run by a test of their own."""
 
 
 def python_blocks(page: Path) -> list[Block]:
@@ -88,7 +89,7 @@ def test_the_examples_run(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", WITH_SERVER, ids=name_of_block)
 def test_the_clients_examples_run(block: Block, server: Server, tmp_path: Path) -> None:
-    """Word for word, but for the port."""
+    """The program is unchanged except for the port."""
     run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)
 
 
@@ -110,7 +111,7 @@ def run_as_a_file(block: Block, program: str, folder: Path, *arguments: str) -> 
 
 
 def test_a_program_is_told_where_the_store_is(tmp_path: Path) -> None:
-    """The example of two terminals: what the first program has made is there for the second."""
+    """In the example of two terminals, the second program finds the first one's object."""
     (block,) = [b for b in blocks_of(DOCS / "library.md", "python") if "sys.argv[1]" in b.text]
     with StoreServer(64 * MiB) as server:
         run_as_a_file(block, block.text, tmp_path, server.address)
@@ -140,7 +141,7 @@ def test_blocks_that_belong_together_are_run() -> None:
 
 
 def test_the_guide_to_the_store_runs() -> None:
-    """All of its examples, one after another."""
+    """All of its examples run, one after another."""
     shares = {ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.5}
     with LocalStore(4 * MiB, shares=shares) as store:
         pixels, grid = np.ones((4, 8), np.float32), np.array([[1, 2, 2]])
@@ -172,7 +173,7 @@ def test_the_formats_example_runs() -> None:
 
 
 def test_a_metric_of_your_own_is_shown(tmp_path: Path) -> None:
-    """As the page says; in a process of its own, whose metrics are nobody else's."""
+    """The example runs in a process of its own, apart from the metrics of this one."""
     (block,) = python_blocks(DOCS / "metrics.md")
     show = "\nfrom afferent.telemetry import exposition\n"
     show += "print(exposition.render([DRAFTS.reading()]).decode(), end='')\n"
@@ -180,7 +181,7 @@ def test_a_metric_of_your_own_is_shown(tmp_path: Path) -> None:
 
 
 class Workers:
-    """They choose a token that means nothing, until there is nothing to do."""
+    """Fake workers that choose a meaningless token until a step is empty."""
 
     def do(self, step: Step) -> list[tuple[str, int]]:
         if step.is_empty:
@@ -258,7 +259,7 @@ def test_features_of_the_arena_are_finished_as_the_guide_to_engines_says() -> No
 def test_the_apis_example(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same answer for a picture that is sent, and for its name alone."""
+    """The answer is the same for a picture that is sent and for its media id alone."""
     block, _ = python_blocks(DOCS / "api.md")
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}

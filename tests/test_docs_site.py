@@ -1,4 +1,4 @@
-"""The documentation as a site: what links become, what the navigation holds, and that it builds."""
+"""The documentation site: its links, its navigation, and a build."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_only_files_outside_of_the_documentation_get_pages() -> None:
 
 
 def test_a_file_is_shown_as_it_is() -> None:
-    """Whatever fences its own text has."""
+    """The page's fence is longer than any fence in the file."""
     page = site_pages.source_page("tests/test_docs_site.py")
     source = (ROOT / "tests/test_docs_site.py").read_text()
     assert source in page
@@ -72,8 +72,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 @pytest.mark.timeout(600)
 def test_the_site_builds(tmp_path: Path) -> None:
-    """In strict mode: a warning fails it. All that is public is on its page, and nothing that a
-    browser loads comes from elsewhere.
+    """The build is strict: a warning is an error.
+
+    All public names are on their pages, and browsers load nothing from other hosts.
     """
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("MkDocs is not installed; `make docs` installs it")

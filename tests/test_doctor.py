@@ -1,4 +1,4 @@
-"""``afferent doctor``: what is wrong, and what mends it."""
+"""``afferent doctor``: what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = ["--port", "0", "--arena-nbytes", "64MiB"]
 
 
 def examine(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """The exit status, and the findings by what was looked at."""
+    """Return the exit status, and the findings by the subject of each check."""
     status = cli.main(["doctor", "--json", *SMALL, *arguments])
     found = {one["what"]: one for one in json.loads(capsys.readouterr().out)}
     assert status == any(one["level"] == "wrong" for one in found.values())

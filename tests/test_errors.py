@@ -62,7 +62,7 @@ def test_each_api_has_a_name_for_the_messages(api: Api) -> None:
 
 
 def test_the_table_of_the_api_has_every_code() -> None:
-    """But not those of our defects, which are nobody's business, and those that nobody hears."""
+    """The table leaves out internal errors, and errors that are never sent to a client."""
     page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
     rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", page, re.MULTILINE)
     documented = {

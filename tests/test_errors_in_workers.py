@@ -29,7 +29,7 @@ START_METHODS = ("fork", "spawn")
 
 
 def sample(cls: type[AfferentError]) -> AfferentError:
-    """An error with a value for each thing that its class can be given, and a note."""
+    """Return an error with a value for each parameter of its class, and a note."""
     values: dict[str, Any] = {"param": errors.Param.PREVIOUS_ANSWER, "uuids": ("a", "b")}
     values |= {"retry_after_s": 7.5, "sequence_id": "chat-17"}
     values |= {"shortage": SHORTAGE}
@@ -71,7 +71,7 @@ def test_every_error_without_text_survives_pickle_and_copy() -> None:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_error_is_made_of_a_text_alone(cls: type[AfferentError]) -> None:
-    """By position or by name: `torch._utils.ExceptionWrapper` uses the name."""
+    """The text may be positional or named: `torch._utils.ExceptionWrapper` names it."""
     for error in (cls(TEXT), cls(message=TEXT)):
         assert (error.args, str(error), error.message) == ((TEXT,), TEXT, TEXT)
 
@@ -135,7 +135,7 @@ class FailingStream(IterableDataset[int]):
 
 
 def assert_reraised(error: BaseException, cls: type[AfferentError]) -> None:
-    """PyTorch makes the error anew, of its class and a text with the worker's traceback."""
+    """Check an error that PyTorch has created again, with the worker's traceback in its text."""
     assert type(error) is cls
     assert f"Caught {cls.__name__} in DataLoader worker process 0" in str(error)
     assert f"{cls.__name__}: {TEXT}" in str(error)
@@ -169,7 +169,7 @@ def test_an_error_of_an_iterable_data_loader_arrives() -> None:
 
 
 class RemoteTaskError(Exception):
-    """Made like Ray's `RayTaskError`, which `ray.get` raises where a task has failed."""
+    """A copy of Ray's `RayTaskError`, which `ray.get` raises when a task has failed."""
 
     def __init__(self, function_name: str, traceback_str: str, cause: BaseException) -> None:
         self.args = (function_name, traceback_str, cause)
@@ -198,7 +198,7 @@ class RemoteTaskError(Exception):
 
 @pytest.fixture
 def no_class_is_left() -> Iterator[None]:
-    """Other tests walk over all classes of errors."""
+    """Remove the error classes that a test has created: other tests list all classes."""
     yield
     gc.collect()
     assert list(errors.walk()) == CLASSES
@@ -207,7 +207,7 @@ def no_class_is_left() -> Iterator[None]:
 @pytest.mark.usefixtures("no_class_is_left")
 @pytest.mark.parametrize("number", range(len(CLASSES)), ids=lambda n: CLASSES[n].__name__)
 def test_every_error_of_a_ray_task_arrives(number: int) -> None:
-    """The cause has been pickled; what is raised inherits from its class, and is made of it."""
+    """The cause is pickled; the raised error inherits from the cause's class."""
     try:
         raise_sample(number)
     except AfferentError as error:

@@ -1,4 +1,4 @@
-"""A model by its name: downloaded from a hub of ours by the real `huggingface_hub`, or refused."""
+"""A model by its name is downloaded from a local hub by the real `huggingface_hub`, or refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def running() -> Iterator[Hub]:
 
 @pytest.fixture
 def hub(running: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """With one model, and a cache of its own."""
+    """A hub with one model, and an empty cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     _be_at(running.url, monkeypatch)
@@ -60,7 +60,7 @@ def checked(flags: dict[str, str]) -> Checked:
 
 
 def refusal(name: str = NAME, **arguments: str) -> str:
-    """The one line."""
+    """Return the error message, which is one line."""
     with pytest.raises(ConfigError) as caught:
         download(name, **arguments)  # type: ignore[arg-type]
     assert "\n" not in caught.value.message
@@ -115,7 +115,7 @@ def test_what_cannot_be_had(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in the cache is served; what is not is refused, with where it was looked for."""
+    """A cached model is served; another one is refused, with the folder that was searched."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     where = f"in {constants.HF_HUB_CACHE}"
     assert refusal() == (
@@ -173,7 +173,7 @@ def test_the_command_line_says_it_in_a_line(hub: Hub, capsys: pytest.CaptureFixt
 
 
 def test_its_own_variables_and_a_server(hub: Hub, tmp_path: Path) -> None:
-    """A whole start, whose download shows its progress; the next one finds the model offline."""
+    """A complete start shows the download's progress; the next one finds the model offline."""
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     with Server(NAME, "--preprocess-workers", "1", env=env) as server:
         assert server.get("/v1/models").json()["data"][0]["id"] == NAME

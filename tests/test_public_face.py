@@ -1,4 +1,4 @@
-"""The public face: what is listed, what is there, what types say and what is documented, agree."""
+"""The public API: the list of names, the attributes, the types and the documentation agree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def face(name: str) -> ModuleType:
 
 
 def typed_names(module: ModuleType) -> set[str]:
-    """What type checkers take to be there: imports, those that only they see among them."""
+    """Return the names that type checkers see, including imports for type checkers only."""
     tree = ast.parse(inspect.getsource(module))
     names = {"__version__"} & set(vars(module))
     for node in ast.walk(tree):
@@ -73,7 +73,7 @@ def test_types_know_what_is_listed(name: str) -> None:
 
 @pytest.mark.parametrize("name", FACES)
 def test_what_is_not_listed_is_not_there(name: str) -> None:
-    """A typo is an error, also where everything comes when it is asked for."""
+    """A misspelt name is an error, even in modules with lazy imports."""
     with pytest.raises(AttributeError, match="no attribute 'Itemcache'"):
         _ = face(name).Itemcache
 
@@ -117,14 +117,14 @@ def test_help_teaches_by_an_example_that_runs(taught: type | ModuleType) -> None
     ids=lambda each: each.__name__,
 )
 def test_help_describes_every_field_of_what_engines_use(described: Any) -> None:
-    """A string behind a field is not in ``help()``."""
+    """``help()`` does not show a string after a field."""
     _, _, attributes = (inspect.getdoc(described) or "").partition("\nAttributes:\n")
     documented = re.findall(r"^ {4}(\w+): \S", attributes, re.MULTILINE)
     assert documented == list(inspect.signature(described).parameters)
 
 
 def test_to_import_it_costs_next_to_nothing() -> None:
-    """Each process of a server imports it, and most need little of what it has."""
+    """Each process of a server imports it, and most use little of it."""
     program = "import afferent, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -133,7 +133,7 @@ def test_to_import_it_costs_next_to_nothing() -> None:
 
 
 def test_documents_and_examples_import_from_the_face_only() -> None:
-    """But for the page on changes to the package itself."""
+    """The page on changes to the package itself is excepted."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
     for page in pages:
         if page.name == "adding-a-family.md":

@@ -1,4 +1,4 @@
-"""How many processes there are by default, how memory is divided, and what is refused."""
+"""The default number of processes, the division of memory, and refused settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = [
     *((1, 2), (2, 4), (4, 4), (4, 8), (4, 16), (8, 16), (16, 24), (32, 64), (64, 16), (64, 256)),
     *((128, 2), (128, 1024), (1, 1024)),
 ]
-"""Cores and GiB of the table in the docs."""
+"""The numbers of cores and GiB in the table of the docs."""
 
 
 def sizes_of(cores: int, gibibytes: float, **settings: Any) -> Sizes:
@@ -53,7 +53,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, limit: float, **settings: Any) -> C
 
 
 def table() -> str:
-    """The defaults as a table of the docs."""
+    """Return the defaults as a table of the docs."""
     lines = [
         "| cores | memory | `--frontends` | `--preprocess-workers` | "
         "`--preprocess-memory-nbytes` | `--arena-nbytes` |",
@@ -127,7 +127,7 @@ def test_a_set_arena_leaves_fewer_workers() -> None:
 def test_quota_and_nested_limit_of_a_container_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4 CPUs and 16 GiB of a machine with 64 cores."""
+    """4 CPUs and 2 GiB of a machine with 64 cores."""
     group = tmp_path / "pod" / "container"
     group.mkdir(parents=True)
     (tmp_path / "pod" / "memory.max").write_text(str(2 * GiB))
@@ -159,11 +159,11 @@ def test_what_the_settings_say_is_taken_or_refused() -> None:
 @pytest.mark.parametrize(
     ("limit", "settings", "weights", "expected"),
     [
-        (14, {}, 0, KvBudget(nbytes=3955 * MiB)),  # half of what the arena leaves of 90 %
+        (14, {}, 0, KvBudget(nbytes=3955 * MiB)),  # half of 90 % less the arena
         (14, {}, GiB, KvBudget(nbytes=3443 * MiB)),
-        (14, {"tensor_parallel_size": 2}, GiB, KvBudget(nbytes=2707 * MiB)),  # each loads it
+        (14, {"tensor_parallel_size": 2}, GiB, KvBudget(nbytes=2707 * MiB)),  # each loads weights
         (14, {"arena": 64 * MiB}, 0, KvBudget(nbytes=4819 * MiB)),
-        (14, {}, 64 * GiB, KvBudget(nbytes=64 * MiB)),  # it may be that they are on a GPU
+        (14, {}, 64 * GiB, KvBudget(nbytes=64 * MiB)),  # the weights may be on a GPU
         (14, {"kv_cache_tokens": 5000}, GiB, KvBudget(num_tokens=5000)),
     ],
 )

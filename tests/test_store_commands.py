@@ -39,7 +39,7 @@ RAW, FEATURES, EMBEDDINGS = ObjectKind.RAW, ObjectKind.FEATURES, ObjectKind.EMBE
 
 
 def key(index: int) -> bytes:
-    """``a00...``, ``a11...``: keys that share their first digit only."""
+    """Return ``a00...``, ``a11...``: keys that share only their first digit."""
     return bytes([0xA0 + index, *([index] * 31)])
 
 
@@ -70,7 +70,7 @@ with DaemonStore(sys.argv[1], name="holder") as store:
 
 @pytest.fixture
 def holder(server: StoreServer, content: None) -> Iterator[subprocess.Popen[str]]:
-    """Another process, which has the second of the features pinned."""
+    """Another process, which pins the second object of features."""
     command = [sys.executable, "-c", HOLDER, server.address, key(2).hex()]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -83,8 +83,11 @@ def holder(server: StoreServer, content: None) -> Iterator[subprocess.Popen[str]
 
 @pytest.fixture
 def content(writer: DaemonStore) -> None:
-    """Features 1, 2, 3 of 1, 2 and 3 MiB, of which the writer holds the third; embeddings 4 that
-    it still writes; and a MiB of raw media that is promised to it.
+    """Fill the store with objects of all states.
+
+    - features 1, 2 and 3 of 1, 2 and 3 MiB, of which the writer pins the third
+    - embeddings 4, which the writer is still writing
+    - 1 MiB of raw media that is reserved
     """
     for index in (1, 2, 3):
         put(writer, index, nbytes=index * MiB)
@@ -102,7 +105,7 @@ def put(store: DaemonStore, index: int, *, nbytes: int, kind: ObjectKind = FEATU
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """``afferent store`` as an operator's script runs it: a process without a terminal."""
+    """Run ``afferent store`` as a script would: in a process without a terminal."""
     return subprocess.run(
         [*AFFERENT, "store", *arguments],
         capture_output=True,
@@ -114,7 +117,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def ask(server: StoreServer, *arguments: str) -> str:
-    """What a command that succeeds prints: it fits the columns, and nothing is cut."""
+    """Return the output of a command that succeeds; it fits the columns, and nothing is cut."""
     written = io.BytesIO()
     output = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
@@ -132,7 +135,7 @@ def ask_json(server: StoreServer, *arguments: str) -> Any:
 
 
 def refuse(*arguments: str) -> str:
-    """The error of a command that fails, which is all it prints."""
+    """Return the error of a command that fails, which prints nothing else."""
     output, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
         assert cli.main(["store", *arguments]) == 2
@@ -142,7 +145,7 @@ def refuse(*arguments: str) -> str:
 
 
 def row(output: str, name: str) -> list[str]:
-    """The cells of the first line that begins with ``name``."""
+    """Return the cells of the first line that begins with ``name``."""
     line = next(line for line in output.splitlines() if line.strip().startswith(name))
     return re.split(r" {2,}", line.strip())
 
@@ -160,7 +163,7 @@ def test_each_command_in_a_process_of_its_own(busy: str, command: str) -> None:
 
 @pytest.fixture(scope="module")
 def busy() -> Iterator[str]:
-    """The address of a store in which something is held."""
+    """The address of a store with a pinned object."""
     with (
         StoreServer(CAPACITY) as running,
         DaemonStore(running.address, name="writer", writable=True) as store,
@@ -209,7 +212,7 @@ def test_stat_for_people(server: StoreServer, holder: subprocess.Popen[str]) -> 
 
 
 def test_fragmentation(server: StoreServer, writer: DaemonStore, content: None) -> None:
-    """1 MiB is free before what is left, and 2 after it."""
+    """1 MiB is free before the remaining objects, and 2 MiB are free after them."""
     writer.delete([key(1)])
     assert ask_json(server, "stat")["kinds"]["features"]["fragmentation"] == pytest.approx(1 / 3)
     assert row(ask(server, "stat"), "fragmentation") == [
@@ -231,7 +234,7 @@ def test_a_kind_without_a_share(server: StoreServer) -> None:
 
 
 def test_a_client_that_is_lost(server: StoreServer, content: None) -> None:
-    """Its connection has ended, but it still looks at what it held."""
+    """The connection has ended, but the process still reads what it had pinned."""
     reader = DaemonStore(server.address, name="reader\x1b[2J [red]" + "x" * 45)
     (outcome,) = reader.acquire("r", [Join(key(3))])
     assert outcome.handle is not None
@@ -274,7 +277,7 @@ def test_ls_for_programs(server: StoreServer, holder: subprocess.Popen[str]) -> 
 
 
 def test_top_without_a_terminal(server: StoreServer, writer: DaemonStore, content: None) -> None:
-    """Frames one below the other, with what happened between them."""
+    """Frames are printed one below the other, with the rates between them."""
     stop = threading.Event()
 
     def work() -> None:
@@ -308,7 +311,7 @@ def test_top_ends_by_ctrl_c(server: StoreServer) -> None:
         stdout=far_end,
         stderr=subprocess.PIPE,
         env={**os.environ, "TERM": "xterm"},
-        # What runs the tests in the background may have it ignored.
+        # a background process may have inherited that the signal is ignored
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as child:
         os.close(far_end)
@@ -329,7 +332,7 @@ def read_until(fd: int, wanted: bytes) -> None:
 
 
 def read_to_end(fd: int) -> None:
-    """A terminal's end is an error: nobody has the other side open."""
+    """Read to the end, which is an error on a terminal whose other side has been closed."""
     try:
         while os.read(fd, 4096):
             pass
@@ -443,7 +446,7 @@ def test_clear(server: StoreServer, writer: DaemonStore, holder: subprocess.Pope
     assert writer.stat().used_nbytes == 0
 
 
-# Which daemon
+# The choice of a daemon
 
 
 def test_several_daemons(server: StoreServer) -> None:
@@ -511,7 +514,7 @@ with StoreServer(1 << 24) as server:
 
 
 def test_none_and_one() -> None:
-    """In a network namespace of their own, where no other store is."""
+    """The test uses a network namespace of its own, in which there is no other store."""
     apart = ["unshare", "--user", "--map-current-user", "--net"]
     if (
         not Path("/usr/bin/unshare").exists()
@@ -553,7 +556,7 @@ def test_the_daemon_goes_away_meanwhile(server: StoreServer) -> None:
 
 
 def test_the_daemon_dies_while_it_is_asked(server: StoreServer) -> None:
-    """It has stopped, so the command waits for its welcome when it is killed."""
+    """The daemon is stopped, so the command is waiting for its welcome when the daemon dies."""
     daemon = server.pid
     os.kill(daemon, signal.SIGSTOP)
     command = [*AFFERENT, "store", "stat", "--address", server.address]
@@ -567,7 +570,7 @@ def test_the_daemon_dies_while_it_is_asked(server: StoreServer) -> None:
 
 
 def num_sockets(server: StoreServer) -> int:
-    """One listens, the others are connections."""
+    """Return the number of sockets: one that listens, and the connections."""
     return Path("/proc/net/unix").read_text().count(server.address)
 
 
@@ -610,7 +613,7 @@ def test_a_store_that_cannot_be() -> None:
     assert "does not fit in 90% of" in refuse("run", "--arena-nbytes", "100000GiB")
 
 
-# What is typed
+# Arguments
 
 
 @pytest.mark.parametrize(
@@ -639,7 +642,7 @@ def test_typing_errors(arguments: str) -> None:
 def test_what_is_removed_from_a_store_that_nobody_has_named(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only one is not always the one that is meant."""
+    """Even the only store may not be the intended one."""
     (running,) = [one for one in daemons.find() if one.address == server.address]
     with pytest.raises(ConfigError, match=f"--address {daemons.short(server.address)}"):
         daemons.confirm(running, "afferent store clear")

@@ -1,4 +1,4 @@
-"""The rooms: no circle of imports, no file too short to be one."""
+"""The structure of the packages: no circular imports, and no file that is too short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_nobody_imports_in_a_circle() -> None:
 
 
 def test_no_file_is_too_short_to_be_one() -> None:
-    """A short file that one module alone imports belongs into that module."""
+    """A short file that only one module imports belongs into that module."""
     assert arrows.survey(ROOT)["short"] == []
 
 

@@ -18,16 +18,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/tutorial.md"
 PORTS = ("8000", "9000")
-"""Of the page: the server's, and its live page's."""
+"""The ports in the page: the server's, and its live page's."""
 Result = tuple[int, str]
 
 _PIP = re.compile("(?i)^(pip_|ssl_|.*_proxy$)")
-"""How packages are reached is the machine's own affair."""
+"""The network settings of package installers depend on the machine."""
 _END = "--- end of block {} ---"
 
 
 def steps() -> list[tuple[str, str | None]]:
-    """Each command block, and what stands below it as its output."""
+    """Return each block of commands, with the expected output below it."""
     found = re.findall(
         r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?",
         PAGE.read_text(),
@@ -37,7 +37,7 @@ def steps() -> list[tuple[str, str | None]]:
 
 
 def copy_of_the_repository(folder: Path) -> Path:
-    """What a clone would hold, with what is not committed yet."""
+    """Copy the files that a clone would have, and uncommitted ones."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -53,14 +53,14 @@ def copy_of_the_repository(folder: Path) -> Path:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Line for line, blanks at the ends apart; ``…`` stands for anything, other lines included."""
+    """Compare lines without trailing blanks; ``…`` stands for any text, including whole lines."""
     printed = "\n".join(line.rstrip() for line in printed.splitlines())
     pattern = ".*?".join(re.escape(part) for part in expected.strip().split("…"))
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
 def follow(script: str, folder: Path, environment: dict[str, str], *, timeout_s: float) -> Result:
-    """Status and output of one shell; whatever it started has ended, too."""
+    """Return status and output of one shell; all processes that it has started have ended."""
     with tempfile.TemporaryFile("w+") as printed:
         shell = subprocess.Popen(
             ["bash", "-e", "-c", script],
@@ -80,7 +80,7 @@ def follow(script: str, folder: Path, environment: dict[str, str], *, timeout_s:
 
 
 def free_ports() -> dict[str, str]:
-    """For each port of the page a free one: not one that the system gives to others meanwhile."""
+    """Return a free port for each port of the page, outside of the range of ephemeral ports."""
     found: dict[str, str] = {}
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -97,8 +97,9 @@ def with_ports(text: str, ports: dict[str, str]) -> str:
 
 @pytest.mark.timeout(1800)
 def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """But for the ports, of which free ones are taken, and for the installing: unless this is a
-    storm, the environment is the one that runs this test.
+    """The commands are unchanged except for the ports, which are replaced by free ones.
+
+    Without ``--storm``, nothing is installed: the environment is the one that runs this test.
     """
     from_nothing = request.config.getoption("--storm")
     clone = copy_of_the_repository(tmp_path)
@@ -107,7 +108,7 @@ def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureReque
         if not Path(sys.prefix, ".ready").exists():
             pytest.skip("this environment was not made by `make setup`")
         (clone / ".venv").symlink_to(sys.prefix)
-        # Or make would set the environment up again, for the copy.
+        # otherwise make would set the environment up again
         os.utime(clone / "pyproject.toml", (0, 0))
     (tmp_path / "home").mkdir()
     ports = free_ports()

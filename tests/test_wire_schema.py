@@ -1,4 +1,4 @@
-"""A change of a message needs another version: processes of both meet after an upgrade."""
+"""A changed message needs a new version, since processes of both versions meet in an upgrade."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORE = (
     Reply,
     *requests.VERBS,
     *map(result_type, requests.VERBS),
-    # What the daemon carries from process to process.
+    # Payloads that the daemon passes from process to process.
     results.Fetching,
     results.Keeping,
     Job,
@@ -49,7 +49,7 @@ def test_schema_that_changes_needs_another_version(module: object, types: tuple[
 
 
 def test_all_messages_of_the_store_are_in_the_digest() -> None:
-    """A new one, or one that is in none of the others, is not forgotten."""
+    """The test finds messages that are new, or that no other message contains."""
     modules = ("hello", "items", "replies", "requests", "results")
     names = [f"afferent.store.protocol.{name}" for name in modules]
     defined = {

@@ -1,5 +1,6 @@
-"""Settings that can't be served: each is refused in one line, with status 2, and no process is
-started; by ``afferent config check`` and by ``afferent serve`` in the same words.
+"""Invalid settings: each is refused in one line, with status 2, and no process is started.
+
+``afferent config check`` and ``afferent serve`` print the same words.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ sys.addaudithook(_audit)
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """``words`` are in the line that is said."""
+    """Invalid settings, and words that the error line contains."""
 
     words: list[str]
     flags: str = ""
@@ -167,8 +168,8 @@ def _num_open() -> int:
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of ``config check`` and of ``serve``, which start nothing and leave nothing."""
-    for _ in range(2):  # what is opened by an import stays, and is opened once
+    """Return the line of ``config check`` and ``serve``, which start and leave nothing."""
+    for _ in range(2):  # the first import may open descriptors that stay
         num_open = _num_open()
         line = _refused_once(arguments, capsys)
         if _num_open() <= num_open:
@@ -253,7 +254,7 @@ def test_there_are_many() -> None:
 def test_real_processes(
     command: list[str], make: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:
-    """As the tests above, seen from outside."""
+    """The same in real processes."""
     whole = [sys.executable, "-m", "afferent.cli", *command, *make(tmp_path)]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""Waiting until something holds, for tests: it is looked at often, and not for ever."""
+"""Waiting for a condition in tests, with frequent polls and a limit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _LOOK_AGAIN_S = 0.002
 
 
 async def until(condition: Callable[[], object | Awaitable[object]], limit_s: float = 30.0) -> None:
-    """Until what ``condition`` gives is true; it may be awaited.
+    """Wait until ``condition`` returns a true value or an awaitable of one.
 
     Raises:
-        TimeoutError: It was not, for so long.
+        TimeoutError: The limit is over.
     """
     async with asyncio.timeout(limit_s):
         while True:

@@ -1,4 +1,4 @@
-"""Digest of a schema of messages: equal as long as every message is the same bytes."""
+"""Digest of a schema of messages: the same for schemas that encode all messages alike."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from msgspec import inspect
 
 
 def digest(*types: object) -> str:
-    """Return the digest of all of these messages, with all that is in them."""
+    """Return the digest of these messages and of all types in them."""
     described = [_described(found) for found in inspect.multi_type_info(types)]
     return hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:32]
 
 
 def _described(found: object) -> Any:
-    """Return plain values that differ wherever a message differs; names of classes do not count."""
+    """Return plain values that differ if encoded messages differ; names of classes do not count."""
     match found:
         case inspect.StructType(fields=fields):
             shape = [found.tag_field, found.tag, found.array_like, found.forbid_unknown_fields]

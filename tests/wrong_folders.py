@@ -1,4 +1,4 @@
-"""Folders that look like a model's, and can't be served: the built-in one with one thing wrong."""
+"""Model folders that can't be served: copies of the built-in one, each with one defect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _without(name: str) -> Callable[[Path], None]:
 
 def _with(name: str, text: str | bytes) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)  # a link to the good one
+        (folder / name).unlink(missing_ok=True)  # a link to the original
         (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
     return write
@@ -93,7 +93,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["generation_config.json", "temperature"],
     ),
 }
-"""What is changed of a good folder, and words of the line that refuses it."""
+"""The change to a valid folder, and words of the line that refuses it."""
 
 
 def make_folder(parent: Path, name: str) -> Path:

@@ -1,9 +1,14 @@
-"""A server asked by Schemathesis for whatever its own OpenAPI document allows, and what it forbids.
+"""Run Schemathesis against a server's own OpenAPI document, with valid and invalid requests.
 
     python -m tests.end_to_end.against_schema --minutes 60
 
-Refused are: an answer that the document does not describe, any 5xx but a 503 with ``Retry-After``,
-requests accepted against the schema, a server that grows, and anything held at the end.
+The run fails in these cases:
+
+- an answer that the document does not describe
+- any 5xx except a 503 with ``Retry-After``
+- a request that violates the schema and is accepted
+- memory growth or the death of a process
+- an object that is pinned at the end
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ MAX_GROWTH_MIB = 200
 
 
 def main() -> int:
-    """The status of the run: 0 where nothing was found."""
+    """Return the status of the run: 0 if nothing was found."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--minutes", type=float, default=5.0, help="how long (5)")
     options.add_argument("--seed", type=int, default=1, help="of what is generated (1)")

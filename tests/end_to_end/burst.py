@@ -1,4 +1,4 @@
-"""Many requests at once, from a process of their own that gives way to the server.
+"""Many concurrent requests, from a process with a lower priority than the server's.
 
     python -m tests.end_to_end.burst URL NUM_REQUESTS NUM_PICTURES
 
@@ -27,7 +27,7 @@ Outcome = tuple[int, str, str]
 
 
 def send(url: str, *, num_requests: int, num_pictures: int) -> list[Outcome]:
-    """The outcomes of a burst, when all of it has been answered."""
+    """Run a burst in another process, and return the outcomes of its requests."""
     command = [sys.executable, "-m", "tests.end_to_end.burst", url]
     command += [str(num_requests), str(num_pictures)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S + 60)
@@ -39,7 +39,7 @@ async def _send_all(url: str, num_requests: int, num_pictures: int) -> list[http
     pictures = [encoded(photo(644, 364, seed=n), "JPEG", quality=82) for n in range(8)]
 
     def body(number: int) -> dict[str, Any]:
-        """All pictures differ: a few bytes behind the end of a JPEG are no part of it."""
+        """Return a request with new pictures: decoders ignore bytes after the end of a JPEG."""
         urls = []
         for index in range(num_pictures):
             data = pictures[int(rng.integers(len(pictures)))] + f"{number} {index}".encode()

@@ -1,4 +1,4 @@
-"""A running server's engine, as the suite for authors of engines asks for it."""
+"""The engine of a running server, as the conformance suite for engines needs it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ async def running(
     question: Callable[[int], Question],
     text: Callable[[Sequence[int]], str] | None = None,
 ) -> AsyncIterator[Subject]:
-    """The engine as one frontend more sees it.
+    """Connect to the engine as another frontend would.
 
     Args:
-        module: Which the engine's process was started with.
-        text: Which text tokens are.
+        module: The module that the engine's process runs.
+        text: Decodes text tokens.
     """
     link = RemoteLink(address=server.address_of(module))
     caller = Caller(name="conformance", store_address=server.address_of(DAEMON))

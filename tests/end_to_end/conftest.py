@@ -1,4 +1,4 @@
-"""What the tests of the APIs share."""
+"""Fixtures for the end-to-end tests."""
 
 from __future__ import annotations
 

@@ -1,12 +1,18 @@
-"""Each call of the system fails once, in each process of a server: what comes of it?
+"""Let system calls fail, each once, in each process of a server, and check the outcome.
 
     python -m tests.end_to_end.error_sweep --only store --calls 5
 
-For each process, call of the system and error that it can have, the first, second, ... call fails
-(`strace --inject`), while requests are served, and while a process that was killed starts again.
-Found are: an answer unlike the undisturbed one, an error that does not say "try again", a request
-that nobody answers, a server that does not come back, and anything held at the end. It needs strace
-(of Debian: apt-get install strace) and the right to trace.
+For each kind of process, system call and possible error, the first, second, ... call fails
+(`strace --inject`): while requests are served, and while a killed process starts again. A finding
+is one of these:
+
+- an answer that differs from the undisturbed one
+- an error that is not retryable
+- a request without an answer
+- a server that does not recover
+- an object that is pinned at the end
+
+The sweep needs strace (on Debian: apt-get install strace) and the right to trace.
 """
 
 from __future__ import annotations
@@ -64,12 +70,12 @@ REQUEST_TIMEOUT_S = 60.0
 BACK_TIMEOUT_S = 90.0
 _MOST_FILES = 4096
 TRACED_START_S = 3.0
-"""How long calls fail while a process starts again; then it has to come up."""
+"""The time for which calls fail while a process starts again; then it has to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The ``number``-th ``call`` of a process of this kind fails, counted from 1."""
+    """The failure of the ``number``-th call of a process of this kind, counted from 1."""
 
     kind: str
     call: str
@@ -83,15 +89,15 @@ class Fault:
 
 
 class Stuck(Exception):
-    """strace does not let go of a process: nothing can be said of it."""
+    """strace does not detach from a process, so the fault has no result."""
 
 
 class NotAsBefore(Exception):
-    """After a fault the server does not come back, or holds something."""
+    """After a fault, the server does not recover, or pins something."""
 
 
 class Sweep:
-    """A server, and what has been found of it and of those before."""
+    """A server, and the findings about it and about the servers that it has replaced."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -114,7 +120,7 @@ class Sweep:
         return found[0] if found else None
 
     def requests(self) -> list[bytes]:
-        """New pictures each time: what was seen would not be read again."""
+        """Return requests with new pictures, which the server has to read again."""
         self._seed += 1
         rng = np.random.default_rng(self._seed)
         urls = [data_url(draw_image(rng), "png" if n % 2 else "jpeg") for n in range(2)]
@@ -129,7 +135,7 @@ class Sweep:
         return [json.dumps(each).encode() for each in (plain, formed, plain | {"stream": True})]
 
     def post(self, body: bytes) -> tuple[str, str]:
-        """What became of a request, and what was answered, as far as it was."""
+        """Return the outcome of a request, and its answer if there is one."""
         url = f"{self.server.url}/v1/chat/completions"
         try:
             response = self._client.post(url, content=body)
@@ -171,7 +177,7 @@ class Sweep:
         return told
 
     def count(self, kind: str, calls: list[str], *, at_start: bool) -> Counter[str]:
-        """How often a process makes each call while it is not disturbed."""
+        """Return how often a process makes each call while it is not disturbed."""
         with traced(self.subject(kind, at_start=at_start), calls) as log:
             if at_start:
                 self.restart(kind)
@@ -181,7 +187,7 @@ class Sweep:
         return made
 
     def subject(self, kind: str, *, at_start: bool) -> int:
-        """Who is traced: who starts again is a child of the supervisor, or of the zygote."""
+        """Return the process to trace; for a start, the parent that will start the victim."""
         if at_start and kind != "preprocess worker":
             return self.server.popen.pid
         victim = self.victim("zygote" if at_start else kind)
@@ -195,7 +201,7 @@ class Sweep:
         time.sleep(TRACED_START_S)
 
     def settle(self) -> None:
-        """All is as it was before a fault: everybody is back, nothing is held."""
+        """Wait until the server is as before a fault: all processes run, and nothing is pinned."""
         try:
             wait_until(lambda: self.is_whole(), timeout_s=BACK_TIMEOUT_S)
             assert_nothing_is_held(self.server)
@@ -211,7 +217,7 @@ class Sweep:
         return is_ready and all(kinds[kind]() for kind in KINDS)
 
     def inject(self, fault: Fault) -> None:
-        """Let it happen; a finding is noted. A server that is of no use then is replaced."""
+        """Inject a fault, note findings, and replace the server if it does not recover."""
         self.num_faults += 1
         print(f"\r{self.num_faults:5} {fault!s:<70}", end="", flush=True)
         rule = f"inject={fault.call}:error={fault.error}:when={fault.number}"
@@ -223,7 +229,7 @@ class Sweep:
                     self.restart(fault.kind)
                 told = [] if fault.at_start else self.work()
                 self.num_hit += "(INJECTED)" in log.read_text()
-            if fault.at_start:  # until here it failed at every start: each process counts its own
+            if fault.at_start:  # each restarted process counted anew, so every start failed
                 told = self.work()
             self.settle()
             for body, outcome, said in told:
@@ -244,7 +250,7 @@ class Sweep:
 
     def replace(self) -> None:
         self.server.popen.kill()
-        with suppress(Exception):  # of what a fault has left nothing more is asked
+        with suppress(Exception):  # the fault may have damaged the server in any way
             self._stack.close()
         self.__enter__()
 
@@ -258,7 +264,7 @@ KINDS = ("store", "frontend", "zygote", "preprocess worker", "core", "engine wor
 
 @contextmanager
 def traced(pid: int, calls: list[str], rule: str | None = None) -> Iterator[Path]:
-    """A process and what it starts, under strace; the log has each of these calls."""
+    """Trace a process and its children with strace, and yield the log of these calls."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = ["strace", "-f", "-p", str(pid), "-o", str(log), "-e", "signal=none"]
@@ -279,7 +285,7 @@ def traced(pid: int, calls: list[str], rule: str | None = None) -> Iterator[Path
 
 
 def made_by_one(log: str) -> Counter[str]:
-    """How often each call was made by the process that made it most; strace counts for each."""
+    """Return the highest number of each call in one process: strace counts processes separately."""
     made: Counter[str] = Counter()
     for (_, call), count in Counter(re.findall(r"^(\d* *)(\w+)\(", log, re.MULTILINE)).items():
         made[call] = max(made[call], count)
@@ -287,7 +293,7 @@ def made_by_one(log: str) -> Counter[str]:
 
 
 def faults_of(kind: str, made: Counter[str], calls: int, *, at_start: bool) -> Iterator[Fault]:
-    """The first call of each, the last, and some between."""
+    """Yield a fault for the first call of each kind, the last, and some between."""
     for call, count in sorted(made.items()):
         for number in sorted({round(n) for n in np.linspace(1, count, min(count, calls))}):
             for error in ERRORS[call]:
@@ -295,7 +301,7 @@ def faults_of(kind: str, made: Counter[str], calls: int, *, at_start: bool) -> I
 
 
 def main() -> int:
-    """The exit status: 0 where nothing was found."""
+    """Return the exit status: 0 if nothing was found."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--only", choices=KINDS, action="append", help="a kind of process")
     options.add_argument("--call", choices=ERRORS, action="append", help="a call of the system")
@@ -303,8 +309,8 @@ def main() -> int:
     given = options.parse_args()
     if shutil.which("strace") is None:
         sys.exit("strace is not there (of Debian: apt-get install strace)")
-    # Who can't open /proc/self/fd before it starts a program closes all that there may be: traced,
-    # a million would take minutes.
+    # A process that can't open /proc/self/fd before it starts a program closes all possible
+    # descriptors: under strace, a million calls would take minutes.
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES, _MOST_FILES))
     start_s = time.monotonic()
     with Sweep() as sweep:

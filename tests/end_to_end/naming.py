@@ -1,4 +1,4 @@
-"""Whether pictures that the model has never seen are named, by whichever API."""
+"""The check that the model names pictures that it has not seen, for all APIs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _FORMATS = ("JPEG", "PNG") * 4
 async def check_named(
     rng: np.random.Generator, ask: Callable[[DrawnImage, str], Awaitable[str]]
 ) -> None:
-    """
+    """Check the answers about new pictures.
+
     Args:
-        ask: Sends `QUESTION` with a picture in a format; the answer. Called for all at once.
+        ask: Sends `QUESTION` with a picture in a format, and returns the answer. Runs concurrently.
     """
     drawn = [draw_image(rng) for _ in _FORMATS]
     answers = await asyncio.gather(*map(ask, drawn, _FORMATS))

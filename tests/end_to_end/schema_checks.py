@@ -1,4 +1,4 @@
-"""What Schemathesis is to check beside its own: it runs in an environment of its own."""
+"""Additional checks for Schemathesis, which imports them in an environment of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import schemathesis  # type: ignore[import-not-found]
 
 @schemathesis.hook  # type: ignore[untyped-decorator]
 def map_body(ctx: Any, body: Any) -> Any:
-    """Any text may be a model's name, and only that of the one that is served leads any further."""
+    """Name the model that is served: requests with another name would end at once."""
     if isinstance(body, dict) and isinstance(body.get("model"), str):
         return {**body, "model": "shapes"}
     return body
@@ -17,7 +17,7 @@ def map_body(ctx: Any, body: Any) -> Any:
 
 @schemathesis.check  # type: ignore[untyped-decorator]
 def only_unavailable(ctx: Any, response: Any, case: Any) -> None:
-    """Of its own faults a server has one: it can't just now, and says when to come again."""
+    """Check that the only server error is a 503, with the time of the next attempt."""
     if response.status_code >= 500:
         assert response.status_code == 503, f"status {response.status_code}"
         assert "retry-after" in response.headers, "a 503 that does not say when to come again"

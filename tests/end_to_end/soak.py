@@ -2,10 +2,11 @@
 
     python -m tests.end_to_end.soak --minutes 60 --warm-up-minutes 10
 
-The load has new and repeated images, videos, streams that are read to the end and streams that are
-left, and requests that are refused. Each process is sampled while the load goes on. Memory grows
-while caches and allocators fill: it is flat where the later half of the samples after the warm-up
-is, in the median, within 4 MB of the earlier half. A process that was started meanwhile fails, too.
+The load has new and repeated images, videos, streams that are read to the end, streams whose client
+disconnects, and requests that are refused. Each process is sampled under this load. Memory grows
+while caches and allocators fill: it counts as flat if the median of the later half of the samples
+after the warm-up is within 4 MB of the median of the earlier half. A process that was restarted
+fails, too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Growth:
 
     @property
     def grown_nbytes(self) -> int:
-        """How much more the later half has than the earlier one, in the median."""
+        """Return the median of the later samples minus the median of the earlier ones."""
         middle = len(self.nbytes) // 2
         earlier, later = self.nbytes[:middle], self.nbytes[middle:]
         return round(statistics.median(later) - statistics.median(earlier)) if earlier else 0
@@ -58,7 +59,7 @@ class Growth:
 
 
 class Load:
-    """Clients that send one request after the other, until they are stopped."""
+    """Clients that each send one request after the other until they are stopped."""
 
     def __init__(self, url: str, *, seed: int) -> None:
         self._url, self._seed = url, seed
@@ -105,7 +106,7 @@ def repeated_images(client: httpx.Client, draw: random.Random, known: Sequence[s
 
 
 def new_video(client: httpx.Client, draw: random.Random, _: Sequence[str]) -> int:
-    """A few bytes behind the end of the file make it another."""
+    """Request a new video: decoders ignore the random bytes after the end of the file."""
     data = base64.b64encode(_video() + draw.randbytes(8)).decode()
     part = {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
     body = ask([], "What?", max_tokens=4)
@@ -195,7 +196,7 @@ def table(found: Mapping[int, Growth]) -> str:
 
 
 def failures(found: Mapping[int, Growth], num_samples: int) -> list[str]:
-    """Return what is wrong, a line each."""
+    """Return the failures, a line each."""
     wrong = [f"{each.name} is not flat" for each in found.values() if not each.is_flat]
     wrong += [
         f"{each.name} did not live from the warm-up to the end"
@@ -206,14 +207,14 @@ def failures(found: Mapping[int, Growth], num_samples: int) -> list[str]:
 
 
 def main() -> int:
-    """Return the status of the run: 0 where the memory of all processes is flat."""
+    """Return the status of the run: 0 if the memory of all processes is flat."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--minutes", type=float, default=60.0, help="after the warm-up (60)")
     options.add_argument("--warm-up-minutes", type=float, default=10.0, help="not judged (10)")
     options.add_argument("--seed", type=int, default=1, help="of the load (1)")
     given = options.parse_args()
     found: dict[int, Growth] = {}
-    # Caches are full after the warm-up: what grows then is a leak.
+    # The caches fill during the warm-up; later growth is a leak.
     caches = ("--arena-nbytes", "128MiB", "--encoder-cache-nbytes", "8MiB")
     with Server(*caches, "--frontends", "2") as server:
         load = Load(server.url, seed=given.seed)

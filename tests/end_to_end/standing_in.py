@@ -1,7 +1,7 @@
-"""A server in the place of vLLM: it answers by what it reads in the arena, as vLLM's plugin does.
+"""A server in place of vLLM: it reads features in the arena as vLLM's plugin does.
 
-It is no engine: what a model makes of features is tested with a real vLLM (`tests/vllm`). What a
-frontend does for an upstream, each way in which one may behave, is easier to bring about here.
+It is no engine; tests with a real vLLM (`tests/vllm`) cover what a model computes from features.
+This stand-in makes each behaviour of an upstream easy to produce, to test the frontend against it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REFERENCE = re.compile(r'"(afferent:[^"]+)"')
 
 @dataclass(slots=True)
 class Heard:
-    """One request as it came."""
+    """One request as it was received."""
 
     method: str
     target: str
@@ -46,14 +46,16 @@ class Heard:
 
 
 class StandIn:
-    """Listens on a unix socket; each answer says what was found in the arena."""
+    """Listens on a unix socket; each answer describes what was found in the arena."""
 
     def __init__(self, folder: Path, store_path: Path, *, encodes_s: float | None = None) -> None:
-        """``encodes_s``: it has an encoder, which takes so long for an item; embeddings are left in
-        the store, and found there.
+        """Create a server; with ``encodes_s``, it has an encoder.
+
+        Args:
+            encodes_s: The encoder's time for an item; embeddings are stored, and reused.
         """
         self._encodes_s = encodes_s
-        self._name = "stand-in" if encodes_s is None else "worker"  # which may write
+        self._name = "stand-in" if encodes_s is None else "worker"  # a worker may write
         self.num_encoded = self.num_found = 0
         self.url = f"unix:{folder / 'vllm.sock'}"
         self._path, self._store_path = folder / "vllm.sock", store_path
@@ -61,7 +63,7 @@ class StandIn:
         self.num_aborted = 0
         self.health_s = 0.0
         self.tells_gate = True
-        """Whether it says when it has read what is referred to, as vLLM's plugin does."""
+        """Whether it reports the references that it has read, as vLLM's plugin does."""
         self.is_well = True
         self.closed_with: list[int | None] = []
         self.before_reading: Callable[[], Awaitable[None]] | None = None
@@ -128,7 +130,7 @@ class StandIn:
             raise
 
     async def _talk(self, request: web.Request) -> web.WebSocketResponse:
-        """Says everything twice, until it is told to go, or asked what it has been told."""
+        """Send back each message twice; close on "go", and note the code of the close."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.heard.append(Heard(request.method, request.raw_path, headers, b""))
         talk = web.WebSocketResponse(protocols=("b", "c"))
@@ -146,7 +148,7 @@ class StandIn:
     async def _answer_to(self, request: web.Request, heard: Heard) -> web.StreamResponse:
         if request.path == "/tea":
             return web.Response(status=418, body=b"\x00teapot", headers={"x-kind": "green"})
-        if request.path == "/moved":  # as FastAPI does: by the host that it was reached by
+        if request.path == "/moved":  # as FastAPI does: with the host of the request
             return web.Response(
                 status=307, headers={"Location": f"http://{request.host}{request.query['to']}"}
             )
@@ -199,17 +201,17 @@ class StandIn:
                 return {"bytes": len(self.arena().raw(handle, start, nbytes))}
 
     def announce(self) -> None:
-        """As a worker does, once it has read its weights, and again and again."""
+        """Announce the encoder, as a worker does after it has loaded its weights and repeatedly."""
         announce(self.arena().store, ENCODER, is_first=False)
 
     def _embed(self, reference: FeaturesReference, total: int, takes_s: float) -> int:
-        """The sum of an item's embeddings, which were found, or are made."""
+        """Return the sum of an item's embeddings, from the store or newly encoded."""
         key, cache = ContentKey(reference.key), ItemCache(self.arena().store, weights=WEIGHTS)
         with self.arena().request("embed") as request:
             if found := cache.get_embeddings(request, [key]):
                 self.num_found += 1
                 return int(found[key]["rows"].sum())  # type: ignore[call-overload]
-            time.sleep(takes_s)  # it stands for an encoder
+            time.sleep(takes_s)  # simulates an encoder
             self.num_encoded += 1
             rows = np.zeros((reference.num_embeds, WIDTH), np.int64)
             rows[0, 0] = total

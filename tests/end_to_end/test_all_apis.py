@@ -1,5 +1,6 @@
-"""Three APIs, two tenants, four frontends, all at once: right answers, and nobody hits what another
-tenant has cached. ``--storm`` asks 500 times.
+"""Three APIs, two tenants and four frontends at once: right answers, and separate caches.
+
+``--storm`` sends 500 requests.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SETTINGS = "".join(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question about 0 to 8 pictures, JPEG files in base64."""
+    """A question about 0 to 8 pictures, which are JPEG files in base64."""
 
     pictures: tuple[str, ...]
     question: str
@@ -40,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The official ones, with the key of one tenant."""
+    """The official clients, with the key of one tenant."""
 
     openai: openai.AsyncOpenAI
     anthropic: anthropic.AsyncAnthropic
@@ -127,7 +128,7 @@ def draw(rng: np.random.Generator) -> list[Asked]:
 
 
 def finished(figures: dict[str, float]) -> float:
-    """Requests that were answered; each frontend says so within a second."""
+    """Return the number of answered requests; frontends report it within a second."""
     name = "afferent_requests_total{"
     return sum(number for key, number in figures.items() if key.startswith(name) and "ok" in key)
 
@@ -136,8 +137,9 @@ def finished(figures: dict[str, float]) -> float:
 def test_many_ways_at_once(
     server: Server, rng: np.random.Generator, request: pytest.FixtureRequest
 ) -> None:
-    """Each answer is the one that the request gets alone; sums in another order may tip a close
-    call of this model, no more.
+    """Each answer is the one that the request gets alone.
+
+    Another order of floating-point sums may change a few close decisions of this model.
     """
     num_requests = 500 if request.config.getoption("--storm") else 120
     asked = draw(rng)
@@ -177,7 +179,7 @@ def test_many_ways_at_once(
     }
     num_made = len({picture for one in asked for picture in one.pictures})
     num_made += sum(map(len, wanted.values()))
-    # Each tenant's own once, and never another's instead.
+    # Each tenant's pictures are made once for each tenant, and never shared.
     assert figures['afferent_items_total{modality="image",outcome="made"}'] == num_made
     assert figures['afferent_items_total{modality="image",outcome="hit"}'] > 0
     wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)

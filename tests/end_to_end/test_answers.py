@@ -13,7 +13,7 @@ from afferent.conformance.images import draw_image
 from tests.server import Server, ask, data_url, wait_until
 
 ACCURACY = 0.9
-"""Of the built-in model on pictures it was never trained on; its own note says 97 % and more."""
+"""For the built-in model, whose own documentation states 97 % on pictures it was not trained on."""
 
 
 def answer(server: Server, request: dict) -> str:
@@ -35,7 +35,7 @@ def test_held_out_pictures_are_named(server: Server, rng: np.random.Generator) -
 
 
 def test_four_pictures_in_shuffled_order(server: Server, rng: np.random.Generator) -> None:
-    """The same four pictures in another order must give the same four answers in that order."""
+    """The same four pictures in another order give the same four answers in that order."""
     right = total = 0
     for _ in range(6):
         pictures = [draw_image(rng) for _ in range(4)]
@@ -89,7 +89,7 @@ def test_streaming_gives_the_same_answer(server: Server, rng: np.random.Generato
 
 
 def test_the_asynchronous_client(server: Server, rng: np.random.Generator) -> None:
-    """Whole answers and streams side by side."""
+    """Concurrent whole answers and streams."""
     pictures = [draw_image(rng) for _ in range(12)]
     requests = [ask([data_url(picture)], "What is in the picture?") for picture in pictures]
 

@@ -38,7 +38,7 @@ def image(picture: DrawnImage | bytes, kind: str = "JPEG") -> dict[str, Any]:
 
 
 def turn(*blocks: Any, role: str = "user") -> dict[str, Any]:
-    """A message; texts are strings."""
+    """Return a message; strings become text blocks."""
     content = [
         {"type": "text", "text": block} if isinstance(block, str) else block for block in blocks
     ]
@@ -82,7 +82,7 @@ def test_the_answer_in_full(client: anthropic.Anthropic, pictures: list[DrawnIma
         messages=messages, extra_body={"temperature": 1.0, "top_k": 1}, **PARAMETERS
     )
     assert greedy.content == message.content
-    # An answer can be sent back as it came.
+    # An answer can be sent back unchanged.
     again = asked.create(
         messages=[*messages, message.to_param(), turn("What is in picture 1?")], **PARAMETERS
     )
@@ -115,7 +115,7 @@ def test_a_stream(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> No
 
 
 def test_the_order_of_events(server: Server, pictures: list[DrawnImage]) -> None:
-    """As they come over the socket; clients hide some of them."""
+    """The raw events of the socket, some of which the official client hides."""
     body = {**PARAMETERS, "stream": True, "messages": [turn(image(pictures[0]), QUESTION)]}
     answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -1,4 +1,4 @@
-"""Bad input gets a 4xx in OpenAI's form that says what is wrong, and the next request works."""
+"""Bad input gets a 4xx in OpenAI's format that explains it, and the next request works."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUESTION = "What is in the picture?"
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and has next to no data."""
+    """Return a PNG file that claims a size and has almost no data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -43,7 +43,7 @@ def encoded(image: Image.Image, format: str = "PNG") -> bytes:
 
 @pytest.fixture
 def good(server: Server, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    """A request that works; it is sent after each bad one."""
+    """A valid request, which is sent after each bad one."""
     request = ask([data_url(draw_image(rng))], QUESTION)
     yield request
     assert server.post(request).status_code == 200
@@ -51,7 +51,7 @@ def good(server: Server, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
 
 
 def check(response: httpx.Response, status: int, code: str, *words: str) -> dict[str, Any]:
-    """OpenAI's error form, with this code, and these words in the message."""
+    """Check for an error in OpenAI's format with this code, and these words in the message."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -157,7 +157,7 @@ def test_more_than_the_model_has_room_for(server: Server, good: dict[str, Any]) 
 
 
 def test_long_text_is_refused_by_its_length(server: Server, good: dict[str, Any]) -> None:
-    """Before it is tokenized: that would cost minutes and gigabytes."""
+    """It is refused before tokenization, which would cost minutes and gigabytes."""
     check(server.post(ask([], "a" * 900_000)), 400, "context_length_exceeded", "900000")
 
 

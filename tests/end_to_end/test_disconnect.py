@@ -1,4 +1,4 @@
-"""Clients that leave, at every stage of a request: what it held is back at once."""
+"""Clients that disconnect at each stage of a request: the server releases everything at once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.ingest.media_host import media_host
 from tests.server import Server, ask, data_url, suspended, wait_until
 
 BOUND_S = 10.0
-"""For a machine that is busy; the goal is 0.2 s, and what was measured is printed."""
+"""A limit for busy machines; the goal is 0.2 s, and the measured time is printed."""
 PATIENCE_S = "60"
-"""No time-out may do what is the client's leaving to do."""
+"""A timeout too long to release anything before the disconnect does."""
 
 
 @pytest.fixture(scope="module")
 def stalling_host() -> Iterator[str]:
-    """Sends 400 KiB of a picture, and then nothing."""
+    """A media host that sends 400 KiB of a picture, and then nothing."""
     over = threading.Event()
 
     def stall(request: BaseHTTPRequestHandler) -> None:
@@ -59,7 +59,7 @@ def own_server(stalling_host: str) -> Iterator[Server]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client can leave, and what a test has at hand there."""
+    """The server and tools with which a stage brings a request to a certain point."""
 
     server: Server
     store: DaemonStore
@@ -68,7 +68,7 @@ class Place:
     rng: np.random.Generator
 
     def large(self) -> str:
-        """A picture that does not fit on the heap."""
+        """Return a picture that is too large for the heap."""
         return data_url(encoded(photo(500, 400, seed=int(self.rng.integers(1 << 30))), "PNG"))
 
     def drawn(self, number: int) -> list[str]:
@@ -80,7 +80,7 @@ class Place:
         return found
 
     def is_back(self, *, still_held: int = 0) -> bool:
-        """The frontend holds nothing, nothing of it waits, and others hold so many objects."""
+        """Return whether the frontend holds and awaits nothing, and others pin so many objects."""
         stat = self.store.stat()
         return (
             self.frontend.num_held == self.frontend.reserved_nbytes == 0
@@ -89,7 +89,7 @@ class Place:
         )
 
     def num_gone(self) -> float:
-        """Requests whose client has gone away."""
+        """Return the number of requests whose client has disconnected."""
         name = 'afferent_requests_total{api="openai_chat",outcome="client_gone"} '
         lines = self.http.get(f"{self.server.url}/metrics").text.splitlines()
         return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
@@ -99,7 +99,7 @@ class Place:
         return socket.create_connection((host, int(port)))
 
     def send(self, urls: list[str], *, most: int | None = None, **more: object) -> socket.socket:
-        """A request, or its first bytes."""
+        """Send a request, or its first ``most`` bytes."""
         body = json.dumps(ask(urls, "Name all pictures.", **more)).encode()
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -131,9 +131,9 @@ At = Callable[[Place], Iterator[socket.socket]]
 
 @dataclass(frozen=True)
 class Stage:
-    """Yields the client's connection when its request has come there.
+    """Yields the client's connection when its request has reached a stage.
 
-    ``still_held`` is the number of objects that stopped processes hold when it has gone.
+    After the disconnect, stopped processes still pin ``still_held`` objects.
     """
 
     at: At
@@ -176,7 +176,7 @@ def half_a_body(place: Place) -> Iterator[socket.socket]:
 
 @stage()
 def waiting_for_room(place: Place) -> Iterator[socket.socket]:
-    """Nobody reads its socket meanwhile."""
+    """The server does not read the client's socket while the request waits."""
     with place.without_room(ObjectKind.RAW), place.send([place.large()]) as sock:
         wait_until(lambda: place.store.stat().num_reservations_queued == 1)
         yield sock
@@ -198,7 +198,7 @@ def waiting_for_room_for_features(place: Place) -> Iterator[socket.socket]:
 
 @stage(still_held=2)
 def decoding(place: Place) -> Iterator[socket.socket]:
-    """A worker that has begun can't be stopped: only it still holds the block that it writes."""
+    """A worker that decodes can't be stopped; it alone keeps its block."""
     idle = place.server.idle_preprocess_workers()
     with suspended(idle), place.send(place.drawn(1)) as sock:
         wait_until(lambda: place.store.stat().num_jobs_running == 1)
@@ -215,7 +215,7 @@ def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
         yield sock
 
 
-@stage(still_held=2)  # the core, and the worker for its step, hold what the first is about
+@stage(still_held=2)  # the core, and the worker through it, pin the items of the first request
 def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
     engine = place.server.engine_workers()
     with suspended(engine), ThreadPoolExecutor(1) as thread:
@@ -257,7 +257,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def leaves(place: Place, stage: Stage, how: Callable[[socket.socket], None]) -> float:
-    """The milliseconds until all is back; looking takes some of them."""
+    """Return the milliseconds until everything is released, including the cost of polling."""
     gone = place.num_gone()
     with contextlib.contextmanager(stage.at)(place) as sock:
         start = time.perf_counter()
@@ -285,7 +285,7 @@ def test_a_client_leaves(
 
 
 def test_a_large_body_whose_client_was_killed(place: Place) -> None:
-    """Its end stands behind more than is read ahead: it is seen when its turn has come."""
+    """The server has read ahead only a part of the body, so it notices the end late."""
     with place.without_room(ObjectKind.RAW):
         url = data_url(b"\xff\xd8\xff" + bytes(12 * MiB))
         with ThreadPoolExecutor(1) as thread:

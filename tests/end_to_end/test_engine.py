@@ -1,4 +1,4 @@
-"""The built-in engine as two workers that share the model: right answers, and what they survive."""
+"""The built-in engine with two workers that share the model: right answers, and recovery."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CORE = "afferent.builtin.engine.core.main"
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Server]:
-    """Two workers, and room for embeddings."""
+    """A server with two workers and an embeddings region."""
     with Server("--tensor-parallel-size", "2", "--arena-nbytes", "128MiB",
                 "--embeddings-share", "0.2", "--engine-step-timeout-s", "8") as server:  # fmt: skip
         yield server
@@ -40,7 +40,7 @@ def answer_of(response: httpx.Response) -> str:
 
 
 def samples_of(server: Server) -> dict[str, float]:
-    """With those of the engine, which are missing if it takes long to answer."""
+    """Poll until the metrics include the engine's, which are missing while it is slow to answer."""
     samples: dict[str, float] = {}
 
     def has_answered() -> bool:
@@ -74,7 +74,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def wait_for_others(server: Server, old: list[psutil.Process]) -> None:
-    """Until none of these is left, and others can be used in their place."""
+    """Wait until all of these processes are gone, and their replacements are ready."""
     wait_until(lambda: all(is_gone(process) for process in old))
     wait_until(lambda: len(server.engine_workers()) == len(old))
     wait_until(lambda: is_ready(server), timeout_s=120)
@@ -85,7 +85,7 @@ def wait_for_others(server: Server, old: list[psutil.Process]) -> None:
 def test_two_workers_answer_as_one_does(
     server: Server, pair: Server, rng: np.random.Generator
 ) -> None:
-    """Sums in another order may tip a close call, no more."""
+    """Another order of floating-point sums may change a close decision."""
     urls = [data_url(draw_image(rng)) for _ in range(12)]
     requests = [ask([url], QUESTION) for url in urls]
     requests += [ask(urls[start : start + 4], "Name all pictures.") for start in (0, 4, 8)]
@@ -99,7 +99,7 @@ def test_two_workers_answer_as_one_does(
 
 
 def test_forms_of_answers_are_followed_together(pair: Server) -> None:
-    """By the first of them; what it chooses both have."""
+    """Rank 0 applies the token mask, and its choice is used by both."""
     form = {"structured_outputs": {"regex": "[a-f]{8}-[0-9]{4}"}, "temperature": 1}
     with ThreadPoolExecutor(4) as threads:
         texts = threads.map(
@@ -120,7 +120,7 @@ def test_one_picture_is_made_and_encoded_once(pair: Server, rng: np.random.Gener
 
 
 def test_what_dies_is_replaced_together(pair: Server, rng: np.random.Generator) -> None:
-    """What was encoded before is found in the store by those who come after."""
+    """The new workers find in the store the embeddings that the old ones computed."""
     seen, unseen = new_request(rng), new_request(rng)
     before = answer_of(pair.post(seen))
     workers = pair.engine_workers()

@@ -1,6 +1,4 @@
-"""The built-in engine passes the suite that is for authors of others: its core and its workers are
-those of a running server.
-"""
+"""The built-in engine of a running server passes the conformance suite for engines."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ TOKENIZER = Tokenizer.from_file(str(SHAPES / "tokenizer.json"))
 
 
 def question(number: int) -> Question:
-    """Two drawings, to be named in order."""
+    """Return a question about two drawings, to be named in order."""
     return _questions()[number % 6]
 
 

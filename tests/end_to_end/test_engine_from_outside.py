@@ -1,4 +1,4 @@
-"""An engine of another package, installed beside ours, chosen by name: `examples.tiny_plugin`."""
+"""An engine of another installed package, chosen by name: `examples.tiny_plugin`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENIZER = Tokenizer.from_file(str(BUILT_IN_MODELS / "shapes" / "tokenizer.json
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its package is on the path, with what pip writes of its entry points."""
+    """A server whose path has the engine's package, with the metadata that pip writes."""
     folder = tmp_path_factory.mktemp("site-packages")
     about = folder / "tiny_engine-1.0.dist-info"
     about.mkdir()
@@ -49,7 +49,7 @@ def plain(colour: tuple[int, int, int]) -> str:
 
 
 def colours(*numbers: int) -> list[tuple[int, int, int]]:
-    """Whose tokens are text."""
+    """Return colours whose tokens decode to text."""
     return [(30 + number, 60 - number, 50) for number in numbers]
 
 
@@ -80,7 +80,7 @@ def test_none_of_the_built_in_engine_runs(tiny: Server) -> None:
     ("more", "code"),
     [
         ({"temperature": 0.7}, "unsupported_parameter"),
-        ({"max_tokens": 501}, "context_length_exceeded"),  # its own setting
+        ({"max_tokens": 501}, "context_length_exceeded"),  # a setting of this engine
     ],
 )
 def test_what_it_can_not_do_is_refused(tiny: Server, more: dict[str, Any], code: str) -> None:

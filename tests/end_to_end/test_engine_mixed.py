@@ -1,5 +1,6 @@
-"""Many requests at a time, in chunks, with little memory, and clients that leave: each answer is
-the one that the request gets alone. ``--storm`` chooses 500.
+"""Many concurrent requests, chunked prefill, little memory, and clients that disconnect.
+
+Each answer is the one that the request gets alone. ``--storm`` sends 500 requests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NUM_THREADS = 8
 
 @pytest.fixture(scope="module")
 def tight() -> Iterator[Server]:
-    """Prompts are cut to pieces, sequences are preempted, and embeddings come and go."""
+    """A server that has to divide prompts, preempt sequences and evict embeddings."""
     with Server("--arena-nbytes", "64MiB", "--max-num-batched-tokens", "48", "--max-num-seqs", "8",
                 "--kv-cache-tokens", "400", "--max-model-len", "400",
                 "--encoder-cache-nbytes", "1MiB",
@@ -30,7 +31,7 @@ def tight() -> Iterator[Server]:
 
 
 def make_request(rng: np.random.Generator, urls: list[str]) -> dict[str, Any]:
-    """About 0 to 8 pictures of a stock, some of them twice."""
+    """Return a request about 0 to 8 of these pictures, some of them twice."""
     chosen = [urls[index] for index in rng.integers(0, len(urls), int(rng.integers(0, 9)))]
     number = int(rng.integers(1, len(chosen) + 1)) if chosen else 0
     questions = ["Name all pictures.", f"What is in picture {number}?"]
@@ -47,7 +48,7 @@ def answer_of(response: httpx.Response) -> str:
 def test_many_at_a_time_answer_as_each_alone(
     server: Server, tight: Server, rng: np.random.Generator, request: pytest.FixtureRequest
 ) -> None:
-    """Sums in another order may tip a close call, no more."""
+    """Another order of floating-point sums may change a close decision."""
     is_storm = request.config.getoption("--storm")
     num_requests = 500 if is_storm else 40
     urls = [data_url(draw_image(rng, max_side=300)) for _ in range(60)]
@@ -56,7 +57,7 @@ def test_many_at_a_time_answer_as_each_alone(
     patience_s = rng.uniform(0.02, 0.6, num_requests)
 
     def ask_tight(number: int) -> str | None:
-        """``None`` if the client has left before there was an answer."""
+        """Return ``None`` if the client has disconnected before the answer."""
         if not leaves[number]:
             return answer_of(tight.post(requests[number]))
         url = f"{tight.url}/v1/chat/completions"

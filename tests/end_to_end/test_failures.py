@@ -1,4 +1,4 @@
-"""Processes die, clients leave: what was lost says so retryably, and nothing stays behind."""
+"""Processes die and clients disconnect: errors are retryable, and nothing stays pinned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hurt_server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server(hurt_server: Server) -> Server:
-    """A server that a test may hurt; what the last one killed is back."""
+    """A server that tests may damage; the processes that the last test killed are running again."""
     wait_until(lambda: is_whole(hurt_server), timeout_s=120)
     return hurt_server
 
@@ -50,7 +50,7 @@ def new_request(rng: np.random.Generator) -> dict:
 
 
 def kill_maker(store: DaemonStore, workers: list[psutil.Process]) -> psutil.Process:
-    """Kill the one of the workers that holds a job; it is taken off the list."""
+    """Kill the worker that has a job, and remove it from the list."""
 
     def maker() -> psutil.Process | None:
         holders = {client.pid for client in store.list_clients() if client.num_held}
@@ -67,7 +67,7 @@ def kill_maker(store: DaemonStore, workers: list[psutil.Process]) -> psutil.Proc
 def test_a_preprocess_worker_is_killed_during_a_request(
     own_server: Server, rng: np.random.Generator
 ) -> None:
-    """Another one makes the item; the client sees nothing of it."""
+    """Another worker makes the item; the client gets its answer."""
     workers = own_server.idle_preprocess_workers()
     with ThreadPoolExecutor(1) as thread, own_server.store() as store, suspended(workers):
         response: Future[httpx.Response] = thread.submit(own_server.post, new_request(rng))
@@ -119,7 +119,7 @@ def test_a_process_is_killed_and_comes_back(
     def is_ready() -> bool:
         return own_server.get("/ready").status_code == 200
 
-    with suspended(keepers):  # or it is back before we look
+    with suspended(keepers):  # otherwise the process may be back too early
         victim.kill()
         wait_until(lambda: not is_ready())
         response = own_server.post(request)
@@ -131,7 +131,7 @@ def test_a_process_is_killed_and_comes_back(
 
 
 def test_what_can_not_be_started_again_for_a_moment_is_tried_again(own_server: Server) -> None:
-    """The others are of use meanwhile."""
+    """The other processes continue to work in the meantime."""
     supervisor, before = own_server.popen.pid, len(own_server.lines)
     _, most = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
     (store,) = own_server.find("afferent.store.daemon.main")
@@ -163,14 +163,14 @@ def test_the_engine_worker_is_killed_during_a_request(
 def test_a_client_that_leaves_is_forgotten(
     server: Server, rng: np.random.Generator, streamed: bool
 ) -> None:
-    """Before the answer has begun, and in the middle of a stream."""
+    """The client disconnects before the answer has begun, and in the middle of a stream."""
     body = json.dumps({**new_request(rng), "stream": streamed})
     client = http.client.HTTPConnection(server.url.removeprefix("http://"))
     with suspended(server.idle_preprocess_workers()):
         client.request("POST", "/v1/chat/completions", body)
         wait_until(lambda: server.metric("afferent_store_jobs_running") == 1)
         client.close()
-        # While the workers still stand: it is the client's leaving that ends the request.
+        # The workers are still stopped: the disconnect alone ends the request.
         wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == 0)
     wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
     assert server.post(new_request(rng)).status_code == 200
@@ -230,7 +230,7 @@ def test_nothing_is_left_when_the_supervisor_ends(
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    """Every process has ended, and with the last of them the anonymous arena."""
+    """Wait until every process has ended: the anonymous arena ends with the last of them."""
     wait_until(
         lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
     )
@@ -247,9 +247,9 @@ def test_the_port_is_taken(server: Server) -> None:
 def test_retryable_errors_are_retried_by_the_official_client(
     own_server: Server, rng: np.random.Generator
 ) -> None:
-    """The store dies in the middle of the first attempt."""
+    """The store dies during the first attempt."""
     workers = own_server.idle_preprocess_workers()
-    # It waits a second each time, as it is told to, and a busy machine takes some to start a store.
+    # It waits a second before each attempt, and on a busy machine a store takes several to start.
     client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=30)
     picture = draw_image(rng, colour="yellow", shape="triangle")
     with ThreadPoolExecutor(1) as thread, suspended(workers):

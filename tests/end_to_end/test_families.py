@@ -1,7 +1,7 @@
 """Models of many families in whole servers: tokens of prompt and answer are those of `generate`.
 
-And folders that can't be served, in a line each. The families in one process each are in
-`tests/engine/test_ten_families.py`; here is one, and all with ``--storm``.
+Also, model folders that can't be served, each with its error message. `tests/engine` runs each
+family in one process (`test_ten_families.py`); here, ``--storm`` chooses all families.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def unheard_of(folder: Path) -> None:
 def test_a_folder_that_cannot_be_served(
     spoil: Callable[[Path], None], why: str, tmp_path: Path
 ) -> None:
-    """A line that says it, and the end: it is not tried again."""
+    """The server prints one error line and exits without a restart."""
     folder = tmp_path / "spoilt"
     shutil.copytree(SHAPES, folder)
     spoil(folder)

@@ -1,5 +1,6 @@
-"""Answers of a given form, of whole servers: on the built-in model, which was never taught any, and
-on a random one. ``--storm`` asks for 200 schemas of each.
+"""Structured outputs of whole servers, with the built-in model and with a random one.
+
+Neither model was trained for them. ``--storm`` tests 200 schemas with each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.server import Server, wait_until
 
 MAX_TOKENS = 300
 LONGEST_REFUSAL_S = 20.0
-"""With others at the processor; by itself it takes less than one."""
+"""For a busy machine; on an idle one, a refusal takes less than one second."""
 MAX_GROWTH_NBYTES = 128 * MiB
 
 
@@ -235,7 +236,7 @@ def test_messages_parse(server: Server) -> None:
         assert isinstance(answer.parsed_output, Part)
 
 
-# Who means harm, and what breaks
+# Hostile grammars, and failures
 
 
 def test_hostile_forms_are_refused_while_others_go_on(server: Server) -> None:
@@ -268,12 +269,12 @@ def test_hostile_forms_are_refused_while_others_go_on(server: Server) -> None:
     assert longest_s < LONGEST_REFUSAL_S
     assert {status for status, _ in others} == {200}
     assert [*server.find(FORMS), *server.engine_workers()] == processes, "none of them has died"
-    wait_until(lambda: len(server.find(FORMS)) == 1)  # with no fork of itself
+    wait_until(lambda: len(server.find(FORMS)) == 1)  # and no fork of it is left
     assert sum(process.memory_info().rss for process in processes) < before + MAX_GROWTH_NBYTES
 
 
 def test_a_form_that_becomes_too_much_ends_its_answer_alone(server: Server) -> None:
-    """The trial, which writes but the beginning of an answer, does not foresee it."""
+    """The check before the request covers only the beginning of an answer, and does not find it."""
     with ThreadPoolExecutor(2) as threads:
         plain = threads.submit(chat, server, ignore_eos=True)
         refused = chat(server, structured_outputs={"regex": "(ab){100}(.{1,60}){1,60}"})
@@ -297,7 +298,7 @@ def test_who_tries_forms_may_be_killed(server: Server) -> None:
 
 
 def test_those_of_no_form_are_as_ever(server: Server) -> None:
-    """Greedy answers beside many that have one."""
+    """A greedy answer is the same beside many with a response format."""
     alone = said(chat(server, max_tokens=12))
     formed = {"structured_outputs": {"regex": "[a-z ]{60}"}, "temperature": 1}
     with ThreadPoolExecutor(9) as threads:

@@ -29,7 +29,7 @@ REQUESTS = 'afferent_requests_total{api="openai_chat",outcome="ok"}'
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """With a count gate, and an arena that a few large pictures fill."""
+    """A server with a limit on concurrent requests, and an arena that a few large pictures fill."""
     with Server(
         "--frontends",
         str(NUM),
@@ -44,7 +44,7 @@ def server() -> Iterator[Server]:
 
 
 class Line:
-    """A connection to one of the frontends; ``pid`` says to which."""
+    """A connection to one of the frontends, which has the process id ``pid``."""
 
     def __init__(self, server: Server) -> None:
         host, port = re.findall(r"//(\S+):(\d+)", server.url)[0]
@@ -93,7 +93,7 @@ class Line:
 
 @contextlib.contextmanager
 def lines(server: Server, num: int = NUM) -> Iterator[list[Line]]:
-    """A connection to each frontend."""
+    """Open a connection to each frontend."""
     found: dict[int, Line] = {}
     try:
         for _ in range(200):
@@ -110,7 +110,7 @@ def lines(server: Server, num: int = NUM) -> Iterator[list[Line]]:
 
 
 def samples_of(each: list[Line]) -> list[dict[str, float]]:
-    """As each of them says them; who is asked adds its own counts, the others' may be older."""
+    """Return the metrics by each frontend; those of the other frontends may be older."""
     return [line.samples() for line in each]
 
 
@@ -140,7 +140,7 @@ def test_connections_spread_over_all(server: Server) -> None:
     for line in made:
         line.close()
     assert len(by_pid) == NUM
-    assert max(by_pid) <= 2 * 30 / NUM  # evenly, by a hash of the client's port
+    assert max(by_pid) <= 2 * 30 / NUM  # by a hash of the client's port
 
 
 def test_the_same_metrics_wherever_they_are_asked_for(
@@ -194,7 +194,7 @@ def test_the_count_gate_counts_over_all(server: Server, rng: np.random.Generator
 
 
 def test_reservations_of_all_stay_within_the_arena(server: Server) -> None:
-    """More large pictures than fit at a time, to all frontends: half of the raw share is theirs."""
+    """All frontends together get more large pictures than fit into the raw region at once."""
     bodies = [
         ask([data_url(encoded(photo(900, 700, seed=seed), "PNG"), "png")], QUESTION, max_tokens=2)
         for seed in range(12)
@@ -207,7 +207,7 @@ def test_reservations_of_all_stay_within_the_arena(server: Server) -> None:
     ):
 
         def raw_in_use() -> int:
-            """What is held or granted of each kind is checked on the way."""
+            """Return the used and reserved bytes of raw media; check the limit of each kind."""
             in_use = {}
             for kind, its in store.stat().kinds.items():
                 in_use[kind] = its.held_nbytes + its.reserved_nbytes
@@ -225,7 +225,7 @@ def test_reservations_of_all_stay_within_the_arena(server: Server) -> None:
 
 
 def test_one_is_killed_and_the_others_serve(server: Server, rng: np.random.Generator) -> None:
-    """Its counts stay, and what it held is free."""
+    """The counters of the killed frontend stay, and its pins are dropped."""
     with lines(server) as (victim, *others):
         victim.ask(new_request(rng))
         seen = [samples_of([*others, victim])[-1]]

@@ -1,4 +1,4 @@
-"""Processes are stopped, one after another: it is seen and said, and they are replaced."""
+"""Processes are stopped, one after another: the server reports and replaces them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.server import Server, ask, data_url, suspended, wait_until
 QUESTION = "What is in the picture?"
 FROZEN_TIMEOUT_S = 4.0
 SEEN_WITHIN_S = 60.0
-"""A limit for machines that are busy: what is looked for ends a wait as soon as it is there."""
+"""A limit for busy machines: each wait ends as soon as its condition is true."""
 ANSWERED_WITHIN_S = 1.0
 NO_HANG_S = 30.0
 NUM_TRIES = 3
 NUM_PROBES = 16
-"""At a time: all of them come to a frozen one of two once in 65,536 times."""
+"""Concurrent: all of them reach the frozen one of two frontends once in 65,536 times."""
 NUM_CLIENTS = 4
 FREEZE_EVERY_S = 5.0
 
@@ -47,7 +47,7 @@ def short_server() -> Iterator[Server]:
 
 
 def find_victims(server: Server) -> Victims:
-    """Each kind of process, by the name that is said of it."""
+    """Return the processes of each kind by the name with which the server reports them."""
 
     def zygote() -> list[psutil.Process]:
         pool = server.find("afferent.media.workers.pool")
@@ -65,7 +65,7 @@ def find_victims(server: Server) -> Victims:
 
 
 def get_soon(server: Server, path: str) -> httpx.Response:
-    """An answer within a second. The kernel gives one of two connections to the other frontend."""
+    """Return an answer within a second, or retry: a connection may reach the frozen frontend."""
     for last in (*[False] * (NUM_TRIES - 1), True):
         try:
             return httpx.get(f"{server.url}{path}", timeout=ANSWERED_WITHIN_S)
@@ -76,7 +76,7 @@ def get_soon(server: Server, path: str) -> httpx.Response:
 
 
 def readiness(server: Server) -> dict[str, Any]:
-    """What a frontend says that answers: the kernel gives each its part of the connections."""
+    """Return the readiness report of a frontend; some connections may reach a frozen frontend."""
 
     async def ask_many() -> dict[str, Any]:
         async with httpx.AsyncClient(timeout=ANSWERED_WITHIN_S) as client:
@@ -100,7 +100,7 @@ def readiness(server: Server) -> dict[str, Any]:
 
 
 def is_well(server: Server) -> bool:
-    """Both frontends say so, and whoever was replaced is there."""
+    """Return whether both frontends are ready, and all processes are running."""
     with contextlib.suppress(httpx.TransportError):
         answers = [
             httpx.get(f"{server.url}/ready", timeout=ANSWERED_WITHIN_S) for _ in range(NUM_PROBES)
@@ -111,7 +111,7 @@ def is_well(server: Server) -> bool:
 
 
 def wait_until_seen(server: Server, kinds: Sequence[str]) -> list[str]:
-    """What is said to be frozen, as soon as all of these are."""
+    """Wait until all of these are reported as frozen, and return the reported names."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     said: list[str] = []
     while not all(any(name.startswith(kind) for name in said) for kind in kinds):
@@ -127,7 +127,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def outcome_of(server: Server, rng: np.random.Generator) -> Callable[[], str]:
-    """What becomes of a request about a new picture."""
+    """Prepare a request about a new picture, and return a function that posts it."""
     body = ask([data_url(draw_image(rng))], QUESTION)
 
     def post() -> str:
@@ -149,7 +149,7 @@ def outcome_of(server: Server, rng: np.random.Generator) -> Callable[[], str]:
 def test_what_freezes_is_named_and_replaced(
     short_server: Server, rng: np.random.Generator, kinds: list[str]
 ) -> None:
-    """Together those of which none hides another; in the long form each freezes alone."""
+    """Kinds that do not hide each other freeze together; the long form freezes each kind alone."""
     server, victims = short_server, find_victims(short_server)
     wait_until(lambda: is_well(server), timeout_s=120)
     frozen = {kind: victims[kind]()[0] for kind in kinds}
@@ -176,7 +176,7 @@ def test_what_freezes_is_named_and_replaced(
 
 
 def test_a_frozen_supervisor_is_named_and_nobody_is_killed_for_it(short_server: Server) -> None:
-    """What it could not look after meanwhile is not what it finds."""
+    """After a pause of its own, the supervisor does not trust the heartbeats that it has missed."""
     server = short_server
     wait_until(lambda: is_well(server), timeout_s=120)
     before = {process.pid for process in server.processes()}
@@ -190,7 +190,7 @@ def test_a_frozen_supervisor_is_named_and_nobody_is_killed_for_it(short_server: 
 @pytest.mark.storm
 @pytest.mark.timeout(900)
 def test_every_process_freezes_under_load(rng: np.random.Generator) -> None:
-    """Twice each. No request hangs for long, or is told a lie."""
+    """Each freezes twice: no request hangs for long, and all answers are right."""
     with Server("--frozen-timeout-s", "8", "--frontends", "2") as server:
         load = Load(server, make_bodies(rng))
         with ThreadPoolExecutor(NUM_CLIENTS) as threads:

@@ -1,4 +1,4 @@
-"""Hostile files through the HTTP API: refused one by one, while everybody else is served."""
+"""Hostile files through the HTTP API are refused, while all other requests are served."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.models import make_voxtral
 from tests.server import Server, wait_until
 
 QUESTION = "What is in the picture?"
-NUM_IMAGES, NUM_FILES = 1450, 550  # of which the short form takes every eighth
+NUM_IMAGES, NUM_FILES = 1450, 550  # the short form takes every eighth
 Kind = Literal["image", "video", "audio"]
 File = tuple[str, Kind, bytes]
 ORDINARY_EVERY = 25
 NUM_CLIENTS = 4
-MAX_GROWTH_NBYTES = 160 * MiB  # of which a worker keeps some for its next item
+MAX_GROWTH_NBYTES = 160 * MiB  # includes what a worker keeps for its next item
 CODES = {"invalid_media", "unsupported_media", "media_too_large", "context_length_exceeded"}
 
 
@@ -55,7 +55,7 @@ def files(request: pytest.FixtureRequest) -> list[File]:
 
 
 class Judge:
-    """Sends files from several clients, and counts what came back."""
+    """Sends files from several clients, and counts the outcomes."""
 
     def __init__(self, server: Server, rng: np.random.Generator, *, model: str) -> None:
         self._server, self._rng, self._model = server, rng, model
@@ -78,7 +78,8 @@ class Judge:
                     if entry is None:
                         return
                     number, (name, kind, data) = entry
-                    # Drawn where they are asked for: the same ones, however many files there are.
+                    # Drawn under the lock and in order, so that they do not depend on the number of
+                    # files.
                     is_ordinary = number % ORDINARY_EVERY == 0
                     shown = draw_image(self._rng) if is_ordinary else None
                     sound = make_tone(self._rng) if is_ordinary else b""
@@ -103,7 +104,7 @@ class Judge:
         code = "ok" if response.status_code == 200 else response.json()["error"]["code"]
         with self._lock:
             self.codes[code] += 1
-            # What was damaged a little may still be good, or longer than the model's context.
+            # A slightly damaged file may be valid, or longer than the model's context.
             if not (response.status_code == 200 or (response.status_code == 400 and code in CODES)):
                 self.mistakes.append(f"{name}: {response.status_code} {response.text}")
 
@@ -118,12 +119,12 @@ class Judge:
 
 
 def make_tone(rng: np.random.Generator) -> bytes:
-    """A second of sound that nobody has heard before."""
+    """Return a second of sound that the server has not seen."""
     return make_audio(tone(1.0, seed=int(rng.integers(1 << 30))), 16_000)
 
 
 def private_nbytes(server: Server) -> Counter[str]:
-    """By process, when none is being replaced."""
+    """Return the private memory of each process, when no worker is being replaced."""
     wait_until(lambda: len(server.preprocess_workers()) == 2)
     used: Counter[str] = Counter()
     for process in server.processes():
@@ -133,8 +134,8 @@ def private_nbytes(server: Server) -> Counter[str]:
 
 
 def run_all(server: Server, judge: Judge, files: list[File]) -> None:
-    """Each gets its 4xx, memory stays flat, no worker is missing at the end."""
-    judge.run(files[::2])  # what is allocated once has been allocated by then
+    """Each file gets a 4xx or an answer, memory stays flat, and no worker is missing at the end."""
+    judge.run(files[::2])  # the first half causes one-time allocations
     before = private_nbytes(server)
     pids = {worker.pid for worker in server.preprocess_workers()}
     judge.run(files[1::2])

@@ -1,5 +1,6 @@
-"""Every process but the supervisor is killed under load: nobody waits for ever, is told a lie, or
-leaves something behind. Only with ``--storm``: what comes back has to import torch each time.
+"""Every process but the supervisor is killed under load: no request hangs or gets a wrong answer.
+
+Nothing stays pinned. The tests run with ``--storm`` only: a new engine has to import torch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def own_server() -> Iterator[Server]:
 
 
 def make_bodies(rng: np.random.Generator) -> list[bytes]:
-    """Requests of one to four pictures."""
+    """Return the bodies of requests with one to four pictures."""
     bodies = []
     for number in range(NUM_BODIES):
         urls = [data_url(draw_image(rng)) for _ in range(1 + number % 4)]
@@ -55,7 +56,7 @@ def make_bodies(rng: np.random.Generator) -> list[bytes]:
 
 
 class Load:
-    """Clients that ask until they are told to stop."""
+    """Clients that each send one request after the other until they are stopped."""
 
     def __init__(self, server: Server, bodies: list[bytes]) -> None:
         self._server, self._bodies = server, bodies
@@ -103,7 +104,7 @@ class Load:
         return "ok"
 
     def count_lies(self) -> tuple[int, int]:
-        """Answers, and those of them that an undisturbed server does not give."""
+        """Return the number of answers, and of those that an undisturbed server does not give."""
         num_answers = num_wrong = 0
         with httpx.Client(timeout=90) as client:
             for number, said in self.answers.items():
@@ -115,7 +116,7 @@ class Load:
 
 
 def find_victims(server: Server) -> dict[str, Callable[[], list[psutil.Process]]]:
-    """How to find the processes of each kind; those of the engine are apart from each other."""
+    """Return functions that find the processes of each kind, the engine workers separately."""
 
     def worker(rank: int) -> list[psutil.Process]:
         return sorted(server.engine_workers(), key=lambda p: p.pid)[rank : rank + 1]
@@ -160,7 +161,7 @@ def test_every_process_is_killed_under_load(own_server: Server, rng: np.random.G
             for kind, find in itertools.cycle(find_victims(own_server).items()):
                 if load.stop.wait(KILL_EVERY_S) or time.monotonic() > end_s:
                     break
-                for victim in find()[:1]:  # none, if it is not back yet
+                for victim in find()[:1]:  # none, if it has not restarted yet
                     victim.kill()
                     kills[kind] += 1
         finally:
@@ -179,4 +180,4 @@ def test_every_process_is_killed_under_load(own_server: Server, rng: np.random.G
     assert len(kills) == len(find_victims(own_server))
     assert load.outcomes["ok"] > kills.total()
     assert load.outcomes.keys() <= {"ok", "connection"} | FAILURES
-    assert num_wrong <= num_answers * 0.01  # sums in another order may tip a close call
+    assert num_wrong <= num_answers * 0.01  # close decisions may differ

@@ -1,4 +1,4 @@
-"""Video and audio through the official client; features as the model's own processor has them."""
+"""Video and audio through the official client, and features of the model's own processor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def chat(server: Server, model: str, content: list[dict[str, Any]], **parameters
 
 
 def test_a_video_and_a_picture(server: Server, rng: np.random.Generator) -> None:
-    """The built-in model was never taught what a video shows; it is made once, and read by all."""
+    """The video's features are made once, though the built-in model was not trained on videos."""
     picture = draw_image(rng)
     video = media_part("video", make_video(num_frames=90, rate=30))
     content = [video, *ask([data_url(picture)], QUESTION)["messages"][0]["content"]]
@@ -38,7 +38,7 @@ def test_a_video_and_a_picture(server: Server, rng: np.random.Generator) -> None
     first = chat(server, "shapes", content)
     again = chat(server, "shapes", content)
     assert first.choices[0].message.content == again.choices[0].message.content
-    # 3 s at 2 frames a second: 3 pairs of 160 x 96, which become 9 x 5 patches merged by fours.
+    # 3 s at 2 frames a second: 3 pairs of 160 x 96, which become 9 x 5 patches, merged by fours.
     alone = chat(server, "shapes", [video], max_tokens=1)
     silent = chat(server, "shapes", [{"type": "text", "text": ""}], max_tokens=1)
     label = 'afferent_items_total{modality="video",outcome='
@@ -81,7 +81,7 @@ def test_what_the_model_does_not_take(server: Server) -> None:
 
 
 def test_audio(tmp_path: Path) -> None:
-    """As OpenAI spells it, and as a URL; the same sound in two files is two items."""
+    """A part in OpenAI's format and a URL are one item; another file of the same sound is not."""
     make_voxtral(tmp_path / "voxtral")
     samples = tone(1.5)
     wav, ogg = make_audio(samples, 16_000), make_av_audio(samples, 48_000, "libopus", "ogg")
@@ -100,7 +100,7 @@ def test_audio(tmp_path: Path) -> None:
 
 
 def test_features_of_the_models_own_processor(rng: np.random.Generator) -> None:
-    """A larger block for the same answer."""
+    """The answer is the same, and the features need more bytes."""
     picture = draw_image(rng)
     with Server("--processor", "reference", "--preprocess-workers", "1", "--explain") as server:
         answer = server.post(ask([data_url(picture)], QUESTION)).json()

@@ -1,4 +1,4 @@
-"""What an operator sees: health, metrics, logs, traces; and a model of another family."""
+"""Health, metrics, logs and traces, as an operator sees them; and a model of another family."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_health_ready_models(server: Server) -> None:
 
 
 def test_metrics_begin_at_zero() -> None:
-    """Else `rate` would not see the first increase of a series."""
+    """Otherwise `rate` would miss the first increase of a series."""
     with Server("--frontends", "1") as server:
         metrics = server.metrics()
     for name in (
@@ -101,14 +101,14 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def explaining(collector: Collector) -> Iterator[Server]:
-    """Which sends its traces to the collector, too."""
+    """A server that sends its traces to the collector."""
     arguments = ("--log-format", "json", "--log-level", "info", "--explain")
     with Server(*arguments, env=collector.environ) as server:
         yield server
 
 
 def trace_of(server: Server, response: httpx.Response) -> str:
-    """What ``--explain`` prints of a request."""
+    """Return the output of ``--explain`` for a request."""
     title = f"{response.headers['x-request-id']}  POST "
 
     def trace() -> str:
@@ -151,7 +151,7 @@ def test_json_logs_carry_the_request_id(explaining: Server, rng: np.random.Gener
 
 
 def test_json_logs_have_an_object_in_every_line() -> None:
-    """Starts, deaths and stops of all processes, and what is wrong before they start."""
+    """Starts, deaths and stops of all processes, and errors before the start."""
     with Server("--log-format", "json", "--log-level", "warning") as server:
         (worker, _) = server.idle_preprocess_workers()
         for process in (worker, *server.find("afferent.builtin.frontend")):
@@ -170,7 +170,7 @@ def test_json_logs_have_an_object_in_every_line() -> None:
 
 
 def _parts(server: Server, start: str) -> list[str]:
-    """Processes of which the supervisor has logged an event that begins so."""
+    """Return the processes for which the supervisor has logged such an event."""
     events = [json.loads(line) for line in server.lines]
     return [event["part"] for event in events if event["event"].startswith(start)]
 
@@ -196,7 +196,7 @@ def test_json_logs_have_what_keeps_a_server_from_starting(arguments: list[str], 
 def test_a_request_is_a_trace_at_a_collector(
     explaining: Server, collector: Collector, rng: np.random.Generator
 ) -> None:
-    """Every stage, in all processes, below the client's own span; and no byte of the picture."""
+    """The trace has all stages of all processes below the client's span, and no media bytes."""
     picture = draw_image(rng).encode("PNG")
     trace_id, parent_id = secrets.token_hex(16), secrets.token_hex(8)
     body = ask([data_url(picture, "png")], QUESTION)
@@ -234,7 +234,7 @@ def test_a_request_is_a_trace_at_a_collector(
 
 
 def test_a_repeated_picture_is_a_hit(explaining: Server, rng: np.random.Generator) -> None:
-    """No decode, no processor, and not one byte of features copied; the trace says so."""
+    """The trace shows no decode and no processor, and no byte of features is copied."""
     request = ask([data_url(draw_image(rng))], QUESTION)
     first = explaining.post(request)
     before = explaining.metrics()
@@ -272,7 +272,7 @@ def test_pictures_from_a_host_of_the_operators_own(rng: np.random.Generator) -> 
 
 
 def test_a_model_of_another_family(tmp_path: Path, rng: np.random.Generator) -> None:
-    """A LLaVA with random weights: the same text as plain `generate` gives."""
+    """The text of a LLaVA with random weights is that of plain `generate`."""
     folder = tmp_path / "tiny-llava"
     make_llava(folder)
     pictures = [draw_image(rng) for _ in range(2)]
@@ -330,7 +330,7 @@ def test_keep_alive_connections_see_refusals_and_answers(
 
 
 def test_whoever_stops_a_start_hears_of_nothing_else() -> None:
-    """While the worker is on its way, and the others say that they are ready."""
+    """The signal comes while a worker starts and other processes report that they are ready."""
     command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
     command += ["--preprocess-workers", "2", "--arena-nbytes", "64MiB"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, bufsize=1) as starting:
@@ -347,7 +347,7 @@ def test_whoever_stops_a_start_hears_of_nothing_else() -> None:
 
 @pytest.mark.timeout(240)
 def test_sighup_drains_as_sigterm_does(rng: np.random.Generator) -> None:
-    """A terminal that closes may send it twice."""
+    """A terminal that closes may send the signal twice."""
     body = ask([data_url(draw_image(rng, colour="green", shape="star"))], QUESTION)
     with Server("--arena-nbytes", "64MiB") as server, ThreadPoolExecutor(1) as threads:
         with suspended(server.engine_workers()):

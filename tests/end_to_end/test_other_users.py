@@ -1,4 +1,4 @@
-"""What another user of the machine can do to a server: use HTTP."""
+"""Other users of the machine can reach a server by HTTP only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own_server() -> Iterator[Server]:
 @needs_root
 def test_who_floods_the_sockets_keeps_nobody_out(own_server: Server) -> None:
     addresses = [own_server.address_of(module) for module in (CORE, DAEMON)]
-    # As they were when a name was enough to come there.
+    # The addresses of earlier versions, which any user could connect to.
     addresses += ["\0" + address for address in addresses]
     folder = Path(addresses[0]).parent
 

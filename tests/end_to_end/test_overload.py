@@ -1,4 +1,4 @@
-"""A burst of many times what the arena holds: everybody is served or told to come back.
+"""A burst of many times the capacity of the arena: each request is served or gets a 503.
 
 The short form is a part of the tests; ``--storm`` (`make storm`) chooses a long one.
 """
@@ -33,16 +33,16 @@ class Burst:
     arena_mib: int
     min_served: int
     most_ms: float
-    """For ``/health`` and for refusals; the short form is run on machines that do more besides."""
+    """For ``/health`` and for refusals; the short form is generous, for busy machines."""
     slack: float
-    """Of the goal for callbacks."""
+    """The factor by which callbacks may exceed their goal."""
 
 
 SHORT = Burst(24, num_pictures=8, arena_mib=8, min_served=6, most_ms=5000.0, slack=SLACK)
 LONG = Burst(200, num_pictures=28, arena_mib=256, min_served=30, most_ms=250.0, slack=1.0)
 NUM_REFUSED = 8
-DECODE_NBYTES = 64 * MiB  # of one picture, generously
-ENCODER_CACHE_NBYTES = 16 * MiB  # the engine fills it, and no more than it
+DECODE_NBYTES = 64 * MiB  # an upper bound for one picture
+ENCODER_CACHE_NBYTES = 16 * MiB  # the engine fills it
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def send_burst(server: Server, burst: Burst) -> list[Outcome]:
 @pytest.mark.storm
 @pytest.mark.timeout(500)
 def test_callbacks_of_a_burst(burst: Burst, tmp_path: Path) -> None:
-    """No callback of a frontend's event loop takes long: nobody waits behind another's request."""
+    """No callback of a frontend's event loop takes long, so no request waits behind another."""
     meter = MeterOfServer(tmp_path / "callbacks")
     with Server(*arguments(burst), env=meter.env) as server:
         server.post(ask([data_url(encoded(photo(64, 64), "JPEG"))], "What?"))
@@ -81,7 +81,7 @@ def test_callbacks_of_a_burst(burst: Burst, tmp_path: Path) -> None:
 
 @dataclass
 class Watch:
-    """What the server looks like from outside, in the meantime."""
+    """Measures latency and memory of the server in the meantime."""
 
     server: Server
     stop: threading.Event = field(default_factory=threading.Event)
@@ -101,7 +101,7 @@ class Watch:
                     self.most_private_nbytes = max(self.most_private_nbytes, private)
 
     def _refusal_ms(self) -> float:
-        """Of a body that is refused for the length that is announced, and never comes."""
+        """Return the time until a body is refused by its announced length; it is never sent."""
         host, port = self.server.url.removeprefix("http://").split(":")
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -152,7 +152,7 @@ def test_a_burst(own_server: Server, burst: Burst) -> None:
 
 
 def test_refusals_come_when_they_are_decided(burst: Burst) -> None:
-    """Nothing of the arena is free: all wait as long as they may, and are told so at once."""
+    """No byte of the arena is free: each request is refused as soon as its timeout is over."""
     timeout_s = 1.0
     body = ask([data_url(encoded(photo(500, 400), "PNG"))], "What?")
     with Server("--arena-nbytes", "32MiB", "--admission-timeout-s", str(timeout_s)) as server:

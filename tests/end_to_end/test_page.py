@@ -1,4 +1,4 @@
-"""The live page of a real server, and ``afferent top``: both see what it does."""
+"""The live page of a real server, and ``afferent top``: both show its activity."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def page(server: Server) -> str:
 
 
 def page_of(server: Server) -> str:
-    """Where the page is, as the server says."""
+    """Return the page's address from the server's log."""
     found = [re.search(r" page +ready: (http\S+)/$", line) for line in server.lines]
     return next(match[1] for match in reversed(found) if match)
 
@@ -149,7 +149,7 @@ def test_top_without_a_terminal(server: Server) -> None:
 
 
 def test_top_in_a_terminal_until_q(server: Server) -> None:
-    """It draws frames, one at each change of the size, and leaves the terminal as it was."""
+    """It draws a frame at each change of the size, and restores the terminal."""
     far_end, terminal = pty.openpty()
     command = top(server, "--interval", "0.2")
     streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}

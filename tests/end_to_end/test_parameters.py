@@ -1,4 +1,4 @@
-"""Each parameter through each API, with the built-in engine: it changes what it must."""
+"""Each parameter through each API, with the built-in engine: its effect on the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.server import Server
 TOKENIZER = Tokenizer.from_file(str(BUILT_IN_MODELS / "shapes" / "tokenizer.json"))
 QUESTION = "What is in the picture?"
 PLAIN = "There is no picture."
-"""What the model says to it where there is none."""
+"""The model's answer to a question without a picture."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An API: where it is asked, how, and what of its answer is what."""
+    """An API: its path, the names of its parameters, and its finish reasons."""
 
     path: str
     messages: str
@@ -102,7 +102,7 @@ def test_what_is_said_to_nothing(server: Server, way: Way) -> None:
     assert (said.text, said.reason, said.num_tokens) == (PLAIN, way.ended, len(tokens(PLAIN)))
 
 
-# How tokens are chosen
+# Choice of tokens
 
 
 def test_logit_bias_forces_a_token(server: Server, way: Way) -> None:
@@ -130,7 +130,7 @@ def test_what_leaves_the_likeliest_token(
 
 
 def test_a_seed_draws_alike(server: Server, way: Way) -> None:
-    """Also beside others, and each with what changes the logits."""
+    """The same seed draws the same tokens, also in a batch and with other logits."""
     flat = {str(each): 100 for each in range(100, 160)}
     hot = {"temperature": 1.0, "ignore_eos": True, way.limit: 24, "logit_bias": flat}
     first = way.ask(server, **hot, seed=1).text
@@ -144,7 +144,7 @@ def test_a_seed_draws_alike(server: Server, way: Way) -> None:
     ids=lambda given: next(iter(given)),
 )
 def test_penalties_spread_the_answer(server: Server, way: Way, penalty: dict[str, Any]) -> None:
-    """Two tokens are likelier than any other, the first of them a little more than the second."""
+    """The bias makes two tokens likelier than any other, and the first slightly likelier."""
     one, two = token(" star"), token(" circle")
     two_of_them = {"logit_bias": {str(one): 100, str(two): 99}, "ignore_eos": True, way.limit: 12}
     alone = way.ask(server, **two_of_them).text.split()
@@ -153,7 +153,7 @@ def test_penalties_spread_the_answer(server: Server, way: Way, penalty: dict[str
     assert len(set(spread)) > 1
 
 
-# Where an answer ends
+# End of an answer
 
 
 def test_ignore_eos_goes_on(server: Server, way: Way) -> None:
@@ -201,7 +201,7 @@ def test_special_tokens_of_the_answer(server: Server, way: Way) -> None:
     assert ended.text == f"{PLAIN}<|im_end|>"
 
 
-# How the prompt is written
+# Prompt
 
 
 def test_an_answer_that_is_begun(server: Server, way: Way) -> None:
@@ -234,7 +234,7 @@ def test_the_generation_prompt(server: Server, way: Way) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model whose chat template has variables of its own."""
+    """A server with a model whose chat template has variables of its own."""
     folder = tmp_path_factory.mktemp("models") / "shapes"
     folder.mkdir()
     for file in (BUILT_IN_MODELS / "shapes").iterdir():

@@ -24,7 +24,7 @@ def render(server: Server, body: dict[str, Any], query: str = "") -> httpx.Respo
 
 
 def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
-    """The tokens that a real request has; nothing is decoded, and no room is taken."""
+    """The tokens are those of a real request; nothing is decoded, and nothing is stored."""
     pictures = [draw_image(rng) for _ in range(3)]
     body = ask([data_url(picture) for picture in [*pictures, pictures[0]]], QUESTION)
     misses = server.metric("afferent_store_misses_total")

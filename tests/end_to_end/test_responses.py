@@ -1,4 +1,4 @@
-"""OpenAI Responses by the official client: right answers, in turns that the server remembers."""
+"""OpenAI Responses by the official client: right answers in stored conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def image(picture: DrawnImage, kind: str = "jpeg") -> dict[str, Any]:
 
 
 def turn(*parts: Any) -> list[Any]:
-    """A message of the user: pictures, and texts as strings."""
+    """Return a user message of pictures and texts; strings become text parts."""
     content = [
         {"type": "input_text", "text": part} if isinstance(part, str) else part for part in parts
     ]
@@ -86,7 +86,7 @@ def test_a_picture_that_a_tool_returned(client: openai.OpenAI, pictures: list[Dr
 def test_a_conversation_in_turns(
     server: Server, client: openai.OpenAI, pictures: list[DrawnImage]
 ) -> None:
-    """The pictures of earlier turns are neither sent nor made again."""
+    """The pictures of earlier messages are neither sent nor made again."""
     first = create(client, turn(image(pictures[0]), QUESTION), instructions="Answer.")
     assert first.output_text == "a green star"
     second = create(
@@ -102,7 +102,7 @@ def test_a_conversation_in_turns(
     assert (third.output_text, other.output_text) == ("a green star", "a yellow triangle")
     assert third.previous_response_id == second.id
     assert server.metrics()[made] == before
-    # The same tokens as of the same messages, sent; instructions are not carried over.
+    # The prompt is that of the same messages sent at once; instructions are not carried over.
     messages = [
         *turn(image(pictures[0]), QUESTION),
         {"role": "assistant", "content": "a green star"},
@@ -133,7 +133,7 @@ def test_what_is_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
 def test_media_that_had_to_make_room(
     server: Server, client: openai.OpenAI, pictures: list[DrawnImage]
 ) -> None:
-    """The conversation is known, and what is gone has to be sent again."""
+    """The conversation is stored, but its picture was deleted: the client has to send it again."""
     first = create(client, turn(image(pictures[0]), QUESTION))
     rendering = f"{server.url}/v1/chat/completions/render"
     rendered = httpx.post(rendering, json=ask([data_url(pictures[0])], QUESTION), timeout=60).json()
@@ -169,7 +169,7 @@ def test_a_stream(client: openai.OpenAI, pictures: list[DrawnImage]) -> None:
     assert "".join(deltas) == final.output_text == whole.output_text
     assert final.usage == whole.usage
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    # It can be gone on with as soon as its end was told.
+    # The response is stored as soon as its last event is sent.
     resumed = create(client, "What is in picture 2?", previous_response_id=final.id)
     assert resumed.output_text == "a yellow triangle"
 

@@ -46,8 +46,9 @@ def frontends(server: Server) -> set[int]:
 
 
 class Load:
-    """Up to so many requests a second, until told to stop: half of them by connections that are
-    kept, half by new ones.
+    """Clients that send a limited number of requests a second until they are stopped.
+
+    Half of them reuse their connection, and half open a new one for each request.
     """
 
     def __init__(self, server: Server) -> None:
@@ -103,7 +104,7 @@ def test_frontends_are_restarted_without_a_lost_request(server: Server) -> None:
 
 
 def test_a_successor_waits_for_word_of_its_upstream(tmp_path: Path) -> None:
-    """One that took requests before would refuse them all, until it has heard."""
+    """A successor is ready only after its first health check of the upstream has succeeded."""
     store_path = tmp_path / "store.sock"
     with StandIn(tmp_path, store_path) as upstream:
         where = ("--engine", "vllm", "--engine-url", upstream.url, "--store-path", str(store_path))
@@ -120,7 +121,7 @@ def test_a_successor_waits_for_word_of_its_upstream(tmp_path: Path) -> None:
 def test_an_answer_that_has_begun_is_finished_by_the_old_one(
     server: Server, rng: np.random.Generator
 ) -> None:
-    """While it waits for the engine, its successor serves others."""
+    """While the old frontend waits for the engine, its successor serves other requests."""
     before = frontends(server)
     body = ask([data_url(draw_image(rng, colour="green", shape="star"))], QUESTION)
     with ThreadPoolExecutor(2) as threads:
@@ -162,7 +163,7 @@ def test_the_engine_is_drained_then_away_then_back(
 
 @contextlib.contextmanager
 def killed(server: Server, module: str) -> Iterator[None]:
-    """Each process of this module that is started meanwhile is killed as soon as it is seen."""
+    """Kill each new process of this module as soon as it appears."""
     before = {process.pid for process in server.find(module)}
     stop = threading.Event()
 
@@ -184,7 +185,7 @@ def killed(server: Server, module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_descriptors(server: Server) -> Iterator[None]:
-    """The supervisor can accept one more connection, and open nothing besides."""
+    """Allow the supervisor one more connection, and no other descriptor."""
     pid = server.popen.pid
     used = {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}
     free = itertools.filterfalse(used.__contains__, itertools.count())

@@ -1,4 +1,4 @@
-"""Clients that write or read slowly: they meet their deadline, and cost next to nothing."""
+"""Clients that read or write slowly: they hit a timeout, and use little memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDLE_S, BODY_S = 2.0, 4.0
 DEADLINE_S = 60.0
 ON_HEAP_NBYTES = 240 * KiB
 PER_WRITER_NBYTES = 512 * KiB
-"""The heap's allowance, as much again for what is on its way, and what a connection is."""
+"""The heap's allowance, as much again for data in transit, and a connection's own memory."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def chunk(data: bytes) -> bytes:
 
 
 class Writer:
-    """Sends ``first``, and then a byte now and then, as a chunk if ``chunked``."""
+    """Sends ``first``, and then single bytes, as chunks if ``is_chunked``."""
 
     def __init__(self, server: Server, first: bytes, *, is_chunked: bool) -> None:
         self.sock = connect(server)
@@ -72,7 +72,7 @@ class Writer:
 
 
 def first_bytes(is_chunked: bool) -> bytes:
-    """A header, and of a body the beginning: where the length is unknown, the heap's part of it."""
+    """Return a header and the beginning of a body; a chunked body fills its part of the heap."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     body = json.dumps(ask([data_url(encoded(photo(500, 400), "PNG"))], "What?")).encode()
     if is_chunked:
@@ -134,7 +134,7 @@ def test_slow_headers(own_server: Server, frontend: psutil.Process) -> None:
 def test_readers_that_never_read(
     own_server: Server, frontend: psutil.Process, rng: np.random.Generator
 ) -> None:
-    """What an answer may be long is bounded: the request ends, whoever reads it."""
+    """The length of an answer is bounded: the request ends even if the client never reads."""
     urls = [data_url(draw_image(rng)) for _ in range(20)]
     body = json.dumps(ask(urls, "Name all pictures.", stream=True)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What the soak test finds: growth, and processes that were started again."""
+"""The soak test detects memory growth and restarted processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MB = 1_000_000
     [
         ([50 * MB] * 20, True),
         ([50 * MB + (index % 2) * 3 * MB for index in range(20)], True),
-        ([50 * MB] * 19 + [90 * MB], True),  # one peak is no growth
+        ([50 * MB] * 19 + [90 * MB], True),  # a single peak is not growth
         ([50 * MB + index * MB for index in range(20)], False),
         ([50 * MB] * 10 + [55 * MB] * 10, False),
     ],

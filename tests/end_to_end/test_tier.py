@@ -1,6 +1,6 @@
-"""Two servers with an arena of their own each, and one tier: what one has made, the other finds.
+"""Two servers with an arena each, and one tier: each server finds the other's results there.
 
-Whatever becomes of the tier, no request fails because of it.
+No failure of the tier makes a request fail.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from tests.tier.servers import BadLink, RedisServer
 QUESTION = "What is in the picture?"
 SECRET = "a secret that both of them have"
 SIDE, LARGE_SIDE = 2400, 4000
-"""So large that to decode it takes longer than to fetch what comes of it; and so that it pays to
-wait for another node that does.
+"""Large enough that a picture takes longer to decode than its features take to fetch.
+
+For the larger side, it also pays to wait while another node decodes.
 """
 TIMEOUT_S, WAIT_S = 0.4, 4.0
 LONGEST_S = WAIT_S + 3 * TIMEOUT_S + 2.0
@@ -33,21 +34,21 @@ _TIER = "afferent.tier.main"
 
 
 class Fleet:
-    """Two nodes; the second one's link can be made bad."""
+    """Two nodes; faults can be injected into the second node's link."""
 
     def __init__(self, redis: RedisServer, link: BadLink, one: Server, two: Server) -> None:
         self.redis, self.link, self.one, self.two = redis, link, one, two
         self._seeds = itertools.count(1)
 
     def picture(self, side: int = SIDE) -> str:
-        """One that nobody has seen."""
+        """Return a new picture."""
         drawn = draw_image(np.random.default_rng(next(self._seeds)), max_side=400)
         large = drawn.image.resize((side, side), Image.Resampling.NEAREST)
         one = DrawnImage(colour=drawn.colour, shape=drawn.shape, image=large)
         return data_url(one.encode(quality=60))
 
     def settle(self) -> None:
-        """As at the beginning: the tier is there, for both."""
+        """Wait until both nodes have a working tier."""
         self.link.fault = None
         wait_until(lambda: self.one.metric("afferent_tier_up") == 1)
         wait_until(lambda: self.two.metric("afferent_tier_up") == 1)
@@ -72,7 +73,7 @@ def fleet(servers: Fleet) -> Iterator[Fleet]:
 
 
 def answer(server: Server, url: str) -> str:
-    """Of a request that must not fail."""
+    """Return the answer to a request that must not fail."""
     response = server.post(ask([url], QUESTION, temperature=0))
     assert response.status_code == 200, response.text
     said: str = response.json()["choices"][0]["message"]["content"]
@@ -80,7 +81,7 @@ def answer(server: Server, url: str) -> str:
 
 
 def count(server: Server, name: str, **labels: str) -> float:
-    """The sum of a metric's series with these labels."""
+    """Return the sum of a metric's series with these labels."""
     wanted = {f'{label}="{word}"' for label, word in labels.items()}
     return sum(
         value
@@ -102,7 +103,7 @@ def kept(server: Server) -> float:
 
 
 def make_and_keep(fleet: Fleet) -> tuple[str, str]:
-    """A picture that the first node has made, and whose features are in the tier."""
+    """Return a picture that the first node has made, and whose features are in the tier."""
     before = kept(fleet.one)
     url = fleet.picture()
     said = answer(fleet.one, url)
@@ -121,7 +122,7 @@ def test_what_one_node_has_made_the_other_does_not_make(fleet: Fleet) -> None:
 
 def test_what_both_are_asked_for_at_once_one_of_them_makes(fleet: Fleet) -> None:
     num_made = 0
-    for _ in range(10):  # it may have to learn what making takes; a busy machine takes longer
+    for _ in range(10):  # the nodes estimate how long it takes; a busy machine takes longer
         url = fleet.picture(LARGE_SIDE)
         before = made(fleet.one) + made(fleet.two)
         with ThreadPoolExecutor(2) as threads:
@@ -137,8 +138,9 @@ def test_what_both_are_asked_for_at_once_one_of_them_makes(fleet: Fleet) -> None
 def test_conversations_that_go_from_node_to_node(
     fleet: Fleet, request: pytest.FixtureRequest
 ) -> None:
-    """Each picture is made once on the whole fleet, whichever node a turn comes to; but for one, if
-    a busy machine takes longer over it than others wait.
+    """Each picture is made once, whichever node a request reaches.
+
+    A single one may be made twice, if a busy machine takes longer than the other node waits.
     """
     number = 200 if request.config.getoption("--storm") else 4
     before = made(fleet.one) + made(fleet.two)
@@ -159,7 +161,7 @@ def test_a_flipped_byte_is_never_believed(fleet: Fleet) -> None:
     before, rejected = made(fleet.two), count(fleet.two, "afferent_tier_rejected_total")
 
     def flip(piece: bytes) -> bytes:
-        """In the midst of what is long: a body."""
+        """Flip a bit in the middle of a long piece, which belongs to a body."""
         if len(piece) < 10_000:
             return piece
         changed = bytearray(piece)
@@ -178,7 +180,7 @@ def test_a_bad_link_costs_its_time_out_and_then_nothing(fleet: Fleet, fault: str
     outages = count(fleet.two, "afferent_tier_outages_total")
 
     def slow(piece: bytes) -> bytes:
-        time.sleep(3 * TIMEOUT_S)  # a process that is late itself must not find it in time
+        time.sleep(3 * TIMEOUT_S)  # longer than the timeout, even for a reader that is late itself
         return piece
 
     fleet.link.fault = {
@@ -261,7 +263,7 @@ def test_the_tiers_process_dies_and_comes_again(fleet: Fleet) -> None:
 
 
 def test_the_tiers_process_hangs_and_is_replaced(fleet: Fleet) -> None:
-    """Who asks meanwhile is answered; the server stays ready."""
+    """Requests are answered in the meantime, and the server stays ready."""
     url, said = make_and_keep(fleet)
     old = tier_of(fleet.two)
     with suspended([old]):
@@ -276,7 +278,7 @@ def test_the_tiers_process_hangs_and_is_replaced(fleet: Fleet) -> None:
 
 
 def test_who_asks_meanwhile_holds_nothing_at_the_end(fleet: Fleet) -> None:
-    """A link that is cut at any moment leaks no pin and no bytes."""
+    """A link that is cut at random moments leaks no pin and no reservation."""
     stop_s = time.monotonic() + 4.0
     numbers = itertools.count()
     with ThreadPoolExecutor(2) as threads:
@@ -300,7 +302,7 @@ def test_who_asks_meanwhile_holds_nothing_at_the_end(fleet: Fleet) -> None:
 
 
 def test_ctrl_c_ends_a_server_whose_tier_hangs(fleet: Fleet) -> None:
-    """Last: it ends the second node."""
+    """This test comes last, because it ends the second node."""
     fleet.link.fault = lambda _: None
     url = fleet.picture()
     answer(fleet.two, url)

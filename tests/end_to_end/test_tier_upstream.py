@@ -1,7 +1,6 @@
-"""Two nodes with an upstream each, and one tier: what one's encoder has made, the other's finds.
+"""Two nodes with an upstream each, and one tier: embeddings of one encoder are found by the other.
 
-Each upstream is a stand-in that looks for embeddings in the arena and nowhere else, as the plugin
-of vLLM does.
+Each upstream is a stand-in that looks for embeddings in the arena only, as the plugin of vLLM does.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from tests.tier.servers import BadLink, RedisServer
 
 ENCODES_S = 0.2
 NUM_TRIES, NUM_EXPLORED = 5, 20
-"""What a fault has made seem dear is asked for again with every eighth object."""
+"""After a fault the tier seems slow; a node then tries it for every eighth object only."""
 TIMEOUT_S, WAIT_S = 0.4, 2.0
 LONGEST_S = WAIT_S + 3 * TIMEOUT_S + 2.0
-"""For one fetch, whatever becomes of the tier; a request waits for two at most."""
+"""The limit for one fetch, whatever the tier does; a request waits for at most two."""
 _TIER = "afferent.tier.main"
 
 
@@ -42,7 +41,7 @@ class Node:
     engine: StandIn
 
     def ask(self, url: str) -> tuple[int, float]:
-        """The sum of the embeddings of what is shown, and what it took; it never fails."""
+        """Return the sum of the item's embeddings, and the time; the request must not fail."""
         start_s = time.monotonic()
         content = [{"type": "image_url", "image_url": {"url": url}}]
         body = {"model": "any", "messages": [{"role": "user", "content": content}]}
@@ -65,14 +64,14 @@ class Fleet:
     _seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def picture(self) -> str:
-        """One that nobody has seen, and that takes longer to decode than to fetch."""
+        """Return a new picture that takes longer to decode than to fetch."""
         drawn = draw_image(np.random.default_rng(next(self._seeds)), max_side=400)
         large = drawn.image.resize((2400, 2400), Image.Resampling.NEAREST)
         one = DrawnImage(colour=drawn.colour, shape=drawn.shape, image=large)
         return data_url(one, "png")
 
     def encoded_and_kept(self) -> tuple[str, int]:
-        """A picture of which the first node has made features and embeddings."""
+        """Return a picture whose features and embeddings the first node has left in the tier."""
         for _ in range(NUM_TRIES):
             before, url = self.one.kept(), self.picture()
             said, _ = self.one.ask(url)
@@ -86,8 +85,9 @@ class Fleet:
         raise AssertionError(f"the first node leaves nothing in the tier: {tier}")
 
     def is_found_by_the_other(self) -> bool:
-        """Whether of a few pictures one's embeddings come from the first node: where the machine is
-        busy, it may be that to encode seems to be sooner.
+        """Return whether the second node finds the first one's embeddings of one of a few pictures.
+
+        On a busy machine, the node may expect encoding to be faster than the tier.
         """
         for _ in range(NUM_EXPLORED):
             url, said = self.encoded_and_kept()
@@ -151,7 +151,7 @@ def test_no_request_fails_whatever_the_link_does(fleet: Fleet, fault: str) -> No
     url, said = fleet.encoded_and_kept()
 
     def slow(piece: bytes) -> bytes:
-        time.sleep(3 * TIMEOUT_S)  # a process that is late itself must not find it in time
+        time.sleep(3 * TIMEOUT_S)  # longer than the timeout, even for a reader that is late itself
         return piece
 
     def flip(piece: bytes) -> bytes:
@@ -196,7 +196,7 @@ def test_no_request_fails_without_the_tiers_process(fleet: Fleet, stop: signal.S
 
 
 def test_a_store_that_was_started_again_hears_of_the_encoder_again(fleet: Fleet) -> None:
-    """As a worker says it each second. Nothing fails until then."""
+    """The worker announces its encoder each second; no request fails until then."""
     (daemon,) = fleet.two.server.find("afferent.store.daemon.main")
     daemon.kill()
 

@@ -1,4 +1,4 @@
-"""Two nodes and one tier: what one has fetched from a media host, the other need not fetch."""
+"""Two nodes and one tier: media that one node has fetched from a host come from the tier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server import Server, ask, wait_until
 from tests.tier.servers import RedisServer
 
 AWAY_S = 0.2
-"""The media host is so far away that it pays to have its files from the other node."""
+"""The delay of the media host, long enough that the other node's copy is faster."""
 
 
 @dataclass(eq=False)
@@ -31,13 +31,13 @@ class Fleet:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def hosts(self, *, cache_control: str) -> tuple[str, int]:
-        """A new picture: its path, and how long its file is."""
+        """Host a new picture, and return its path and the length of its file."""
         number = next(self._numbers)
         path = f"/{number}.png"
         return path, self.replace(path, number, cache_control=cache_control)
 
     def replace(self, path: str, number: int, *, cache_control: str) -> int:
-        """Another picture at a path."""
+        """Host another picture at a path, and return the length of its file."""
         data = draw_image(np.random.default_rng(number)).encode("PNG")
         reply = send(data, Cache_Control=cache_control)
 
@@ -50,7 +50,7 @@ class Fleet:
         return len(data)
 
     def answer(self, server: Server, path: str) -> str:
-        """Of a request that must not fail."""
+        """Return the answer to a request that must not fail."""
         url = f"http://{self.where}{path}"
         response = server.post(ask([url], "What is in the picture?", temperature=0))
         assert response.status_code == 200, response.text
@@ -77,7 +77,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def from_tier(server: Server) -> float:
-    """Bytes of media that another node had fetched."""
+    """Return the number of media bytes that another node had fetched."""
     found = server.metrics()
     return sum(
         value for key, value in found.items() if "media_bytes_total{" in key and '"tier"' in key
@@ -92,7 +92,7 @@ def test_a_media_host_is_asked_once_for_both_nodes(fleet: Fleet) -> None:
     path, nbytes = fleet.hosts(cache_control="max-age=600")
     before = kept(fleet.one)
     said = fleet.answer(fleet.one, path)
-    wait_until(lambda: kept(fleet.one) >= before + 2)  # the file, and what leads to it
+    wait_until(lambda: kept(fleet.one) >= before + 2)  # the file, and the entry for its URL
     come = from_tier(fleet.two)
     assert fleet.answer(fleet.two, path) == said
     assert from_tier(fleet.two) == come + nbytes
@@ -114,7 +114,7 @@ def test_what_counts_no_more_is_fetched_again_and_replaced(fleet: Fleet) -> None
     fleet.answer(fleet.one, path)
     wait_until(lambda: kept(fleet.one) >= before + 2)
     new_nbytes = fleet.replace(path, 1000, cache_control="max-age=600")
-    time.sleep(2.1)  # for so long the first one counts
+    time.sleep(2.1)  # the lifetime of the first picture
     fleet.answer(fleet.two, path)
     assert fleet.asked.count(path) == 2
     wait_until(lambda: kept(fleet.two) >= 2)

@@ -1,4 +1,4 @@
-"""In front of a server with an API of its own: what it gets, and what clients get of it."""
+"""A proxy for a server with an API of its own: what it forwards, and what clients get."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def image(url: str | None, **more: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": None if url is None else {"url": url}, **more}
 
 
-# What the engine gets
+# Forwarded requests
 
 
 def test_media_become_references_and_all_else_stays(front: Front, picture: str) -> None:
@@ -180,9 +180,9 @@ def test_bodies_without_media_are_not_touched(front: Front) -> None:
 
 
 def test_what_is_no_media_is_put_back_beside_media(front: Front, picture: str) -> None:
-    """Text that is long beside media is passed on, too: only the body has a limit."""
+    """Long text beside media is forwarded, too: only the body has a limit."""
     path, document = "/v1/chat/completions", base64.b64encode(os.urandom(300_000)).decode()
-    front.post(path, chat(image(picture)))  # so that the next one is a hit, and lets go at once
+    front.post(path, chat(image(picture)))  # the next one is a hit, and is released at once
     part = {"type": "document", "source": {"type": "base64", "data": document}}
     answer = front.post(path, chat(part, image(picture), part))
     assert answer.status_code == 200, answer.text
@@ -274,7 +274,7 @@ def test_long_and_deep_text_passes(front: Front) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig"])
 def test_a_body_in_another_encoding_is_refused(front: Front, encoding: str, picture: str) -> None:
-    """The upstream would guess the encoding, and find media that were not looked at here."""
+    """The upstream would guess the encoding, and might find media that were not checked."""
     text = json.dumps(chat(image(picture))).encode(encoding)
     answer = httpx.post(f"{front.server.url}/v1/chat/completions", content=text, timeout=60)
     assert answer.status_code == 400
@@ -293,7 +293,7 @@ def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
 
 
 def test_websockets_pass(front: Front) -> None:
-    """Text and bytes in both directions, the subprotocol, and who closed it and why."""
+    """Text and bytes in both directions, the subprotocol, and both directions of a close."""
     url = front.server.url.replace("http:", "ws:") + "/v1/realtime?model=m"
     with websockets.sync.client.connect(url, subprotocols=["a", "b"]) as client:  # type: ignore[list-item]
         assert client.subprotocol == "b"
@@ -312,7 +312,7 @@ def test_websockets_pass(front: Front) -> None:
         client.recv(60)
         client.close(4000)
     wait_until(lambda: front.engine.closed_with[-1] == 4000)
-    with pytest.raises(websockets.exceptions.InvalidStatus):  # `Upgrade` is ignored elsewhere
+    with pytest.raises(websockets.exceptions.InvalidStatus):  # `Upgrade` is ignored for other paths
         websockets.sync.client.connect(url.replace("/v1/realtime", "/v1/other"))
     assert front.engine.heard[-1].target == "/v1/other?model=m"
     assert "upgrade" not in front.engine.heard[-1].headers
@@ -321,7 +321,7 @@ def test_websockets_pass(front: Front) -> None:
         with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
             client.recv(60)
         assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code in (1001, 1013)  # it goes, or is gone
+        assert closed.value.rcvd.code in (1001, 1013)  # the upstream closes, or is gone
     wait_until(lambda: front.server.get("/ready").status_code == 503)
     assert refusal_of(url) == (503, "engine_unavailable")
     front.engine.__enter__()
@@ -329,7 +329,7 @@ def test_websockets_pass(front: Front) -> None:
 
 
 def refusal_of(url: str) -> tuple[int, str]:
-    """Of a WebSocket: the status, and the error's code."""
+    """Return the status and the error code of the answer to a WebSocket request."""
     with pytest.raises(websockets.exceptions.InvalidStatus) as refused:
         websockets.sync.client.connect(url)
     response = refused.value.response
@@ -346,7 +346,7 @@ def test_a_repeat_is_found_and_has_the_same_name(front: Front, picture: str) -> 
 
 
 def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
-    """Sent once by a name, it is found by the name; and no other image is, under it."""
+    """An image is found by the client's own media id, which can't be used for another image."""
     path = "/v1/chat/completions"
     assert front.post(path, chat(image(None, uuid="nobody"))).status_code == 409
     assert front.post(path, chat(image(picture, uuid="one"))).status_code == 200
@@ -371,7 +371,7 @@ def test_fewer_pixels_are_made_here(front: Front) -> None:
 
 
 def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) -> None:
-    """So does a modality that no features are made of: bytes, by reference too."""
+    """Such media are forwarded as bytes; so are items of a modality without features."""
     options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
     answer = front.post("/v1/chat/completions", chat(image(picture, uuid="a"), **options))
     (heard,) = front.engine.heard
@@ -397,7 +397,7 @@ def video(file: bytes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model, with as many frames of a video as the engine takes."""
+    """The built-in model, with the engine's number of frames in a video."""
     folder = tmp_path_factory.mktemp("usual") / "model"
     shutil.copytree(BUILT_IN_MODELS / "shapes", folder)
     path = folder / "video_preprocessor_config.json"
@@ -409,13 +409,13 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_videos_are_features_where_every_decoder_shows_the_same(
     usual: Path, picture: str, tmp_path: Path
 ) -> None:
-    """Of one that is not, and of a request with options for it, the engine gets the bytes."""
+    """Other videos, and videos of requests with options, are forwarded as bytes."""
     with standing(tmp_path, str(usual)) as front:
         _show_videos(front, picture)
 
 
 def _show_videos(front: Front, picture: str) -> None:
-    plain = media_files.make_video(num_frames=20, width=640, height=360)  # more than the heap takes
+    plain = media_files.make_video(num_frames=20, width=640, height=360)  # does not fit on the heap
     body = chat(video(plain), image(picture))
     answer = front.post("/v1/chat/completions", body)
     assert [list(each) for each in answer.json()["said"]] == [["sum", "rows"]] * 2
@@ -468,7 +468,7 @@ def shown(data: bytes, media_type: str = "image/x") -> str:
 def test_forwarded_formats_reach_the_engine_as_bytes(
     front: Front, format: str, parameters: dict[str, Any], picture: str
 ) -> None:
-    """So do the other images of the request: the engine takes features of all, or of none."""
+    """The other images of the request are forwarded as bytes, too: the engine mixes no kinds."""
     data = encoded(photo(37, 29), format, **parameters)
     answer = front.post("/v1/chat/completions", chat(image(shown(data)), image(picture)))
     assert answer.status_code == 200, answer.text
@@ -508,7 +508,7 @@ def test_unknown_formats_pass_with_all_media_formats_only(front: Front, tmp_path
 
 @pytest.mark.parametrize("side", [16, 1200])
 def test_frames_as_images_reach_the_engine_as_text(front: Front, side: int) -> None:
-    """Those of a few bytes, and more than the heap takes."""
+    """Small frames, and frames that do not fit on the heap."""
     frame = base64.b64encode(encoded(photo(side, side), "JPEG", quality=95)).decode()
     text = ",".join([frame] * 3)
     part = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{text}"}}
@@ -581,7 +581,7 @@ arena.close()
 
 
 def test_a_container_beside_ours_reads_the_arena(front: Front, picture: str) -> None:
-    """Of the same user and pid namespace, with a network and mounts of its own."""
+    """The container has the same user and pid namespace, and a network and mounts of its own."""
     answer = front.post("/v1/chat/completions", chat(image(picture)))
     sent = json.loads(front.engine.heard[-1].body)
     url = sent["messages"][0]["content"][0]["image_url"]["url"]
@@ -597,7 +597,7 @@ def test_a_container_beside_ours_reads_the_arena(front: Front, picture: str) -> 
     assert (names, oct(secret.stat().st_mode & 0o777)) == ("0o600", "0o600")
 
 
-# What is refused
+# Refused requests
 
 
 @pytest.mark.parametrize(
@@ -630,7 +630,7 @@ def test_media_that_cant_be_used_are_refused_here(front: Front, path: str, form:
     assert front.engine.heard == []
 
 
-# Ends
+# The end of a request
 
 
 def test_pins_last_until_the_answer_has_ended(front: Front, picture: str) -> None:
@@ -655,7 +655,7 @@ def test_who_hangs_up_aborts(front: Front, picture: str) -> None:
 
 
 def test_an_answer_to_nothing_is_not_passed_on(front: Front, picture: str) -> None:
-    """The store dies between the request and the engine's look: what it says is of no use."""
+    """The store dies before the engine reads the features, so its answer is dropped."""
     died = threading.Event()
 
     async def kill() -> None:
@@ -679,7 +679,7 @@ def test_an_answer_to_nothing_is_not_passed_on(front: Front, picture: str) -> No
 
 
 def test_features_that_the_engine_misses_are_made_again(front: Front, picture: str) -> None:
-    """Who reads tells the store of what is not there, and nobody finds it any more."""
+    """The reader reports the missing features to the store, which drops them from its index."""
     front.post("/v1/chat/completions", chat(image(picture)))
     (old,) = front.engine.heard[-1].references
     assert isinstance(old, FeaturesReference)
@@ -699,7 +699,7 @@ def test_features_that_the_engine_misses_are_made_again(front: Front, picture: s
 
 
 def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
-    """Its socket is gone; then it is there again."""
+    """The engine's socket disappears, and comes back."""
     front.engine.__exit__(None, None, None)
     wait_until(lambda: front.server.get("/ready").status_code == 503)
     health = front.server.get("/health")
@@ -731,7 +731,7 @@ def test_redirects_lead_to_the_host_that_the_client_named(
 
 
 def test_a_failure_of_an_engine_that_has_ended_is_worth_another_try(front: Front) -> None:
-    """One of an engine that goes on is passed on."""
+    """An error of an engine that is still running is forwarded."""
     answer = front.post("/broken", {})
     assert (answer.status_code, answer.json()) == (500, {"error": {"message": "broken"}})
     front.engine.is_well = False
@@ -759,16 +759,16 @@ def test_metrics_are_of_both(front: Front, picture: str) -> None:
     assert 'afferent_upstream_items_total{modality="image",way="features"}' in page
     assert 'afferent_requests_total{api="openai_chat",outcome="ok"}' in page
     assert 'afferent_requests_total{api="upstream",outcome="ok"}' in page
-    # Each series is there before its first event, whatever the tests before this one have sent.
+    # Each series exists before its first event, whatever earlier tests have sent.
     for modality, way in itertools.product(("image", "video", "audio"), ("features", "bytes")):
         assert f'afferent_upstream_items_total{{modality="{modality}",way="{way}"}}' in page
 
 
-# What the engine remembers
+# State of the engine
 
 
 def test_stored_responses_hold_no_references(front: Front, picture: str) -> None:
-    """What they led to is gone after the answer: who continued one would be answered from it."""
+    """A stored response could be continued, but its media handles are invalid after the answer."""
     part = {"type": "input_image", "image_url": picture}
     body = {"model": "any", "input": [{"role": "user", "content": [part]}], "store": True}
     assert front.post("/v1/responses", body).status_code == 200
@@ -783,7 +783,7 @@ KEYS = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
 
 @pytest.fixture
 def apart(tmp_path: Path) -> Iterator[Front]:
-    """A server with two tenants, and a key for clients of neither."""
+    """A server with two tenants, and a key of the default tenant."""
     file = tmp_path / "afferent.toml"
     file.write_text(
         "".join(
@@ -821,7 +821,7 @@ def test_tenants_share_nothing_that_the_engine_remembers(apart: Front, picture: 
 
 
 def test_no_client_names_the_salt_of_another(apart: Front) -> None:
-    """Whatever JSON the engine's parser takes, and however the path is written."""
+    """Neither lenient JSON nor an unusual path lets a client choose another tenant's salt."""
     path, client = f"{apart.server.url}/v1/chat/completions", of(KEYS["second"])
     victim = apart.post("/v1/chat/completions", chat(), **of(KEYS["first"]))
     assert victim.status_code == 200
@@ -841,7 +841,7 @@ def test_no_client_names_the_salt_of_another(apart: Front) -> None:
 
 
 def raw_status(front: Front, head: str) -> int:
-    """The status of the answer to a request with a body of two bytes."""
+    """Return the status of the answer to a request with a body of two bytes."""
     where = httpx.URL(front.server.url)
     with socket.create_connection((where.host, where.port)) as sock:
         sock.sendall((head + "Content-Length: 2\r\nConnection: close\r\n\r\n{}").encode())
@@ -879,7 +879,7 @@ def test_a_request_leaves_the_gate_long_before_its_answer_ends(
 
 
 def forwarded(path: str, seed: int) -> dict[str, Any]:
-    """A request with two images that the engine gets as bytes, and without names for them."""
+    """Return a request with two images that are forwarded as bytes, without client media ids."""
     urls = [shown(encoded(photo(37, 29, seed=seed + at), "BMP"), "image/bmp") for at in range(2)]
     if path == "/v1/responses":
         parts = [{"type": "input_image", "image_url": url} for url in urls]
@@ -939,7 +939,7 @@ def test_answer_in_one_piece_to_forwarded_media_keeps_no_permit(
 def test_permit_of_a_client_that_leaves_comes_back(
     one_by_one: Front, path: str, is_stream: bool
 ) -> None:
-    """Of one whose request is with the engine, and of one that waits at the gate."""
+    """One client's request is with the engine, the other's waits at the gate."""
     one_by_one.engine.heard.clear()
     reached = threading.Event()
 
@@ -999,7 +999,7 @@ def test_as_many_as_may_be_are_between_the_gate_and_the_engine(
     with standing(tmp_path, "--max-mm-preprocess-concurrency", "2") as front:
 
         async def look() -> None:
-            await asyncio.sleep(0.05)  # others would come meanwhile
+            await asyncio.sleep(0.05)  # other requests would arrive in between
             with DaemonStore(str(front.store_path), name="looker") as store:
                 at_once.append(store.stat().permits["preprocess"].num_held)
 

@@ -1,4 +1,4 @@
-"""Preprocess workers are killed under load: only what they held may fail, and retryably.
+"""Preprocess workers are killed under load: only their own items may fail, with retryable errors.
 
 The short form is a part of the tests; ``--storm`` (`make storm`) chooses two minutes.
 """
@@ -29,7 +29,7 @@ def own_server() -> Iterator[Server]:
 
 
 class Load:
-    """Clients that ask about new pictures until they are told to stop."""
+    """Clients that ask about new pictures until they are stopped."""
 
     def __init__(self, server: Server, rng: np.random.Generator) -> None:
         self._server, self._rng, self._lock = server, rng, threading.Lock()
@@ -86,11 +86,11 @@ def test_workers_are_killed_under_load(
     print(f"{num_kills} workers killed, {total} requests: {dict(load.statuses)} {dict(load.codes)}")
     print(f"answers other than the drawn one: {load.num_wrong}")
     assert len(seen) == num_kills + 1
-    # An item that loses its worker goes to the next: few requests, if any, lose two in a row.
+    # An item moves to another worker; it is rare that an item loses two workers in a row.
     assert load.statuses.keys() <= {200, 503}
     assert load.codes.keys() <= {"worker_died", "quarantined"}
     assert load.num_without_retry == 0
-    assert load.num_wrong <= total * 0.15  # what the model itself gets wrong
+    assert load.num_wrong <= total * 0.15  # the model itself makes some mistakes
     wait_until(lambda: len(own_server.preprocess_workers()) == 2)
     wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
     assert own_server.metric("afferent_store_jobs_running") == 0

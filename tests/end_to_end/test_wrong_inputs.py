@@ -1,4 +1,4 @@
-"""What somebody hears who asks the server wrongly: what is wrong, and what is right; read aloud."""
+"""Wrong requests: the exact message says what is wrong and what is right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HI: Mapping[str, Mapping[str, Any]] = {
 }
 BARE = base64.b64encode((ROOT / "docs" / "pictures" / "one.jpg").read_bytes()).decode()
 LEFT_OUT = object()
-"""A parameter that is not sent."""
+"""The value of a parameter that is not sent."""
 
 
 def user(*parts: Any) -> list[Any]:

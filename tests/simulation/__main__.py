@@ -1,6 +1,6 @@
 """Seeds of the simulation: `make simulate ARGS="--seeds 100000 --from 7"`.
 
-What fails is printed with what to type to see it, made as short as can be.
+For a seed that fails, print the command that replays it, without unneeded parts of its plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RARE = 100
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the seeds so far; it is kept in a file, to go on from."""
+    """Statistics of the seeds so far; saved in a file, they let a later run continue."""
 
     start: int
     next_seed: int
@@ -52,7 +52,7 @@ class Tally:
 
     def save(self, path: Path) -> None:
         described = {name: getattr(self, name) for name in self.__slots__}
-        beside = path.with_name(path.name + ".part")  # a run may be ended at any time
+        beside = path.with_name(path.name + ".part")  # the run may be killed at any time
         beside.write_text(json.dumps(described, indent=1))
         beside.replace(path)
 
@@ -67,7 +67,7 @@ class Tally:
 
 
 def _seeds(args: argparse.Namespace) -> int:
-    """Run many; the exit status."""
+    """Run many seeds, and return the exit status."""
     tally = Tally.load(args.state, args.start) if args.state else Tally(args.start, args.start)
     end, before_s, start_s = tally.start + args.seeds, tally.seconds, time.monotonic()
     columns = (BarColumn(), MofNCompleteColumn(), "{task.description}", TimeRemainingColumn())
@@ -105,7 +105,7 @@ def _say(tally: Tally) -> None:
 
 
 def _explain(seed: int, ablation: str | None) -> None:
-    """A shorter history of the same kind, and what to type to read it."""
+    """Shrink a failing seed, and print the command that replays it."""
     with stage(), applied(ablation):
         violation = run_seed(seed).violation
         dropped = shrink(seed, plan_of(seed).elements, violation)
@@ -129,7 +129,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _all_ablations(args: argparse.Namespace) -> int:
-    """Switch every safeguard off, one after the other: each has to be missed."""
+    """Switch every safeguard off, one after the other: some seed has to fail without it."""
     unmissed = []
     end = args.start + args.seeds
     for each in ABLATIONS:

@@ -1,4 +1,4 @@
-"""Seeds in batches, by one process or by several."""
+"""Seeds in batches, in one process or in several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH = 25
 
 
 def applied(name: str | None) -> contextlib.AbstractContextManager[None]:
-    """An ablation, by its name; or none."""
+    """Return the context of an ablation by its name, or an empty context."""
     if name is None:
         return contextlib.nullcontext()
     return next(each for each in ABLATIONS if each.name == name).applied()
@@ -27,7 +27,7 @@ def _run_batch(work: tuple[int, int, str | None]) -> list[Result]:
 
 
 def results(first: int, last: int, jobs: int, ablation: str | None) -> Iterator[Result]:
-    """What becomes of the seeds from ``first`` to ``last``, in their order."""
+    """Yield the results of the seeds from ``first`` to before ``last``, in order."""
     chunks = [(start, min(start + BATCH, last), ablation) for start in range(first, last, BATCH)]
     if jobs == 1:
         yield from itertools.chain.from_iterable(map(_run_batch, chunks))

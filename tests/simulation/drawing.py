@@ -1,4 +1,4 @@
-"""The plan that a seed stands for."""
+"""The plan of a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulator.sockets import LinkRules
 
 
 def plan_of(seed: int) -> Plan:
-    """The same for the same seed, for ever: kept seeds depend on it."""
+    """Return a seed's plan, which must never change: tests name seeds that once failed."""
     rng = random.Random(seed)
     frontends = tuple(f"front-{i}" for i in range(rng.choice((1, 1, 2))))
     libraries = tuple(f"lib-{i}" for i in range(rng.choice((1, 2, 2, 3))))
@@ -47,12 +47,12 @@ def plan_of(seed: int) -> Plan:
             for name in ("mmap", "connect", "recv_fds", "accept", "fallocate")
         },
     )
-    # A few kinds of things at a time meet more often than all of them.
+    # With few kinds of tasks, each pair of kinds meets more often than with all of them.
     for_frontends = rng.sample(ASYNC_TASKS, rng.randint(1, 4))
     for_libraries = rng.sample(SYNC_TASKS, rng.randint(1, 5))
     clients = [(name, for_frontends) for name in frontends]
     clients += [(name, for_libraries) for name in libraries]
-    # Much happens at the same time, at a few moments.
+    # Most tasks begin at a few moments, close to each other.
     moments = [rng.random() * TROUBLE_S * 0.6 for _ in range(rng.randint(1, 4))]
     spread_s = rng.choice((1e-3, 2e-2, 0.3))
     tasks = []
@@ -70,7 +70,7 @@ def plan_of(seed: int) -> Plan:
         )
         for _ in range(num_faults)
     ]
-    # Most of what matters happens while something is done.
+    # Most faults strike shortly after a task has begun.
     faults = [
         replace(fault, at_s=rng.choice(tasks).at_s + rng.choice((2e-3, 2e-2)) * rng.random())
         if rng.random() < 0.8

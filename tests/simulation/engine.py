@@ -1,4 +1,4 @@
-"""The reference engine: its own core, and workers that only pretend to compute."""
+"""The built-in engine: its real core, and simulated workers that do not compute."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BAD = Failure("internal_error", "this item can't be encoded")
 
 
 def answer_to(keys: list[int]) -> int:
-    """Every token of an answer about these items."""
+    """Return the token that an answer about these items repeats."""
     return 1000 + sum(key + 1 for key in keys)
 
 
 def grids_of_stamps(pins: Any, handle: Handle) -> dict[str, m.Grid]:
-    """In place of `Pins._grids`: the block has stamps in it, and no tensors."""
+    """Replace `Pins._grids`: a simulated block holds stamps instead of tensors."""
     process = threads.current().process
     block = pins._store.block(handle)
     what = int.from_bytes(block[:8], "little")
@@ -44,11 +44,11 @@ def grids_of_stamps(pins: Any, handle: Handle) -> dict[str, m.Grid]:
 
 
 class Core:
-    """The process between the frontends and the workers."""
+    """The engine core, a process between the frontends and the workers."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
-        world.core = None  # what a former one had died with it
+        world.core = None  # the core of the former process
         loop = Loop(process)
         loop.call_soon(lambda: loop.create_task(self._run()))
 
@@ -77,7 +77,7 @@ class Core:
 
 
 class Rank(Blocking):
-    """A worker of the engine: what it chooses says which features it has seen."""
+    """An engine worker; the tokens it chooses show which features it has read."""
 
     def _work(self) -> None:
         self._rng = random.Random(f"{self._plan.seed} {self._process.start_ticks}")
@@ -90,7 +90,7 @@ class Rank(Blocking):
             self._world.machine.kill(self._process)
 
     def _follow(self, core: wire.SyncChannel) -> None:
-        """Do what the core says until it is gone."""
+        """Carry out the core's steps until the connection ends."""
         rank = self._plan.ranks.index(self._process.name)
         core.send(encode(m.WorkerHello(rank, 1234)), timeout_s=30.0)
         core.receive(timeout_s=None)
@@ -118,7 +118,7 @@ class Rank(Blocking):
         return done
 
     def _encode(self, work: m.Work, done: m.WorkDone) -> None:
-        """As `ItemEncoder` does."""
+        """Read the items of a step, as `ItemEncoder` does."""
         if work.encode and self._store.client_number not in work.pinned_for:
             try:
                 self._store.get(work.lease, [item.handle for item in work.encode])

@@ -1,4 +1,4 @@
-"""Frontends: requests with media, as the product's own make them, over an event loop."""
+"""Frontends with an event loop; their requests use the product's gate and `Maker`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Frontend:
-    """Requests with media, over an `AsyncDaemonStore`, a `Gate` and a `Maker`."""
+    """A frontend with an `AsyncDaemonStore`, a `Gate` and a `Maker`."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process, self._plan = world, process, world.plan
@@ -52,7 +52,7 @@ class Frontend:
         try:
             self._store = await AsyncDaemonStore.connect(ADDRESS, name=name, writable=True)
         except StoreUnavailable:
-            world.machine.kill(self._process)  # the supervisor tries again
+            world.machine.kill(self._process)  # the supervisor starts another
             return
         self._gate = Gate(
             self._store,
@@ -88,7 +88,7 @@ class Frontend:
             "released": self._released,
         }
         doing = asyncio.ensure_future(kinds[task.what](request, rng))
-        if rng.random() < 0.25:  # the client goes away
+        if rng.random() < 0.25:  # the client disconnects
             self._loop.call_later(rng.random() * self._plan.timeout_s, doing.cancel)
         try:
             await doing
@@ -108,7 +108,7 @@ class Frontend:
             limit.check()
 
     async def _media(self, request: str, rng: random.Random) -> None:
-        """Bytes come, features are made of them, and read."""
+        """Store raw media, request their features, and read these."""
         plan, count = self._plan, rng.choice((1, 1, 2))
         keys = [rng.randrange(plan.num_keys) for _ in range(count)]
         keys = list(dict.fromkeys(keys))
@@ -151,7 +151,7 @@ class Frontend:
             await self._ask(request, keys, handles)
 
     async def _ask(self, request: str, keys: list[int], handles: list[Handle]) -> None:
-        """Have the engine answer; from its acceptance on nothing is held here."""
+        """Request an answer of the engine; once it has accepted, release the request."""
         items = [
             Item(Modality.IMAGE, key_of(key), handle, Placeholder(2 + 5 * i, 4))
             for i, (key, handle) in enumerate(zip(keys, handles, strict=True))
@@ -169,7 +169,7 @@ class Frontend:
             self._world.machine.violate(f"answer: {request} about {keys} is {tokens}")
 
     async def _names(self, request: str, rng: random.Random) -> None:
-        """What is there is looked at, and what is being made is waited for."""
+        """Read an object by its key; if it is being made, wait for it."""
         key = rng.randrange(self._plan.num_keys)
         (outcome,) = await self._timed(
             "join", 10.0, self._store.acquire(request, [Join(key_of(key))])
@@ -187,7 +187,7 @@ class Frontend:
             self._store.release_permit(request, "preprocess")
 
     async def _released(self, request: str, rng: random.Random) -> None:
-        """A request that is forgotten while it waits hears of it at once."""
+        """A waiting call fails at once when its request is released."""
         key = rng.randrange(self._plan.num_keys)
         (outcome,) = await self._store.acquire(request, [Join(key_of(key))])
         if outcome.state == "in_flight":
@@ -198,7 +198,7 @@ class Frontend:
             )
 
     async def _room(self, request: str, rng: random.Random) -> None:
-        """Room for several blocks, which are then made one by one."""
+        """Reserve space for several blocks, and create them one by one."""
         nbytes = LINE_NBYTES * rng.choice((4, 4, 16))
         count = rng.randint(1, 3)
         room = [ReserveItem(ObjectKind.RECORDS, nbytes)] * count

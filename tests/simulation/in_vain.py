@@ -1,4 +1,4 @@
-"""What could be done now has been done: the daemon's state, looked at from outside."""
+"""Checks that no call, job or reservation waits although it could proceed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from afferent.store.state.machine import StoreState
 from afferent.types import ObjectKind, Ticket
 
 AGAIN_S = 1.6
-"""The daemon asks for memory again each second, by a clock that may be slow."""
+"""The daemon asks for memory again each second; its clock may run slowly."""
 
 
 def check_nobody_waits_in_vain(state: StoreState) -> None:
-    """
+    """Check that nothing in the daemon's state waits although it could proceed.
+
     Raises:
-        StoreError: Something could be done, and waits.
+        StoreError: A key, job, reservation or idle process waits although it could proceed.
     """
     objects, flights, budget = state.objects, state.flights, state.objects.budget
     unplaced = set(flights.unplaced_keys())
@@ -39,7 +40,7 @@ def check_nobody_waits_in_vain(state: StoreState) -> None:
         fits = region.allocator.largest_free_nbytes >= round_up(nbytes)
         if fits or region.choose_victims(nbytes) is not None:
             raise StoreError("what has its bytes and an extent still waits for one")
-    # Without asking for more memory, which may be there by now, and which is not asked for yet.
+    # Counts only the memory that the arena has: the daemon may not have asked for more yet.
     for first in _heads(budget):
         if _fits(budget, first, budget._backed):
             raise StoreError("who is next has room, and still waits for it")
@@ -50,9 +51,10 @@ def check_nobody_waits_in_vain(state: StoreState) -> None:
 
 
 def check_every_call_waits(state: StoreState, open_calls: Collection[Ticket]) -> None:
-    """
+    """Check that exactly the open calls are waiting in the daemon's state.
+
     Raises:
-        StoreError: A call was neither answered nor does it wait for anything; or it was, and does.
+        StoreError: An open call waits for nothing, or an answered call still waits.
     """
     budget, flights = state.objects.budget, state.flights
     known = {entry.ticket for entry in budget.queued}
@@ -76,7 +78,7 @@ def check_every_call_waits(state: StoreState, open_calls: Collection[Ticket]) ->
 
 
 class Slow:
-    """Since when something could be done that no event tells of: by time, or with more memory."""
+    """Measures how long steps are overdue that only time or free memory has made possible."""
 
     def __init__(self) -> None:
         self._since: dict[object, float] = {}
@@ -84,10 +86,10 @@ class Slow:
     def overdue(
         self, state: StoreState, now_s: float, *, is_troubled: bool
     ) -> Iterator[tuple[str, float]]:
-        """What waits for longer than it takes to notice, and for how long.
+        """Yield each step that is overdue by more than the daemon's interval, and for how long.
 
         Args:
-            is_troubled: Whether something goes wrong now: then the time begins anew.
+            is_troubled: Whether a fault is active: then the time begins anew.
         """
         possible: dict[object, str] = {}
         budget, flights = state.objects.budget, state.flights
@@ -105,7 +107,7 @@ class Slow:
 
 
 def _heads(budget: Budget) -> Iterator[QueuedReservation]:
-    """Who is next, and who is next for kinds of which those before want none."""
+    """Yield the first reservation of each queue whose kinds no earlier reservation waits for."""
     blocked: set[ObjectKind] = set()
     tickets = [order.peek() for order in budget._orders.values()]
     heads = [budget._queue[ticket] for ticket in tickets if ticket is not None]

@@ -1,4 +1,4 @@
-"""What must never be seen: who uses which bytes, who comes before whom, and what bytes say."""
+"""The invariants of a run: of bytes, of the order of requests, and of evictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulator.machine import Machine, Process
 
 LINE_NBYTES = 64
 NAMELESS = 2000
-"""From here on what a block has in it is no key's."""
+"""Content from this number on belongs to no key."""
 _POISON = 0xDD
 
 
@@ -37,7 +37,7 @@ def number_of(key: bytes) -> int:
 
 
 class Use:
-    """A process that reads or writes a block, for as long as it does."""
+    """A process's use of a block, for reading or writing."""
 
     def __init__(
         self, oracle: Oracle, process: Process, lines: NDArray[Any], handle: Handle, what: int
@@ -48,7 +48,7 @@ class Use:
         self.start, self.end = handle.offset, handle.offset + handle.nbytes
 
     def write(self, first: int, last: int, source: int = 0) -> None:
-        """Stamp these lines."""
+        """Write a stamp into each of these lines."""
         if self.lines is None:
             return
         part = self.lines[first:last]
@@ -57,7 +57,7 @@ class Use:
         part[:, 4], part[:, 5] = self.process.pid, source
 
     def check(self, first: int, last: int) -> int:
-        """Whether these lines say what they should; what the last one was computed from."""
+        """Check the stamps of these lines, and return the source that the last one names."""
         if self.lines is None:
             return 0
         part = self.lines[first:last]
@@ -76,14 +76,14 @@ class Use:
         return int(part[-1, 5]) if len(part) else 0
 
     def close(self) -> None:
-        """Nothing is looked at any more; what a process left by dying is `Oracle.on_death`'s."""
+        """End the use; `Oracle.on_death` ends the uses of a process that died."""
         self.lines = None
         if self.process.is_alive and not self.process.is_doomed:
             self.oracle.uses.pop(id(self), None)
 
 
 class Oracle:
-    """Looks at what every process does, and at the daemon's state after each event."""
+    """Checks each use of a block, and the daemon's state after each event."""
 
     def __init__(self, machine: Machine, memory: Memory, validates_every: int) -> None:
         self.machine, self.memory, self._every = machine, memory.data, validates_every
@@ -97,12 +97,12 @@ class Oracle:
     def violate(self, what: str) -> None:
         self.machine.violate(what)
 
-    # What processes do
+    # Events of processes
 
     def begin(
         self, process: Process, block: memoryview, handle: Handle, what: int, *, writes: bool
     ) -> Use:
-        """A process looks at a block, or writes it, until the use is closed."""
+        """Begin to read or write a block, until the use is closed."""
         lines = np.frombuffer(block, np.uint64).reshape(-1, LINE_NBYTES // 8)
         use = Use(self, process, lines, handle, what)
         use.writes = writes
@@ -145,12 +145,12 @@ class Oracle:
             )
 
     def on_death(self, process: Process) -> None:
-        """Its uses end; what it was making has killed a maker."""
+        """End the uses of a process, and count its death against the keys that it was making."""
         state = self.state
         if process.name == DAEMON:
             self.prompt.disconnected(DAEMON)
         for use in [use for use in self.uses.values() if use.process is process]:
-            makes = use.writes and not process.name.startswith("tier")  # who fetches makes nothing
+            makes = use.writes and not process.name.startswith("tier")  # fetches do not count
             if makes and state is not None and state.is_being_made(use.handle):
                 self.deaths[use.handle.segment, use.what].append(self.machine.now_s)
             del self.uses[id(use)]
@@ -158,10 +158,10 @@ class Oracle:
     def made(self, handle: Handle, what: int) -> None:
         self.deaths.pop((handle.segment, what), None)
 
-    # What the daemon does
+    # Events of the daemon
 
     def freed(self, segment: int, generation: int, start: int, end: int) -> None:
-        """A block is given back: nobody may look at it any more."""
+        """Check that no process uses a freed block, and overwrite the block."""
         for use in self.uses.values():
             if (
                 use.process.is_alive
@@ -175,7 +175,7 @@ class Oracle:
         self.memory[start:end] = _POISON
 
     def seen(self, state: Observed) -> None:
-        """After each event of the daemon."""
+        """Validate the daemon's state after every n-th event."""
         self._num_seen += 1
         if self._num_seen % self._every == 0:
             self.validate(state)
@@ -190,7 +190,7 @@ class Oracle:
 
 
 class Observed(StoreState):
-    """The state of one daemon, looked at after each event."""
+    """The state of one daemon, checked after each event."""
 
     oracle: Oracle
 
@@ -207,7 +207,7 @@ class Observed(StoreState):
         self._make_room, self.objects._make_room = self.objects._make_room, self._makes_room  # type: ignore[method-assign]
 
     def is_being_made(self, handle: Handle) -> bool:
-        """Whether what is written there can be found by its key."""
+        """Return whether a block is unsealed and not deleted."""
         found = self.objects._by_generation.get(handle.generation)
         if found is None or handle.segment != self.objects.segment:
             return False
@@ -247,7 +247,7 @@ class Observed(StoreState):
         self._leave(client)
         return self._look(super().client_died(client, now_s=now_s))
 
-    # Who comes before whom
+    # Order of requests
 
     def _arrive(self, client: ClientId, request: Any) -> None:
         match request:
@@ -288,13 +288,13 @@ class Observed(StoreState):
         return replies
 
     def _check_slow(self) -> None:
-        """What becomes possible by time, or by memory that is there again, is done soon."""
+        """Check that steps that time or free memory has made possible are not overdue."""
         oracle, now_s = self.oracle, self.oracle.machine.now_s
         is_troubled = oracle.prompt.is_troubled((DAEMON, EVERYBODY), now_s)
         for what, waits_s in self._slow.overdue(self, now_s, is_troubled=is_troubled):
             oracle.violate(f"prompt: {what} since {waits_s:.2f} s")
 
-    # What is evicted
+    # Evictions
 
     def _evicts(self, region: Any, items: Any) -> None:
         self._evicted += [(item.handle, item.block_nbytes) for item in items]
@@ -308,7 +308,7 @@ class Observed(StoreState):
         return offset
 
     def _check_waste(self, now: dict[int, tuple[int, int]]) -> None:
-        """What was evicted has made way for something, or an operator wanted it."""
+        """Check that each evicted block made space for a new object, or was evicted on request."""
         evicted, self._evicted = self._evicted, []
         created = [block for generation, block in now.items() if generation not in self._blocks]
         for handle, nbytes in evicted:
@@ -316,13 +316,13 @@ class Observed(StoreState):
                 start < handle.offset + nbytes and handle.offset < start + length
                 for start, length in created
             )
-            if not is_used and handle.generation not in now:  # else it was taken back
+            if not is_used and handle.generation not in now:  # else: restored
                 self.oracle.violate(f"waste: {handle} is evicted in vain")
 
-    # What is where
+    # Freed blocks
 
     def _compare(self) -> None:
-        """Tell of blocks that have been given back, as far as they were."""
+        """Report the freed bytes of blocks that were deleted or trimmed."""
         now = {
             generation: (item.handle.offset, item.block_nbytes)
             for generation, item in self.objects._by_generation.items()

@@ -1,7 +1,7 @@
-"""What a seed stands for: a small server, what its clients do, and what goes wrong.
+"""Plans: a small server, the tasks of its clients, and the faults, all drawn from a seed.
 
-Every element has a seed of its own, so that one can be left out and the others stay as they are:
-that is how a failing history is made shorter.
+Every element has a seed of its own, so that one can be left out without changing the others: that
+is how a failing history is made shorter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from tests.simulator.sockets import LinkRules
 
 TROUBLE_S: Final = 2.0
-"""Until then things go wrong; from then on everything has to come to an end."""
+"""No faults are injected after this time, and every request has to end."""
 
 NOTHING: Final = "nothing"
 FAULTS: Final = ("crash", "pause", "cut", "mute", "jump", "drift", "call", "alloc")
@@ -28,7 +28,7 @@ SYNC_TASKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``client`` does ``what``, from ``at_s`` on."""
+    """At ``at_s``, ``client`` begins to do ``what``."""
 
     number: int
     client: str
@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At ``at_s``, ``what`` befalls ``target``, for ``length_s``."""
+    """At ``at_s``, the fault ``what`` strikes ``target``, for ``length_s``."""
 
     number: int
     at_s: float
@@ -57,7 +57,7 @@ class Plan:
     workers: tuple[str, ...]
     num_keys: int
     poison: int
-    """The key whose makers die of it; -1 for none."""
+    """The key that kills each process that makes it; -1 for none."""
     permits: int
     weights: tuple[float, ...]
     timeout_s: float
@@ -69,20 +69,20 @@ class Plan:
     rules: LinkRules
     validates_every: int
     ranks: tuple[str, ...] = ()
-    """The workers of an engine; without any there is none."""
+    """The engine workers; without any there is no engine."""
     tiers: tuple[str, ...] = ()
-    """Who fetches and who keeps; without them there is no tier."""
+    """The processes that fetch from a tier and write to it; without them there is no tier."""
     tasks: tuple[Task, ...] = ()
     faults: tuple[Fault, ...] = ()
     failure_rates: dict[str, float] = field(default_factory=dict)
 
     @property
     def elements(self) -> list[int]:
-        """Numbers of what can be left out."""
+        """Return the numbers of the tasks and faults, each of which can be left out."""
         return [each.number for each in (*self.tasks, *self.faults)]
 
     def without(self, dropped: frozenset[int]) -> Plan:
-        """In place of these nothing happens, at the same time: what came before stays as it was."""
+        """Replace these elements by empty ones at the same times: the others stay the same."""
         return replace(
             self,
             tasks=tuple(

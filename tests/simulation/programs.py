@@ -1,4 +1,4 @@
-"""Programs that use the library: they make, read, share, derive, give up and leave."""
+"""Programs that use the library: they make, read, share, derive, cancel and disconnect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.simulation.world import ADDRESS
 
 
 class Program(Blocking):
-    """Does its tasks one after the other; between them, and while it waits, what others ask."""
+    """Does its tasks one after the other; in between, reads what other programs share with it."""
 
     def _work(self) -> None:
         name = self._process.name
@@ -40,7 +40,7 @@ class Program(Blocking):
                 self._world.end(task, NOTHING)
             else:
                 self._do(task)
-        while True:  # what is shared with it comes later, too
+        while True:  # other programs may still share objects with it
             sleep(0.2)
             self._answer_mail()
 
@@ -77,7 +77,7 @@ class Program(Blocking):
         return rng.randrange(self._plan.num_keys)
 
     def _claim(self, request: str, rng: random.Random) -> None:
-        """What nobody has made is made here."""
+        """Acquire keys, make those that this program owns, and read the others."""
         keys = list(dict.fromkeys(self._key(rng) for _ in range(rng.choice((1, 2)))))
         wanted = [
             Claim(key_of(k), ObjectKind.FEATURES, LINE_NBYTES * (lines_of(self._plan, k) + 1))
@@ -133,7 +133,7 @@ class Program(Blocking):
             self._world.machine.violate(f"derived: {what} was computed from {source - 1}")
 
     def _old(self, request: str, rng: random.Random) -> None:
-        """Handles of some time ago: what they name is still there, or is refused."""
+        """Read old handles: each is still valid, or is refused."""
         seen = self._world.seen_handles
         for handle, what in rng.sample(seen, min(len(seen), 6)):
             try:
@@ -143,7 +143,7 @@ class Program(Blocking):
                 continue
 
     def _private(self, request: str, rng: random.Random) -> None:
-        """Without a key: only who has the handle finds it."""
+        """Write and read an object without a key, which is found by its handle only."""
         nbytes = LINE_NBYTES * rng.choice((2, 8, 30))
         item = CreateItem(ObjectKind.FEATURES, nbytes)
         (handle,) = self._timed("create", 10.0, lambda: self._store.create(request, [item]))
@@ -153,7 +153,7 @@ class Program(Blocking):
         self._store.release(request, [sealed])
 
     def _scatter(self, request: str, rng: random.Random) -> None:
-        """Leave holes: much is free, and nothing that is longer finds a place."""
+        """Fill space with small objects and free every second: no larger object fits."""
         for kind in (ObjectKind.FEATURES, ObjectKind.RECORDS):
             held: list[Handle] = []
             item = CreateItem(kind, LINE_NBYTES * rng.choice((1, 2)))
@@ -164,8 +164,8 @@ class Program(Blocking):
         sleep(0.2 + rng.random())
 
     def _share(self, request: str, rng: random.Random) -> None:
-        """Pinned for another program too, which is told of it in any case."""
-        # Not with itself: what it has under one name goes with that name.
+        """Pin an object for another program, and send it the handle even if the call failed."""
+        # Not for itself: a release of the request would drop both pins.
         here = self._process.name
         others = [n for n in self._plan.libraries if n in self._world.numbers and n != here]
         what = self._key(rng)
@@ -174,7 +174,7 @@ class Program(Blocking):
             return
         other = rng.choice(others)
         number = self._world.numbers.get(other)
-        if number is None:  # it has died meanwhile
+        if number is None:  # the other program has died in between
             return
         try:
             self._store.get(request, [handle], also_for=[number])
@@ -183,7 +183,7 @@ class Program(Blocking):
             self._world.mail.setdefault(other, []).append(letter)
 
     def _answer_mail(self) -> None:
-        """Look at what others have pinned for this program, and let go of it."""
+        """Read what other programs have pinned for this one, and release it."""
         name, store = self._process.name, self._store
         self._world.numbers[name] = store.client_number
         for request, handle, what, number in self._world.mail.pop(name, []):
@@ -198,8 +198,9 @@ class Program(Blocking):
                 store.forget(request)
 
     def _read_shared(self, request: str, handle: Handle, what: int, number: int) -> None:
-        """What was pinned under another connection is not pinned any more; and who pinned may have
-        been refused.
+        """Read an object if it is pinned for this connection.
+
+        It is not pinned if the pin was for an earlier connection, or if the call that pins failed.
         """
         state, store = self._world.oracle.state, self._store
         if state is None or not store.is_open or store.client_number != number:
@@ -208,15 +209,15 @@ class Program(Blocking):
             self._read(handle, what)
 
     def _derive(self, request: str, rng: random.Random) -> None:
-        """Computed from features."""
+        """Compute an object from features."""
         what = self._key(rng)
         source = self._find(request, what)
         if source is not None:
             self._derive_from(request, source, what)
 
     def _derive_from(self, request: str, source: Handle, what: int) -> None:
-        """Look, and see at the seal whether it was pinned meanwhile; what is sealed is right."""
-        sleep(self._world.looking_s())  # a connection that was lost may be there again by now
+        """Compute from a source that may be unpinned; sealing checks that it was intact."""
+        sleep(self._world.looking_s())  # a lost connection may have been restored in the meantime
         block = self._store.block(source)
         number = int.from_bytes(block[:8], "little")
         del block
@@ -230,7 +231,7 @@ class Program(Blocking):
         self._check_source(what + DERIVED, self._read(sealed, what + DERIVED))
 
     def _drop(self, request: str, rng: random.Random) -> None:
-        """An operator makes room, or deletes what somebody may be looking at."""
+        """Delete and evict, as an operator would, objects that other clients may be reading."""
         keys = [key_of(self._key(rng)), key_of(self._key(rng) + DERIVED)]
         self._store.delete(keys)
         self._store.evict(ObjectKind.FEATURES, None if rng.random() < 0.5 else 64)
@@ -250,7 +251,7 @@ class Program(Blocking):
         sleep(rng.random() * 0.3)
 
     def _late(self, request: str, rng: random.Random) -> None:
-        """Calls that are given up: their answers come when nobody waits for them."""
+        """Cancel calls early: their answers arrive after the calls have ended."""
         nbytes, num_reserved = LINE_NBYTES * 4, 0
         room = [ReserveItem(ObjectKind.RECORDS, nbytes)]
         number = self._store.client_number
@@ -268,7 +269,7 @@ class Program(Blocking):
                 )
 
     def _late_permit(self, request: str, rng: random.Random) -> None:
-        """Of calls for a permit that are given up, none has left one."""
+        """Cancel calls for a permit early: none of them may leave a permit behind."""
         for _ in range(4):
             try:
                 self._store.acquire_permit(
@@ -281,7 +282,7 @@ class Program(Blocking):
             self._store.release_permit(request, "late")
 
     def _long(self, request: str, rng: random.Random) -> None:
-        """A message that may be given up in its middle: what is said next is answered, or fails."""
+        """Cancel a long message while it is sent: the next call still gets an answer, or fails."""
         unknown = [key_of(number) for number in range(rng.choice((5, 40)))]
         with contextlib.suppress(DeadlineExceeded, NotPermitted):
             self._store.wait(request, unknown, timeout_s=rng.choice((1e-4, 1e-3, 1e-1)))
@@ -291,7 +292,7 @@ class Program(Blocking):
             self._world.machine.violate(f"unanswered: {request} hears nothing of the store")
 
     def _leave(self, request: str, rng: random.Random) -> None:
-        """The program closes its store, whatever it holds, and later opens another."""
+        """Close the store, even with pinned objects, and later open another."""
         self._find(request, self._key(rng))
         self._store.close()
         self._world.numbers.pop(self._process.name, None)

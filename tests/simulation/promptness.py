@@ -1,9 +1,8 @@
-"""Lost wake-ups: a call that could go on at an instant goes on at that instant, not at a deadline.
+"""Lost wake-ups: a call that can continue at an instant continues then, not at a deadline.
 
-The way of a call is followed from outside: when the client makes it, when the daemon hears it, when
-the daemon answers it, when the client goes on. Each part takes no longer than messages take, unless
-something goes wrong with one of the two processes meanwhile. What the daemon could answer and does
-not is the oracle's (`check_nobody_waits_in_vain`).
+Each call is followed from outside: sent, received by the daemon, answered, received by the client.
+No step may take longer than messages take, unless a fault strikes one of the two processes in the
+meantime. `check_nobody_waits_in_vain` finds calls that the daemon could answer and does not.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.simulator import threads
 from tests.simulator.machine import Machine, Process
 
 SLACK_S = 0.4
-"""More than messages take: one is a hundred times as slow as most, and long ones go in pieces."""
+"""The longest delay of messages: some are a hundred times slower, and long ones are divided."""
 DAEMON = "daemon"
 EVERYBODY = ""
 
@@ -44,7 +43,7 @@ class _Call:
 class Promptness:
     """Follows the calls of all clients of one machine.
 
-    Invariants: it draws no number and lets nothing happen, so a seed's history is the same with it.
+    Invariants: it draws no random number and causes no event, so a seed's history stays the same.
     """
 
     current: Promptness
@@ -58,19 +57,19 @@ class Promptness:
         self._unused: dict[Process, float] = {}
         self._lost: dict[Process, float] = {}
 
-    # What goes wrong
+    # Faults
 
     def trouble(self, name: str, length_s: float) -> None:
-        """For so long, nothing is expected of this process, or of ``EVERYBODY``."""
+        """Expect nothing of this process for so long; without a name, of no process."""
         now_s = self.machine.now_s
         self._troubles[name].append((now_s, now_s + length_s))
 
     def disconnected(self, name: str) -> None:
-        """The connection of this process to the daemon has ended; of ``DAEMON``: all have."""
+        """Note that a process has lost its connection; for ``DAEMON``, all processes have."""
         self._ends[name] = self.machine.now_s
 
     def is_troubled(self, names: tuple[str, ...], since_s: float) -> bool:
-        """Whether something went wrong with one of them between then and now."""
+        """Return whether a fault has been active in one of them since then."""
         return any(
             start_s <= self.machine.now_s and end_s + SLACK_S >= since_s
             for name in names
@@ -78,26 +77,26 @@ class Promptness:
         )
 
     def check(self, process: Process, since_s: float, what: str) -> None:
-        """A process could go on since then, and has gone on now."""
+        """Check that a process that could continue at ``since_s``, and does now, is not late."""
         took_s = self.machine.now_s - since_s
         if took_s <= SLACK_S or not process.is_alive or process.is_doomed:
             return
         if not self.is_troubled((process.name, DAEMON), since_s):
             self.machine.violate(f"prompt: {process.name} {what} {took_s:.2f} s ago")
 
-    # The way of a call
+    # The steps of a call
 
     def begins(self, client: ClientId, request: Request[Any]) -> None:
         call = _Call(type(request).__name__, _process(), self.machine.now_s)
         self._calls[client, request.seq] = call
 
     def tells(self, client: ClientId, request: Request[Any]) -> None:
-        """What is not answered is heard."""
+        """The client has sent a request that gets no reply."""
         call = _Call(type(request).__name__, _process(), self.machine.now_s)
         self._told[client, encode(request)].append(call)
 
     def hears(self, client: ClientId, request: Request[Any]) -> None:
-        """The daemon does."""
+        """The daemon has received a request."""
         if request.seq == NO_REPLY:
             told = self._told.get((client, encode(request)))
             call = told.popleft() if told else None
@@ -108,13 +107,13 @@ class Promptness:
             self.check(call.process, call.start_s, f"was not heard with {call.verb}, sent")
 
     def answers(self, client: ClientId, seq: int) -> None:
-        """The daemon does."""
+        """The daemon has answered a request."""
         call = self._calls.get((client, seq))
         if call is not None:
             call.answered_s = self.machine.now_s
 
     def ends(self, client: ClientId, seq: int) -> None:
-        """The client goes on, whatever came of it."""
+        """The client continues, with or without an answer."""
         call = self._calls.pop((client, seq), None)
         if call is None:
             return
@@ -128,28 +127,28 @@ class Promptness:
         elif call.heard_s is None:
             self.check(process, call.start_s, f"sent {verb}, which is not heard,")
 
-    # The way back to the daemon
+    # The steps of a new connection
 
     def unused(self, process: Process) -> None:
-        """It uses nothing of the arena any more."""
+        """The process uses no memory of the arena any more."""
         self._unused[process] = self.machine.now_s
 
     def comes_back(self, process: Process) -> None:
-        """It goes on because it uses nothing."""
+        """The process begins to connect again, now that it uses no memory of the arena."""
         if (since_s := self._unused.pop(process, None)) is not None:
             self.check(process, since_s, "could have connected again")
 
     def loses(self, process: Process) -> None:
-        """It gave its connection up."""
+        """The process has given up its connection."""
         self._lost.setdefault(process, self.machine.now_s)
 
     def begins_again(self, process: Process) -> None:
-        """It looks for another."""
+        """The process begins to connect again."""
         if (since_s := self._lost.pop(process, None)) is not None:
             self.check(process, since_s, "gave its connection up")
 
     def check_lost(self, process: Process) -> None:
-        """It finds that it has no connection: by now it looks for another."""
+        """The process finds that it has no connection: it must have begun to connect again."""
         if (since_s := self._lost.get(process)) is not None:
             self.check(process, since_s, "gave its connection up, and looks for no other, since")
 
@@ -160,7 +159,7 @@ def _process() -> Process:
 
 @contextmanager
 def followed() -> Iterator[None]:
-    """Within this, what clients do is reported to ``Promptness.current``."""
+    """Report what clients do to ``Promptness.current`` in this context."""
     before: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, new: Any) -> None:

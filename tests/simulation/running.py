@@ -1,4 +1,4 @@
-"""Running seeds."""
+"""Runs of seeds and of plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLLECT_EVERY = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     violation: str
@@ -47,14 +47,14 @@ class Result:
 
 @contextmanager
 def stage() -> Iterator[None]:
-    """Within this, seeds may be run."""
+    """Replace the modules of the product by simulated ones; seeds run in this context."""
     real, daemon_main.StoreState = daemon_main.StoreState, Observed  # type: ignore[misc]
     real_grids, Pins._grids = Pins._grids, grids_of_stamps  # type: ignore[method-assign]
     logging.disable(logging.CRITICAL)
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
-    gc.disable()  # it would run at another place each time
+    gc.disable()  # its runs are not deterministic
     try:
         with simulated(MODULES), followed():
             yield
@@ -68,7 +68,7 @@ def stage() -> Iterator[None]:
 
 
 def run_plan(plan: Plan, *, keeps: bool = False) -> Result:
-    """One run; the same plan always gives the same."""
+    """Run a plan once; the same plan always gives the same result."""
     world = build(plan, keeps=keeps)
     Observed.oracle, Promptness.current = world.oracle, world.oracle.prompt
     try:

@@ -1,4 +1,4 @@
-"""Some plans are changed, so that what seldom meets does."""
+"""Plans that are changed so that rare conditions coincide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.plan import FAULTS, TROUBLE_S, Fault, Plan
 
 
 def changed(plan: Plan) -> Plan:
-    """Which plans are is said by their seeds."""
+    """Return the plan, changed if the number of its seed says so."""
     match plan.seed % 50:
         case 37:
             return _with_holes(plan)
@@ -31,7 +31,7 @@ def changed(plan: Plan) -> Plan:
 
 
 def _with_tier(plan: Plan) -> Plan:
-    """What talks to a tier besides, and has its part of what goes wrong."""
+    """Add the processes that use a tier, and let most faults strike these."""
     rng = random.Random(f"tier {plan.seed}")
     tiers, frontend = ("tier-fetch", "tier-keep"), plan.frontends[0]
     return replace(
@@ -51,7 +51,7 @@ def _with_tier(plan: Plan) -> Plan:
 
 
 def _with_late_permits(plan: Plan) -> Plan:
-    """Programs give up calls for the permit of which there is one."""
+    """Programs cancel calls for a semaphore with a single permit."""
     rng = random.Random(f"late permits {plan.seed}")
     return replace(
         plan,
@@ -65,12 +65,12 @@ def _with_late_permits(plan: Plan) -> Plan:
 
 
 def _with_torn_messages(plan: Plan) -> Plan:
-    """Long messages are given up while there is no room for all of them on their way."""
+    """Long messages are cancelled while the socket buffer is too small for them."""
     rng = random.Random(f"torn {plan.seed}")
     return replace(
         plan,
         rules=replace(plan.rules, capacity_nbytes=100),
-        # Clocks stay as they are: who has waited for ten seconds has done so.
+        # Clocks stay as they are, so that a deadline of ten seconds is not reached early.
         faults=tuple(
             replace(fault, what="cut") if fault.what in ("jump", "drift") else fault
             for fault in plan.faults
@@ -85,7 +85,7 @@ def _with_torn_messages(plan: Plan) -> Plan:
 
 
 def _with_lost_sources(plan: Plan) -> Plan:
-    """Programs compute from what they had pinned before their connection was cut."""
+    """Programs compute from objects that they had pinned before their connection was cut."""
     rng = random.Random(f"sources {plan.seed}")
     numbers = iter(range(len(plan.tasks) + 1, 1000))
     tasks, cuts = [], []
@@ -100,7 +100,7 @@ def _with_lost_sources(plan: Plan) -> Plan:
 
 
 def _with_holes(plan: Plan) -> Plan:
-    """Room is kept for what then finds no place that is long enough, and things go wrong."""
+    """Free space is fragmented, so that reserved bytes find no extent, while faults strike."""
     rng = random.Random(f"holes {plan.seed}")
     moments = [rng.random() * TROUBLE_S * 0.6 for _ in range(2)]
     clients = (*plan.frontends, *plan.libraries, *plan.workers)
@@ -133,7 +133,7 @@ def _with_holes(plan: Plan) -> Plan:
 
 
 def _with_an_epoch_after(plan: Plan) -> Plan:
-    """Programs that have handles of one daemon's, and the next that gives out the same places."""
+    """Programs use handles of one daemon while the next one reuses the same offsets."""
     rng = random.Random(f"epoch {plan.seed}")
     ends_s = TROUBLE_S * (0.2 + 0.3 * rng.random())
     tasks = []
@@ -150,7 +150,7 @@ def _with_an_epoch_after(plan: Plan) -> Plan:
 
 
 def _with_early_deaths(plan: Plan) -> Plan:
-    """Clients die as soon as they have come, while the daemon that lets them in is stopped."""
+    """Clients die just after they have connected, while the daemon is stopped."""
     rng = random.Random(f"early {plan.seed}")
     numbers = iter(range(len(plan.tasks) + 1, 1000))
     clients = (*plan.frontends, *plan.libraries, *plan.workers)
@@ -167,7 +167,7 @@ def _with_early_deaths(plan: Plan) -> Plan:
 
 
 def _with_a_dying_core(plan: Plan) -> Plan:
-    """The core dies while workers do its step, and what they look at is deleted by others."""
+    """The core dies while workers do its step, and other clients delete what the workers read."""
     rng = random.Random(f"core {plan.seed}")
     tasks, dies_s = [], sorted(rng.random() * TROUBLE_S * 0.5 for _ in range(3))
     for task in plan.tasks:
@@ -182,7 +182,7 @@ def _with_a_dying_core(plan: Plan) -> Plan:
 
 
 def _with_engine(plan: Plan) -> Plan:
-    """A core and its workers besides, which have their part of what goes wrong."""
+    """Add an engine core and its workers, and let most faults strike these."""
     rng = random.Random(f"engine {plan.seed}")
     ranks = tuple(f"rank-{i}" for i in range(rng.choice((1, 1, 2))))
     frontend = plan.frontends[0]

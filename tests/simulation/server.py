@@ -1,4 +1,4 @@
-"""A plan's server: all of its processes, started."""
+"""The simulated server of a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.world import World
 
 
 def build(plan: Plan, *, keeps: bool = False) -> World:
-    """All processes of a plan's server, started."""
+    """Start all processes of a plan's server."""
     world = World(plan, keeps=keeps)
     world.add("daemon", World.start_daemon)
     if plan.ranks:

@@ -1,4 +1,4 @@
-"""A shorter history that breaks the same promise: what a seed's plan can do without is left out."""
+"""Delta debugging: a shorter plan that leads to the same kind of violation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tests.simulation.running import run_seed
 
 
 def kind_of(violation: str) -> str:
-    """Which promise it is: the word before the colon."""
+    """Return the kind of a violation: the word before the colon."""
     return violation.partition(":")[0]
 
 
 def shrink(seed: int, elements: list[int], violation: str) -> frozenset[int]:
-    """What can be left out so that the run still ends with the same kind of violation.
+    """Return elements that can be left out while the run still ends with that kind of violation.
 
     Halves are tried first, then quarters, and so on (delta debugging).
     """

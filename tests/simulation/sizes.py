@@ -1,4 +1,4 @@
-"""What all roles have in common: how large objects are, and that calls end by their deadlines."""
+"""Sizes of objects and limits of calls, for all roles."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.simulator.machine import Process
 T = TypeVar("T")
 
 DERIVED = 1000
-"""What is computed from the features of key ``n`` has the number ``n + DERIVED``."""
+"""The object that is computed from the features of key ``n`` has the number ``n + DERIVED``."""
 RAW = 5000
-"""What they are made from has the number ``n + RAW``, and no key."""
+"""The raw media of the features ``n`` have the number ``n + RAW``, and no key."""
 _SLACK_S = 0.5
 TENANTS = ("anna", "ben")
 
 
 def lines_of(plan: Plan, what: int) -> int:
-    """How many lines an object has: always as many for the same key."""
+    """Return the number of lines of an object: always the same for the same key."""
     return 1 + (plan.seed + 7 * what) % (plan.capacity_nbytes // LINE_NBYTES // 6)
 
 
@@ -30,7 +30,7 @@ def sleep(seconds: float) -> None:
 
 
 class Limit:
-    """A call ends by its deadline: what it takes is measured from outside."""
+    """Checks from outside that a call ends by its deadline."""
 
     def __init__(self, world: World, process: Process, what: str, limit_s: float) -> None:
         self._world, self._process, self._what = world, process, what
@@ -39,7 +39,7 @@ class Limit:
         self._paused_s = process.paused_s
 
     def check(self) -> None:
-        if not self._process.is_alive:  # it was killed, while it was paused perhaps
+        if not self._process.is_alive:  # it was killed, perhaps while it was paused
             return
         took_s = self._world.machine.now_s - self._start_s
         paused_s = self._process.paused_s - self._paused_s

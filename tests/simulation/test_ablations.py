@@ -1,4 +1,4 @@
-"""Each safeguard is missed, when it is switched off, by a seed that otherwise breaks no promise."""
+"""Without each safeguard, some seed fails that passes otherwise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from tests.simulation.ablations import ABLATIONS, LAYERS, Ablation, switched_off
 from tests.simulation.running import run_seed, stage
 
 SOON = 300
-"""Whose seed is later is looked for with --storm alone, where a change has moved it."""
+"""Later seeds are searched with --storm only, if a change has moved them."""
 
 
 def missed_by(chosen: Ablation, limit: int) -> int | None:
-    """The seed that is written down, or, since histories change with what the store says, the first
-    of others.
+    """Return a seed that fails: the listed one, or else the first of ``limit`` others.
+
+    A seed's history changes with the messages that the store sends.
     """
     with stage(), chosen.applied():
         seeds = (chosen.seed, *range(limit))
@@ -37,7 +38,7 @@ def test_a_safeguard_is_missed(chosen: Ablation, request: pytest.FixtureRequest)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", LAYERS)
 def test_each_of_two_layers_alone_keeps_the_promise_that_both_together_keep(name: str) -> None:
-    """What one layer would have refused comes to the other, and is refused there."""
+    """A handle that one layer does not refuse is refused by the other."""
     whole, layers = next(each for each in ABLATIONS if each.name == name), LAYERS[name]
     with stage():
         with whole.applied():

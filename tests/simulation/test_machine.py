@@ -1,4 +1,4 @@
-"""The simulated machine keeps to what a real one does, and to its seed."""
+"""The simulated machine behaves like a real one, and its seed determines it."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_a_clock_that_drifts_and_jumps_moves_timers_with_it(machine: Machine) ->
     run(process, main)
     machine.after(1.0, lambda: process.run_clock(rate=2.0, jump_s=5.0))
     machine.run(until_s=60.0)
-    assert seen == [pytest.approx(3.0, abs=0.01)]  # 1 s, then 5 at once, then 4 at twice the rate
+    assert seen == [pytest.approx(3.0, abs=0.01)]  # 1 s, a jump of 5 s, 4 s at double rate
 
 
 def echo(machine: Machine) -> Process:
-    """A process that says back what it hears."""
+    """Start a process that sends back each message."""
     process = machine.start_process("echo")
     fd = socket_calls.listen(process, "echo")
 
@@ -188,7 +188,7 @@ def test_what_is_not_simulated_is_an_error() -> None:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules of the operating system that a file imports at its top."""
+    """Return the modules of the operating system that a file imports at its top."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
@@ -198,7 +198,7 @@ def imports_of(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", ["store/client", "store/daemon", "runtime/wire.py"])
 def test_no_module_of_the_store_escapes_the_simulation(room: str) -> None:
-    """But for those that no simulated process runs."""
+    """Modules that no simulated process runs are excepted."""
     outside = {"local_store", "media_reader", "metrics", "server"}
     path = ROOT / "src" / "afferent" / room
     for file in [path] if path.is_file() else sorted(path.glob("*.py")):
@@ -227,7 +227,7 @@ def test_a_diagram_has_a_column_for_each_process_and_a_line_for_each_event() -> 
     assert dead.split()[1:] == ["|", "*", "dies"]
 
 
-_SEEDS = (3, 15, 37)  # of these the second has an engine
+_SEEDS = (3, 15, 37)  # the second of these has an engine
 _PROGRAM = f"""
 from tests.simulation.running import run_seed, stage
 with stage():
@@ -236,7 +236,7 @@ with stage():
 
 
 def test_a_seed_is_the_whole_truth() -> None:
-    """Whatever ran before it, and however strings are hashed."""
+    """The history depends neither on earlier runs nor on the hash seed."""
     digests = []
     for number in ("0", "1"):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Many small histories of a server, each from a seed; see docs/simulation.md."""
+"""Many short runs of a server, each from a seed; see docs/simulation.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.running import run_seed, stage
 from tests.simulation.shrinking import kind_of, shrink
 
 NUM_SEEDS, PART = 500, 100
-"""`make simulate` runs as many as you like."""
+"""`make simulate` runs any number of them."""
 
 
 @pytest.mark.timeout(120)
@@ -48,18 +48,18 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
     ],
 )
 def test_seeds_that_once_failed(seed: int) -> None:
-    """Some for a deadline that a call overran, the others for faults of the simulator."""
+    """Some failed by a call beyond its deadline, the others by defects of the simulator."""
     with stage():
         assert not run_seed(seed).violation
 
 
 def test_seeds_do_most_of_what_they_are_to_do() -> None:
-    """A simulation in which everything is refused finds nothing."""
+    """Most requests are answered: a simulation in which everything is refused finds nothing."""
     with stage():
         found = [run_seed(seed) for seed in range(40)]
     ends = sum((result.ends for result in found), start=Counter[str]())
     assert ends["answered"] > ends.total() / 2
-    assert len(ends) >= 5  # and some of most other ends
+    assert len(ends) >= 5  # and most other outcomes occur
     assert len({fault for result in found for _, fault in result.pairs}) >= 7
 
 

@@ -1,4 +1,4 @@
-"""Each process dies, or is stopped, before each of its calls of the system."""
+"""Each process dies, or is stopped, before each of its system calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_each_call_of_the_daemon(what: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_client_that_dies_between_its_welcome_and_its_connection_is_noticed() -> None:
-    """Of the first 2,000 seeds none strikes between these two lines."""
+    """None of the first 2,000 seeds strikes between these two calls."""
     plan = small_plan()
     lost = next(each for each in ABLATIONS if each.name == "lost-clients")
     with stage(), lost.applied():

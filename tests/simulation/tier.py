@@ -1,4 +1,4 @@
-"""Who fetches from a tier, and who keeps there: honest, absent, or hanging until it is killed."""
+"""Processes of a tier: they succeed, find nothing, or hang until they are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Tier(Blocking):
 
 
 class Fetcher(_Tier):
-    """What it brings is what a worker would have made; what it begins and gives up is not found."""
+    """Fetches what a worker would have made; a fetch may fail after part of it was written."""
 
     def _do(self, rng: random.Random) -> None:
         order = self._store.take("fetch")
@@ -46,7 +46,7 @@ class Fetcher(_Tier):
         if fate < 0.4 and may_hang:
             pause_s = 1e9
         used_nbytes = self._write(order.target, what, pause_s=pause_s)
-        if fate < 0.6:  # the last byte was wrong
+        if fate < 0.6:  # a fetch that fails at its last byte
             self._store.finish(order, failure=_ABSENT)
             return
         self._world.oracle.made(order.target, what)
@@ -54,7 +54,7 @@ class Fetcher(_Tier):
 
 
 class Keeper(_Tier):
-    """Copies what it is given, while it is pinned."""
+    """Reads objects of the write-behind queue while they are pinned."""
 
     def _do(self, rng: random.Random) -> None:
         order = self._store.take("keep")

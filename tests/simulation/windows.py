@@ -1,7 +1,7 @@
-"""Faults between two adjacent calls of the system: each process, before each of its calls in turn.
+"""Faults between any two adjacent system calls of a process.
 
-A seed's faults strike at random; a window of two lines between them is seldom hit. Here a small
-plan runs without faults once, to count the calls of each process, and then again and again: the
+The faults of a seed strike at random; a window of two lines is seldom hit. Here a small plan runs
+without faults once, to count the system calls of each process. Then it runs again and again: the
 first process of a name is killed, or stopped for a while, before its first call, before its second,
 and so on. Between two calls a process changes nothing that others see but bytes of its own blocks.
 """
@@ -24,8 +24,9 @@ _NEVER = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Before which call of which process something happens, and what: "crash", "pause", or while it
-    is stopped the death of another process, by its name.
+    """A fault before one system call of one process.
+
+    ``what`` is "crash", "pause", or the name of a process that dies while this one is stopped.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Window:
 
 
 def small_plan() -> Plan:
-    """A frontend, a program and a worker, which make, read, derive, reserve and leave."""
+    """Return a plan of a frontend, a program and a worker that make, read, derive and reserve."""
     base = plan_of(0)
     whats = [
         *(("front-0", what) for what in ("media", "room", "permit")),
@@ -69,7 +70,7 @@ def small_plan() -> Plan:
 
 
 def run_window(plan: Plan, window: Window | None) -> tuple[str, dict[str, int]]:
-    """The first broken promise, and how many calls of the system each process has made."""
+    """Return the first violation, and the number of system calls of each process."""
     world = build(plan)
     Observed.oracle, Promptness.current = world.oracle, world.oracle.prompt
     calls: dict[str, int] = {}
@@ -110,7 +111,7 @@ def _arrange(world: World, window: Window) -> None:
 
 
 def windows(plan: Plan, names: tuple[str, ...], whats: tuple[str, ...]) -> Iterator[Window]:
-    """All of a plan's, for these processes."""
+    """Yield each window of these processes, with each of these faults."""
     _, calls = run_window(plan, None)
     for name in names:
         for call in range(1, calls[name] + 1):

@@ -1,4 +1,4 @@
-"""Messages in words, for people who read a replay."""
+"""Messages as text, for people who read a replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST = 110
 
 
 def words(what: str | bytes) -> str:
-    """What was said, or what became of a process."""
+    """Return the text of a message, or of an event in the life of a process."""
     if isinstance(what, str):
         return what
     found, rest = [], what

@@ -47,7 +47,7 @@ class Blocking:
         return self._world.oracle.begin(self._process, block, handle, what, writes=writes)
 
     def _write(self, handle: Handle, what: int, *, source: int = 0, pause_s: float = 1e-4) -> int:
-        """Write a block, but for its last line; the bytes written."""
+        """Write a block except its last line, and return the number of bytes written."""
         count = max(handle.nbytes // LINE_NBYTES - 1, 1)
         use = self._use(handle, what, writes=True)
         try:
@@ -72,7 +72,7 @@ class Blocking:
 
 
 class Worker(Blocking):
-    """Takes jobs. One key kills whoever makes it; now and then a job fails, or is not ended."""
+    """Takes jobs; some jobs fail, some hang, and one key kills its worker."""
 
     def _work(self) -> None:
         rng = random.Random(f"{self._plan.seed} {self._process.name} {self._process.start_ticks}")
@@ -86,7 +86,7 @@ class Worker(Blocking):
                     failure = Failure(error.code, error.message)
                 self._store.finish(order, used_nbytes=used_nbytes, failure=failure)
             except StoreUnavailable:
-                self._world.machine.kill(self._process)  # a new one is forked
+                self._world.machine.kill(self._process)  # a new worker is forked
                 sleep(1.0)
             except AfferentError:
                 continue
@@ -103,7 +103,7 @@ class Worker(Blocking):
             raise DeadlineExceeded("this job fails")
         dies = what == self._plan.poison
         pause_s = rng.choice((1e-4, 1e-2, 1e-1))
-        # It hangs, until it is killed: which a daemon that waits for ever for others would not do.
+        # It hangs until it is killed, unless the daemon would wait for it for ever.
         may_hang = self._plan.recovery_timeout_s is not None and not self._world.is_healed
         if may_hang and rng.random() < 0.05:
             pause_s = 1e9

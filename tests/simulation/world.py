@@ -1,4 +1,4 @@
-"""A small server in a simulated machine: a daemon and the next ones, clients, workers, trouble."""
+"""A small server in a simulated machine: daemons, clients, workers and faults."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SHARES = {
     ObjectKind.RECORDS: 0.1,
 }
 BOUND_S = 120.0
-"""By then everything has ended, once nothing goes wrong any more: calls wait for a minute."""
+"""By then everything has ended after the last fault: a call waits for up to a minute."""
 
 
 class Child:
-    """What a daemon reports to; nobody watches it here."""
+    """The supervisor's side of a daemon, which ignores all reports."""
 
     def report(self, text: str, *, ready: bool = False) -> None:
-        """The supervisor of a simulation asks for nothing."""
+        """Ignore a report."""
 
     async def keep_beating(self) -> None:
         await asyncio.Event().wait()
@@ -93,7 +93,7 @@ class World:
         self._roles[name](self, process)
 
     def _ended(self, process: Process) -> None:
-        """It is replaced, after a moment."""
+        """Replace the process after a moment."""
         self.oracle.on_death(process)
         for number in [n for n, owner in self.running.items() if owner is process]:
             del self.running[number]
@@ -118,18 +118,18 @@ class World:
         loop.call_soon(lambda: loop.create_task(run(Child(), settings)))
 
     def _check_written_down(self, process: Process) -> None:
-        """The next daemon waits for those who are in the table, and for no others."""
+        """Check that a client is in the client table: the next daemon waits only for those."""
         if process.pid not in pids_of(self._table.data):
             self.machine.violate(f"written down: {process.name} gets the arena, and is not yet")
 
     # Tasks
 
     def looking_s(self) -> float:
-        """How long somebody looks at a block: a moment, or until much has happened."""
+        """Return for how long a client reads a block: a moment, or much longer."""
         return self.machine.rng.choice((1e-3, 1e-3, 1e-3, 0.3))
 
     def tasks_of(self, name: str) -> list[Task]:
-        """What a client is still to do; what it had begun is lost with it."""
+        """Return the tasks that a client has not begun; a restart loses those that it had begun."""
         return [t for t in self.plan.tasks if t.client == name and t.number in self.waiting]
 
     def begin(self, task: Task, process: Process) -> None:
@@ -140,10 +140,10 @@ class World:
         self.running.pop(task.number, None)
         self.ends[outcome] += 1
 
-    # Trouble
+    # Faults
 
     def strike(self, fault: Fault) -> None:
-        """Something goes wrong."""
+        """Inject a fault."""
         machine, process = self.machine, self.processes[fault.target]
         if fault.what == NOTHING or not process.is_alive or process.is_doomed:
             return
@@ -196,14 +196,14 @@ class World:
             end.cut()
 
     def features(self) -> list[str]:
-        """What is going on, in words: kinds of state."""
+        """Return the kinds of state that the daemon is in, for the statistics."""
         state, daemon = self.oracle.state, self.processes.get("daemon")
         if daemon is None or not daemon.is_alive or state is None:
             return ["no daemon"]
         return [name for name, is_so in features_of(state).items() if is_so] or ["idle"]
 
     def heal(self) -> None:
-        """From now on nothing goes wrong."""
+        """End all faults."""
         self.is_healed = True
         self.machine.note("supervisor", "all trouble is over")
         self.machine.failure_rates = {}
@@ -219,7 +219,7 @@ class World:
     # The run
 
     def run(self) -> None:
-        """To its end, or to the first violation."""
+        """Run to the end of the plan, or to the first violation."""
         machine = self.machine
         for fault in self.plan.faults:
             machine.after(fault.at_s, self.strike, fault)
@@ -241,7 +241,7 @@ class World:
         return state is not None and not held_by_clients(state) and self._is_connected()
 
     def _is_connected(self) -> bool:
-        """Whether every process has found its way back to the daemon."""
+        """Return whether every process has a connection to the daemon."""
         state = self.oracle.state
         names = {c.name for c in state._clients.values() if c.connected} if state else set()
         return names >= {name for name in self._roles if name != "daemon"}
@@ -262,14 +262,14 @@ class World:
 
 
 def pids_of(table: NDArray[np.uint8]) -> list[int]:
-    """The processes that are written down in a client table."""
+    """Return the pids that are listed in a client table."""
     row_nbytes = table_nbytes(1) - table_nbytes(0)
     rows = table[: len(table) - table_nbytes(0)].view(np.uint64).reshape(-1, row_nbytes // 8)
     return [int(row[1]) for row in rows if row[0]]
 
 
 def features_of(state: Observed) -> dict[str, bool]:
-    """Kinds of state that a daemon may be in, several at a time."""
+    """Return which kinds of state a daemon is in; several may be true."""
     objects, flights, jobs = list(state.objects), state.flights, state.flights.jobs
     return {
         "recovering": not state._clients,
@@ -294,7 +294,7 @@ def features_of(state: Observed) -> dict[str, bool]:
 
 
 def held_by_clients(state: Observed) -> list[str]:
-    """What is still held, or waited for."""
+    """Return descriptions of all that clients still hold or wait for."""
     budget, flights = state.objects.budget, state.flights
     found = [f"{item.handle} of {item.writer or item.pins}" for item in state.objects if item.held]
     found += [f"reserved by {lease}" for lease in budget._reservations]

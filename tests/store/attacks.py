@@ -1,6 +1,7 @@
-"""Blocks that lie, made by generators, and what has to be true of each.
+"""Generated malicious blocks, and the check that each one is refused or sound.
 
-A case is known by its name, such as ``"counts/17"``, which is also the seed of all its choices.
+A case is identified by its name, such as ``"counts/17"``; the name is the seed of all its random
+choices.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GUARD_NBYTES = 256
 
 
 def good_tree(rng: random.Random) -> Any:
-    """A small valid tree with some of everything."""
+    """Return a small valid tree with a sample of every kind of node."""
     arrays = [
         np.zeros([rng.randrange(4) for _ in range(rng.randrange(3))], layout.DTYPES[name])
         for name in rng.sample(sorted(layout.DTYPES), 4)
@@ -43,7 +44,7 @@ def good_block(rng: random.Random) -> bytearray:
 
 
 def forged(header: bytes, payload_nbytes: int = 256, *, total: int | None = None) -> bytearray:
-    """A block whose header is ``header``, whatever it says."""
+    """Return a block with this header, valid or not."""
     start = layout.align(layout.PRELUDE.size + len(header))
     nbytes = start + payload_nbytes
     counted = nbytes if total is None else total
@@ -69,7 +70,7 @@ def _bits(rng: random.Random) -> bytearray:
 
 
 def _edits(rng: random.Random) -> bytearray:
-    """Bytes of the header taken out, put in, doubled or swapped; lengths are right again."""
+    """Delete, insert, double or swap bytes of the header, and correct the lengths."""
     block = good_block(rng)
     header = bytearray(header_of(block))
     payload_nbytes = len(block) - layout.align(layout.PRELUDE.size + len(header))
@@ -100,7 +101,7 @@ def _preludes(rng: random.Random) -> bytearray:
 
 
 def _specs(rng: random.Random) -> bytearray:
-    """Wrong types, huge and negative sides, offsets that the format does not have."""
+    """Unknown dtypes, huge and negative dimensions, and offsets, which the format does not have."""
 
     def side() -> Any:
         return rng.choice([0, 1, 2, 4, 64, rng.choice(_HUGE), -1, 1.0, "1", None, [1], True])
@@ -116,7 +117,7 @@ def _specs(rng: random.Random) -> bytearray:
 
 
 def _shapes(rng: random.Random) -> bytearray:
-    """Sound headers of all types and many shapes; the payloads are right, or nearly."""
+    """Valid headers of all dtypes and many shapes; the payload's size is right or almost right."""
     layouts = []
     for _ in range(rng.randint(1, 8)):
         shape = [rng.choice([0, 1, 2, 3, 17]) for _ in range(rng.choice([0, 1, 2, 3, 32]))]
@@ -128,12 +129,12 @@ def _shapes(rng: random.Random) -> bytearray:
     header = encode({str(n): tensor(*spec) for n, spec in enumerate(layouts)})
     block = forged(header, max(0, end + rng.choice([0, 0, 0, -64, -1, 1, 64])))
     if end and rng.random() < 0.5:
-        block[-end:] = rng.randbytes(end)  # booleans that are none, among others
+        block[-end:] = rng.randbytes(end)  # among others, bytes that are not valid booleans
     return block
 
 
 def _overlaps(rng: random.Random) -> bytearray:
-    """More bytes of tensors than the block has: they would have to overlap or lie outside."""
+    """More bytes of tensors than the block has: the tensors would overlap or end outside of it."""
     sides = [rng.randrange(1, 400) for _ in range(rng.randint(2, 5))]
     fits = sum(layout.align(side) for side in sides[:-1]) + sides[-1]
     nbytes = max(0, fits - rng.choice([1, 64, sides[0], fits]))
@@ -149,7 +150,7 @@ def _totals(rng: random.Random) -> bytearray:
 
 
 def _counts(rng: random.Random) -> bytearray:
-    """Lengths that announce more than there is: lists, maps, strings, bytes, extensions."""
+    """Lengths that exceed the data: of lists, maps, strings, bytes and extensions."""
     count = rng.choice([2**16, 2**20, 2**28, 2**31, 2**32 - 1])
     code = rng.choice([0xDD, 0xDF, 0xDB, 0xC6, 0xC9])
     one = bytes([code]) + count.to_bytes(4, "big") + (b"\x01" if code == 0xC9 else b"")
@@ -164,7 +165,7 @@ def _nesting(rng: random.Random) -> bytearray:
 
 
 def _keys(rng: random.Random) -> bytearray:
-    """Keys that come twice or are not strings, long spellings, values the format has not."""
+    """Duplicate keys, keys that are not strings, long encodings, values of unsupported types."""
     key = rng.choice([b"\xa1a", b"\xd9\x01a", b"\x01", b"\xc0", b"\x91\x01", b"\xc4\x01a", b"\x80"])
     value = rng.choice(
         [b"\x01", b"\xcc\x01", b"\xd3" + bytes(8), b"\xca" + bytes(4), b"\xd6\xff" + bytes(4)]
@@ -194,9 +195,9 @@ KINDS: dict[str, Callable[[random.Random], bytearray]] = {
 
 
 def judge(block: bytes | bytearray, *, library: codec.Library = "numpy") -> bool:
-    """Whether ``block`` was accepted; fails if it was and any part of it is not sound.
+    """Return whether ``block`` was accepted; fail if it was accepted and a part of it is invalid.
 
-    The block stands between guards, so a view that leaves it is seen and not only suspected.
+    The block lies between guard bytes, so a view that crosses its bounds fails the comparison.
     """
     memory = memoryview(bytearray(_GUARD_NBYTES) + block + bytearray(_GUARD_NBYTES))
     inside = memory[_GUARD_NBYTES : len(memory) - _GUARD_NBYTES]
@@ -214,7 +215,7 @@ def judge(block: bytes | bytearray, *, library: codec.Library = "numpy") -> bool
             assert (where - address(inside)) % layout.ALIGNMENT == 0
             end = where + found.nbytes
             assert end <= limit, "a tensor ends outside of the block"
-    # There is one way to write a tree, so what was accepted is what we would have written.
+    # Each tree has one encoding, so an accepted header equals the header that we would write.
     planned = codec.plan(tree)
     assert planned.head[: layout.PRELUDE.size + len(header)] == bytes(
         block[: layout.PRELUDE.size + len(header)]

@@ -1,4 +1,4 @@
-"""A store without a process or a socket: clients say things, and their replies are kept."""
+"""A store without a process or a socket: clients send requests, and the test reads the replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAD = Failure("invalid_media", "truncated")
 
 
 class Store:
-    """A state with some clients, and their replies by client."""
+    """A `StoreState` with four clients, and the replies to each client."""
 
     def __init__(self, capacity_nbytes: int = 1 << 20, *, shares: Shares = HALVES) -> None:
         self.state = StoreState(capacity_nbytes, segment=1, shares=shares)
@@ -42,7 +42,7 @@ class Store:
         return self.result(client, self.send(client, kind, *arguments), returns)
 
     def refusal(self, client: int, kind: Any, *arguments: Any) -> str:
-        """The code of the error that this call ends with."""
+        """Return the error code with which this call fails."""
         return self.failure(client, self.send(client, kind, *arguments))
 
     def failure(self, client: int, seq: int) -> str:
@@ -95,7 +95,7 @@ class Store:
         return handle
 
     def acquire(self, client: int, request: str, key: bytes = KEY) -> Outcome:
-        """What a job is to make."""
+        """Request an object that a worker makes, from new raw media."""
         handle = self.raw(client, request)
         item = Queue(key, FEATURES, 1000, [handle], b"how")
         (outcome,) = self.call(client, requests.Acquire, request, [item], returns=list[Outcome])
@@ -104,7 +104,7 @@ class Store:
         return outcome
 
     def claim(self, client: int, request: str, *keys: bytes, nbytes: int = 1000) -> list[Outcome]:
-        """What the request would make itself."""
+        """Request objects that the client makes itself where they are missing."""
         items = [Claim(key, FEATURES, nbytes) for key in keys or (KEY,)]
         outcomes: list[Outcome] = self.call(
             client, requests.Acquire, request, items, returns=list[Outcome]

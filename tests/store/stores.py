@@ -1,4 +1,4 @@
-"""The stores that one conformance suite runs over."""
+"""The stores over which one conformance suite runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS:
 
 
 class LoopStore:
-    """An `AsyncDaemonStore` behind the calls of a `Store`; its loop runs in a thread."""
+    """A synchronous interface to an `AsyncDaemonStore`, whose event loop runs in a thread."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ class LoopStore:
 
 
 class LoopCache:
-    """An `AsyncItemCache` behind the calls of an `ItemCache`."""
+    """A synchronous interface to an `AsyncItemCache`."""
 
     def __init__(self, store: LoopStore, **options: Any) -> None:
         self.store = store
@@ -78,7 +78,7 @@ def cache_of(store: Any, **options: Any) -> Any:
 
 
 class SharedDaemon:
-    """A daemon that one test has after the other; it is replaced where a test left traces."""
+    """A daemon for several tests in turn; it is replaced when a test leaves unsealed objects."""
 
     def __init__(
         self, capacity_nbytes: int, shares: Mapping[ObjectKind, float] = DEFAULT_SHARES
@@ -105,9 +105,10 @@ class SharedDaemon:
 
     @contextlib.contextmanager
     def lent(self, store: Any) -> Iterator[None]:
-        """Through its first connection it is emptied, but for what has been counted.
+        """Lend the daemon to one test; its first connection empties it, except for the counters.
 
-        What a test leaves unfinished is a trace: it is remembered against those who made it.
+        An unsealed object that a test leaves would affect the next test: the daemon counts it
+        against the client that wrote it.
         """
         is_clean = False
         try:

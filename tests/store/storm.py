@@ -1,4 +1,4 @@
-"""A store under load, whose clients are killed; what is left of them; what they saw."""
+"""A chaos test of a store: clients under load are killed, and their logs are checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.server import wait_until
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A client to be killed. ``pidfd`` tells of its death, when its pid may be used again."""
+    """A client that will be killed; its ``pidfd`` reports its death even if its pid is reused."""
 
     role: str
     pid: int
@@ -43,7 +43,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a client has logged."""
+    """One line of a client's log."""
 
     pid: int
     event: str
@@ -64,7 +64,7 @@ class Storm:
         self._log, self._lines, self._begun = self._log_path.open(), list[Line](), ""
         command = [sys.executable, "-m", "tests.store.storm_worker"]
         arguments = [server.address, str(self._log_path), str(os.getpid())]
-        # They log that they lose their connections; what matters is in the file.
+        # The clients write lost connections to stderr; all that the test needs is in the log file.
         self._nursery = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ class Storm:
             self.clients.append(Victim(role, pid, os.pidfd_open(pid)))
 
     def kill_one(self, role: str | None = None) -> Victim:
-        """SIGKILL to somebody of this role, or of any; now and then to one that was stopped."""
+        """Send SIGKILL to a random client of this role, or of any role; sometimes stop it first."""
         victim = self.rng.choice([it for it in self.clients if role in (it.role, None)])
         assert victim.is_alive, self.complaints() or f"a {victim.role} has ended by itself"
         self.clients.remove(victim)
@@ -94,15 +94,15 @@ class Storm:
         return victim
 
     def freeze(self, *, stop: bool) -> None:
-        """Stop all clients where they are, or let them go on."""
+        """Stop all clients, or let them continue."""
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
 
     def lines(self) -> Sequence[Line]:
-        """All that has been logged so far."""
+        """Return all complete lines that have been logged so far."""
         if not self._log.closed:
-            # A line may be seen before all of it is there.
+            # The last line may be incomplete.
             *whole, self._begun = (self._begun + self._log.read()).split("\n")
             for line in whole:
                 pid, event, value = line.split(" ", 2)
@@ -110,11 +110,11 @@ class Storm:
         return self._lines
 
     def complaints(self) -> list[str]:
-        """What clients saw that nobody must see."""
+        """Return the invariant violations that clients have logged."""
         return [line.value for line in self.lines() if line.event == "failed"]
 
     def processes(self) -> list[psutil.Process]:
-        """All that is left of the clients and of their children."""
+        """Return the processes of clients, and their children, that still exist."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -132,7 +132,7 @@ class Storm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Kill all that are left. Children of clients, which nobody kills, soon end."""
+        """Kill the remaining clients. Their children end soon by themselves."""
         if kind is not None:
             print("\n".join(self.complaints()))
         self.freeze(stop=False)
@@ -149,9 +149,9 @@ class Storm:
 
 
 def wait_released(watcher: DaemonStore, victim: Victim) -> float:
-    """How long after this call the store knows nothing more of a process; in seconds.
+    """Return the seconds from this call until the store has removed a process.
 
-    Polled often, and each question costs the store some of its time: the figure is an upper bound.
+    Frequent polling costs the store some of its time: the result is an upper bound.
     """
     start_s = time.perf_counter()
     while any(client.pid == victim.pid for client in watcher.list_clients()):
@@ -161,7 +161,7 @@ def wait_released(watcher: DaemonStore, victim: Victim) -> float:
 
 
 def check_adds_up(watcher: DaemonStore) -> None:
-    """While no client does anything: the figures are those of the objects that are there."""
+    """While all clients are stopped: the statistics match the objects that exist."""
     wait_until(lambda: _adds_up(watcher))
 
 
@@ -169,7 +169,7 @@ def _adds_up(watcher: DaemonStore) -> bool:
     before = watcher.stat()
     objects = watcher.list_objects(limit=MAX_ITEMS)
     reserved = sum(client.reserved_nbytes for client in watcher.list_clients())
-    if watcher.stat() != before:  # what was on its way when they stopped has come only now
+    if watcher.stat() != before:  # a late request has arrived in between
         return False
     for kind, figures in before.kinds.items():
         of_kind = [item for item in objects if item.kind == kind]
@@ -178,7 +178,8 @@ def _adds_up(watcher: DaemonStore) -> bool:
         assert figures.used_nbytes == _blocks_nbytes(of_kind)
         assert figures.held_nbytes == _blocks_nbytes(held)
         assert figures.held_nbytes + figures.reserved_nbytes <= figures.capacity_nbytes
-    # A reservation may have been handed on to a job that waits for room, which is the store's own.
+    # A reservation may have passed to a job that waits for space; such a reservation is the
+    # store's.
     assert reserved <= before.reserved_nbytes
     return True
 
@@ -188,7 +189,7 @@ def _blocks_nbytes(items: Sequence[ObjectInfo]) -> int:
 
 
 def check_nothing_held(watcher: DaemonStore) -> None:
-    """When all clients are dead: nothing is held, and all of the arena can be had again."""
+    """When all clients are dead: nothing is pinned or reserved, and the arena can be emptied."""
     wait_until(lambda: len(watcher.list_clients()) == 1)
     found = watcher.stat()
     assert (found.held_nbytes, found.reserved_nbytes, found.num_reservations_queued) == (0, 0, 0)
@@ -202,7 +203,7 @@ def check_nothing_held(watcher: DaemonStore) -> None:
 
 
 class Remains:
-    """What a store consists of outside of this process, to be looked for once it is closed."""
+    """The system resources of a store, to be checked after it has closed."""
 
     def __init__(self, server: StoreServer) -> None:
         self._address, self._pid = server.address, server.pid
@@ -212,16 +213,16 @@ class Remains:
         assert not psutil.pid_exists(self._pid)
         assert self._address not in Path("/proc/net/unix").read_text()
         assert not list(Path("/dev/shm").glob("*afferent*"))
-        # The kernel frees the memory when nobody has a descriptor or a map of it.
+        # The kernel frees the memory when no process maps it or has a descriptor of it.
         wait_until(lambda: not [pid for pid in psutil.pids() if _uses(pid, self._inode)])
 
 
 def _uses(pid: int, inode: int) -> bool:
-    """Whether a process maps the arena with this inode, or has a descriptor of it."""
+    """Return whether a process maps the arena with this inode, or has a descriptor of it."""
     try:
         fds = list(Path(f"/proc/{pid}/fd").iterdir())
         maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:  # it has ended, or it is not ours
+    except OSError:  # the process has ended, or belongs to another user
         return False
     if any(f" {inode} " in line and "afferent-arena" in line for line in maps.splitlines()):
         return True
@@ -233,13 +234,13 @@ def _uses(pid: int, inode: int) -> bool:
 
 
 def shared_nbytes() -> int:
-    """Shared memory in use on this machine."""
+    """Return the number of bytes of shared memory in use on this machine."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["Shmem"].split()[0]) << 10
 
 
 def spread(title: str, seconds: Sequence[float]) -> str:
-    """Figures of a list of times."""
+    """Return a line of statistics about a list of times."""
     ordered = sorted(seconds)
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     within = sum(second <= 0.1 for second in ordered)
@@ -250,7 +251,7 @@ def spread(title: str, seconds: Sequence[float]) -> str:
 
 
 def count_reads(lines: Iterable[Line]) -> int:
-    """How many objects were read and found right; of each client all but the last few."""
+    """Return the number of objects that were read and verified, less up to 19 for each client."""
     return sum(int(line.value) for line in lines if line.event == "read")
 
 

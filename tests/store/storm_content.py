@@ -1,4 +1,4 @@
-"""What clients of a storm write, know again when they read it, and tell."""
+"""The content that clients of a storm write and verify, and the log to which they report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRYABLE = (StoreUnavailable, StoreRestarted, DeadlineExceeded)
 
 
 class Corrupt(Exception):
-    """What was read is not what was written."""
+    """The bytes that a client has read are not the bytes that were written."""
 
 
 class Log:
@@ -33,7 +33,7 @@ class Log:
         self._num_reads = 0
 
     def __call__(self, event: str, value: object = "") -> None:
-        # One call on a file that is open for appending: whole, whenever the process is killed.
+        # One write to a file in append mode: the line is complete even if the process is killed.
         os.write(self._fd, f"{os.getpid()} {event} {value}\n".encode())
 
     def count_read(self) -> None:
@@ -44,7 +44,7 @@ class Log:
 
 @lru_cache(600)
 def content_of(key: bytes) -> NDArray[np.uint8]:
-    """What is stored under a key, 1 to 256 KiB; it begins with the key."""
+    """Return the content for a key: 1 to 256 KiB that begin with the key."""
     rng = np.random.default_rng(int.from_bytes(key[:8]))
     content = rng.integers(0, 256, int(1024 * 2 ** rng.uniform(0, 8)), np.uint8)
     content[:32] = np.frombuffer(key, np.uint8)
@@ -56,10 +56,10 @@ def nbytes_of(key: bytes) -> int:
 
 
 def check_content(array: NDArray[np.uint8], key: bytes | None = None) -> None:
-    """Compare every byte with what its key says.
+    """Compare every byte with the content for the key at the beginning of the array.
 
     Raises:
-        Corrupt: It is something else.
+        Corrupt: A byte differs, or the array begins with another key than ``key``.
     """
     found = array[:32].tobytes()
     if not np.array_equal(array, content_of(found)):
@@ -76,7 +76,7 @@ def some_keys(rng: random.Random, count: int) -> list[ContentKey]:
 def acquire_items(
     keys: Sequence[ContentKey], kind: ObjectKind, make: str | None, inputs: Sequence[Handle] = ()
 ) -> list[Wanted]:
-    """``make`` is ``"job"``, ``"self"`` or ``None``."""
+    """Return requests for keys; ``make`` is ``"job"``, ``"self"`` or ``None``."""
     items: list[Wanted] = []
     for key in keys:
         match make:

@@ -1,4 +1,4 @@
-"""A client with an event loop: several requests at a time, some of which are cancelled."""
+"""A client with an event loop: several concurrent requests, some of which are cancelled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUM_AT_ONCE = 3
 
 
 def run(seed: int, address: str, log: Log) -> None:
-    """Until killed."""
+    """Run the client until it is killed."""
     try:
         asyncio.run(_LoopClient(random.Random(seed), log).run(address))
     except BaseException:
@@ -65,7 +65,7 @@ class _LoopClient:
             await asyncio.sleep(self._rng.uniform(0.005, 0.02))
 
     async def _step(self, request: str) -> None:
-        """Reserve and write an object, acquire some, and look at them for a while."""
+        """Reserve and write an object, acquire some, and verify them twice."""
         (key,) = some_keys(self._rng, 1)
         await self._store.reserve(request, [ReserveItem(ObjectKind.RAW, 1 << 19)])
         news = [CreateItem(ObjectKind.RAW, nbytes_of(key))]

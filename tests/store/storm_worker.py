@@ -2,8 +2,8 @@
 
 python -m tests.store.storm_worker ADDRESS LOG PID      (started by `tests.store.storm`)
 
-It reads lines ``ROLE SEED`` and forks a client for each, so that starting one takes milliseconds.
-What clients see goes to the log, which survives them: lines ``PID EVENT VALUE``.
+The process reads lines ``ROLE SEED`` from stdin and forks a client for each, so that a start takes
+milliseconds. Clients append lines ``PID EVENT VALUE`` to the log, which outlives them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHILD_LIFE_S = 1.5
 
 
 class Client:
-    """One process's load; `ROLES` says which of these methods it does again and again."""
+    """The load of one process; `ROLES` maps its role to the method that it repeats."""
 
     def __init__(self, role: str, seed: int, address: str, log: Log) -> None:
         self.role, self.address, self.log = role, address, log
@@ -53,7 +53,7 @@ class Client:
         self._request = ""
 
     def run(self, step: Callable[[Client], None], *, until_s: float = float("inf")) -> None:
-        """Do ``step`` until killed; only what may be tried again is forgiven."""
+        """Repeat ``step`` until killed; only retryable errors are expected."""
         try:
             while time.monotonic() < until_s:
                 self._num_requests += 1
@@ -74,35 +74,35 @@ class Client:
     # Roles
 
     def write(self) -> None:
-        """Make missing objects, in several steps; read those that are there."""
+        """Make missing objects, in several steps; read those that exist."""
         choice = self.rng.random()
         if choice < 0.3:
             self._write_without_key()
         elif choice < 0.4:
-            listed = self.store.list_objects(limit=50)  # what others look at, too
+            listed = self.store.list_objects(limit=50)  # includes objects that other clients read
             self.store.delete([item.key for item in listed[:10] if item.key])
         else:
             self._acquire("self", ObjectKind.FEATURES, some_keys(self.rng, self.rng.randint(1, 4)))
 
     def read(self) -> None:
-        """Look at what is there, by key or by a handle that somebody else was given."""
+        """Read existing objects, by key or by the handles of other clients."""
         if self.rng.random() < 0.3:
             self._look(self._get_some(3))
         else:
             self._acquire(None, ObjectKind.FEATURES, some_keys(self.rng, 8))
 
     def hold(self) -> None:
-        """Look at the same objects for a second: longer than the daemon takes to come back."""
+        """Read the same objects for a second: longer than a restart of the daemon takes."""
         self._look(self._get_some(20), num_times=20, pause_s=0.05)
 
     def ask(self) -> None:
-        """Have workers make objects, some from raw data that has to be there first."""
+        """Have workers make objects, some of them from raw media that are written first."""
         handles = [self._write_raw()] if self.rng.random() < 0.5 else []
         keys = some_keys(self.rng, self.rng.randint(1, 6))
         self._acquire("job", ObjectKind.EMBEDDINGS, keys, inputs=handles)
 
     def work(self, chance_to_fail: float = 0.0) -> None:
-        """Take a job, read what it is made from, and write."""
+        """Take a job, read its inputs, and write its target."""
         order = self.store.take()
         for handle in order.inputs:
             self._verify(handle)
@@ -115,7 +115,7 @@ class Client:
         self.log("made", order.payload.hex())
 
     def fork(self) -> None:
-        """Hold a pin and half of an object, with a child that outlives us."""
+        """Pin an object and half write another, with a child process that outlives this one."""
         handle = self._write_raw()
         key = some_keys(self.rng, 1)[0]
         news = [CreateItem(ObjectKind.RAW, nbytes_of(key))]
@@ -129,7 +129,7 @@ class Client:
             time.sleep(0.02)
 
     def _be_a_child(self) -> None:
-        """Keep the parent's socket open; or close it, and be a client too."""
+        """Keep the parent's socket open, or close it and become another client."""
         end_s = time.monotonic() + _CHILD_LIFE_S
         if self.rng.random() < 0.5:
             time.sleep(_CHILD_LIFE_S)
@@ -142,7 +142,7 @@ class Client:
             own.store.close()
         os._exit(0)
 
-    # Eight processes that want the same items
+    # Eight processes that request the same items
 
     def want_items(self) -> None:
         """Have workers make all items, at once."""
@@ -151,7 +151,7 @@ class Client:
         signal.pause()
 
     def claim_items(self) -> None:
-        """Get all items, and make those that nobody makes; some at a time, each in its order."""
+        """Get all items in batches, in an order of its own, and make the missing ones."""
         items = self.rng.sample(ITEMS, len(ITEMS))
         for start in range(0, len(items), 10):
             self._want(items[start : start + 10], "self")
@@ -159,7 +159,7 @@ class Client:
         signal.pause()
 
     def _want(self, keys: Sequence[ContentKey], make: str) -> None:
-        """Get keys, and keep them; what can't be had is logged with the reason."""
+        """Get keys and keep them pinned; log each failure with its reason."""
         for key in keys:
             self.log("asks", key.hex())
         outcomes = self.store.acquire("all", acquire_items(keys, ObjectKind.FEATURES, make))
@@ -175,7 +175,7 @@ class Client:
             outcomes = self.store.wait("all", keys, timeout_s=60.0) if keys else []
 
     def _receive(self, key: ContentKey, outcome: Outcome) -> None:
-        """Make it if it is ours to make, and look at it."""
+        """Make the object if this client owns it, and verify it."""
         if outcome.failure is not None:
             self.log("lost", f"{key.hex()} {outcome.failure.code}")
         elif outcome.handle is not None:
@@ -188,7 +188,7 @@ class Client:
             self._verify(handle, key)
             self.log("got", key.hex())
 
-    # Inner steps
+    # Helpers
 
     def _acquire(
         self,
@@ -197,7 +197,7 @@ class Client:
         keys: list[ContentKey],
         inputs: Sequence[Handle] = (),
     ) -> None:
-        """Acquire, make what is ours to make, wait for the rest, and look at all of it."""
+        """Acquire, make the owned objects, wait for the others, and verify all."""
         outcomes = self.store.acquire(self._request, acquire_items(keys, kind, make, inputs))
         while keys:
             found = list(zip(keys, outcomes, strict=True))
@@ -221,7 +221,7 @@ class Client:
         self._verify(sealed, key)
 
     def _write_without_key(self) -> None:
-        """Some of it with a reservation, of which not all is used."""
+        """Write an object without a key, sometimes with a larger reservation."""
         if self.rng.random() < 0.5:
             room = [ReserveItem(ObjectKind.RAW, 1 << 20)]
             self.store.reserve(self._request, room, timeout_s=_WAIT_S)
@@ -236,7 +236,7 @@ class Client:
         return sealed
 
     def _fill(self, handle: Handle, key: bytes) -> int:
-        """Write in several steps, so that death comes in the middle."""
+        """Write in several steps, so that a kill can interrupt it."""
         target, content = np.frombuffer(self.store.block(handle), np.uint8), content_of(key)
         for part in np.array_split(np.arange(len(content)), self.rng.randint(1, 5)):
             target[part[0] : part[-1] + 1] = content[part[0] : part[-1] + 1]
@@ -244,7 +244,7 @@ class Client:
         return len(content)
 
     def _get_some(self, count: int) -> list[Handle]:
-        """Pin what others have made."""
+        """Pin objects that other clients have made."""
         listed = self.store.list_objects(limit=50)
         sealed = [item.handle for item in listed if item.state == "sealed"]
         handles = self.rng.sample(sealed, min(len(sealed), count))
@@ -254,9 +254,9 @@ class Client:
     def _look(
         self, handles: Sequence[Handle], *, num_times: int = 2, pause_s: float | None = None
     ) -> None:
-        """Verify what is pinned, hold it for a while, and verify it again.
+        """Verify pinned objects several times, with pauses.
 
-        Whatever becomes of the daemon meanwhile: what we look at must not change.
+        Their content must not change, even if the daemon dies in the meantime.
         """
         arrays = [np.frombuffer(self.store.block(handle), np.uint8) for handle in handles]
         pause_s = pause_s or self.rng.choice([0.0, 0.0, 0.01, 0.1])
@@ -295,7 +295,7 @@ def _serve(role: str, seed: int, address: str, log: Log) -> None:
 def main() -> None:
     address, log_path, parent_pid = sys.argv[1], sys.argv[2], int(sys.argv[3])
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who are killed
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps killed clients
     own_pid = os.getpid()
     while line := sys.stdin.buffer.raw.readline():  # type: ignore[attr-defined]
         role, seed = line.decode().split()
@@ -305,7 +305,7 @@ def main() -> None:
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)
             os.dup2(null, 1)
-            with suppress(StoreUnavailable):  # the daemon is kept from answering for too long
+            with suppress(StoreUnavailable):  # the daemon was killed too often to answer in time
                 _serve(role, int(seed), address, Log(log_path))
             os._exit(0)
         os.write(1, b"%d\n" % pid)

@@ -106,17 +106,17 @@ LINES = 40
 
 
 class Allocating(RuleBasedStateMachine):
-    """Against a map with an entry for each cache line."""
+    """Compare the allocator with a map that has an entry for each cache line."""
 
     def __init__(self) -> None:
         super().__init__()
         self.allocator = Allocator(LINES * ALIGNMENT, start=640)
-        self.map: list[int | None] = [None] * LINES  # which block it belongs to
-        self.blocks: dict[int, int] = {}  # offset: lines
+        self.map: list[int | None] = [None] * LINES  # the block of each line
+        self.blocks: dict[int, int] = {}  # lines by offset
         self.next = 1
 
     def runs(self) -> list[tuple[int, int]]:
-        """Free extents: length and first line."""
+        """Return the length and the first line of each free extent."""
         found, begin = [], None
         for line, owner in enumerate([*self.map, 0]):
             if owner is None and begin is None:

@@ -1,4 +1,4 @@
-"""What goes over the connection of a store for an event loop, and when."""
+"""The messages that a store for an event loop sends, and when it sends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from afferent.types import CreateItem, ObjectKind
 from tests.store.stores import SharedDaemon
 
 Writes = list[list[str]]
-"""Of each write, the verbs in it."""
+"""The verbs in each write to the socket."""
 
 Work = Callable[[AsyncDaemonStore, Writes], Awaitable[None]]
 
@@ -73,7 +73,7 @@ def test_what_nobody_waits_for_goes_by_itself_after_a_moment(
 def test_the_end_of_a_request_is_not_late(
     daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may wait for what it had, and this loop may be held up."""
+    """The messages are sent at once: other requests may wait for the bytes that these release."""
 
     async def work(store: AsyncDaemonStore, writes: Writes) -> None:
         handles = await store.create("r", [CreateItem(ObjectKind.RAW, 100)])

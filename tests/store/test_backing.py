@@ -1,4 +1,4 @@
-"""Memory of an arena: taken as it is filled, refused where there is none, and never twice."""
+"""Memory of an arena: allocated in chunks as it is used, never twice, refused if short."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fd() -> Iterator[int]:
 
 @dataclass
 class Machine:
-    """What `Backing` asks for how much memory there is."""
+    """The machine's memory, as `Backing` queries it."""
 
     available: int = 1 << 40
 
@@ -52,7 +52,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine whose memory the test decides about; what was refused is tried again at once."""
+    """Replace the machine's memory by an amount that the test sets; retry refusals at once."""
     machine = Machine()
     monkeypatch.setattr(backing, "memory", machine)
     monkeypatch.setattr(backing, "_TRY_AGAIN_S", 0.0)
@@ -127,7 +127,7 @@ def test_a_kernel_that_refuses_is_heard(fd: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_that_a_former_daemon_got_is_there(fd: int, machine: Machine) -> None:
-    """After a restart on a machine that is full by now."""
+    """A daemon that restarts on a machine without free memory still uses the allocated chunks."""
     Backing(fd, ahead=False).back(0, 2 * CHUNK_NBYTES)
     with ArenaMap(fd, writable=True) as arena:
         arena.block(0, 2 * CHUNK_NBYTES)[:] = bytes(2 * CHUNK_NBYTES)

@@ -1,4 +1,4 @@
-"""Promises and what is held, never more than the share."""
+"""Reserved and pinned bytes together never exceed the share."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_each_kind_is_granted_in_order_of_arrival() -> None:
     both = queue(book, 1, ONE, raw=200, features=200)
     small = queue(book, 2, TWO, raw=50)
     features = queue(book, 3, TWO, features=50)
-    assert book.reserve_queued() == []  # `both` comes before the one, `small` is behind it too
+    assert book.reserve_queued() == []  # `both` was queued first; `small` waits for the same kind
     assert book.num_queued == 3
     book.release(RAW, 100)
     assert book.reserve_queued() == [both, features]

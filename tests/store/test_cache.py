@@ -142,7 +142,7 @@ def test_what_is_missing_is_made(store: Store, cache: ItemCache) -> None:
     assert made == wanted
     assert [int(both[key]["x"][0]) for key in wanted] == [key[0] for key in wanted]
     assert all(both[key]["x"].ctypes.data == first[key]["x"].ctypes.data for key in first)
-    assert store.stat().used_nbytes < 3 * 1000  # trimmed
+    assert store.stat().used_nbytes < 3 * 1000  # the objects are trimmed to their size
     del first, both
     for request in ("a", "b"):
         cache.release(request)
@@ -178,7 +178,7 @@ def test_what_can_not_be_made_is_left_for_others(
 
 
 def test_what_is_no_key_is_named(cache: ItemCache) -> None:
-    bare: Any = key_of(1)  # instead of a list of it
+    bare: Any = key_of(1)  # instead of a list of keys
     for wanted, words in (
         ([b"abc"], "a key is 32 bytes, made by afferent.keys; .* has 3"),
         (bare, "keys must be a list, not bytes"),
@@ -299,7 +299,7 @@ def contents(store: Store, loaded: list[Loaded]) -> list[bytes]:
 def test_files_and_bytes_are_loaded_together(
     store: Store, tmp_path: Path, num_workers: int
 ) -> None:
-    """Twice, so that memory is read into that was read into before; larger files come later."""
+    """Load twice, to reuse the read buffers; the later files are larger."""
     cache = cache_of(store, kind=ObjectKind.RAW, num_workers=num_workers)
     for turn in range(2):
         data = [bytes([turn, number]) * (1 + number * 50) for number in range(50)]
@@ -322,7 +322,7 @@ def test_files_and_bytes_are_loaded_together(
 
 
 def test_large_files_are_loaded(store: Store, tmp_path: Path) -> None:
-    """Larger than the pieces that are read into; with the default kind, there is room for one."""
+    """A file larger than the read buffers is loaded; one larger than its region is refused."""
     cache = cache_of(store)
     path = tmp_path / "large"
     path.write_bytes(bytes(range(256)) * 5000)
@@ -426,7 +426,7 @@ def test_an_awaited_maker_that_is_cancelled_leaves_the_item_to_others(
         assert found[key_of(1)]["x"].tolist() == [0, 1, 2, 3]
         with pytest.raises(asyncio.CancelledError):
             await first
-        del found, second  # a task keeps its result
+        del found, second  # a task keeps its result, and with it the views
         await cache.release("b")
         await store.close()
 
@@ -434,7 +434,7 @@ def test_an_awaited_maker_that_is_cancelled_leaves_the_item_to_others(
 
 
 def test_a_local_cache() -> None:
-    """In one process, without a daemon: a cache in front of an expensive function."""
+    """A cache in one process, without a daemon, in front of an expensive function."""
     with LocalStore(4 * MiB) as store:
         cache, calls = ItemCache(store), 0
 

@@ -1,4 +1,4 @@
-"""Requests that make what is missing themselves, and those that wait for them."""
+"""Requests that make missing objects themselves, and requests that wait for these objects."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_next_who_waits_makes_it_when_the_maker_gives_up(how: str) -> None:
     yours = store.outcome(OTHER, waits[0])
     assert yours.state == "owner"
     assert yours.handle is not None
-    # One who is only lost may still write: its block is nobody else's.
+    # A disconnected client may still write: no other client gets its block.
     assert (yours.handle.offset != mine.handle.offset) == (how == "disconnect")  # type: ignore[union-attr]
     assert store.answer(OTHER, waits[1]) is store.answer(SECOND, waits[2]) is None
     store.seal(OTHER, "r", yours.handle)
@@ -145,7 +145,7 @@ def test_who_becomes_the_maker_and_goes_hands_it_on() -> None:
         store.claim(client, "r")
     wait = store.wait(SECOND, "r")
     store.release(FRONTEND, "r")
-    store.release(OTHER, "r")  # it was its turn, and it has not been told
+    store.release(OTHER, "r")  # it had become the owner, and had not been notified
     assert store.outcome(SECOND, wait).state == "owner"
 
 

@@ -1,4 +1,4 @@
-"""Trees of tensors: exact round trips, views in place, and what there is no place for."""
+"""Trees of tensors: exact round trips, views in place, and values that the format refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arena() -> Iterator[ArenaMap]:
 @given(tree=trees)
 @examples(500, storm=5000)
 def test_round_trip(arena: ArenaMap, tree: Any) -> None:
-    """Exact, through the arena and through plain bytes."""
+    """A round trip is exact, both through the arena and through plain bytes."""
     nbytes = codec.plan(tree).nbytes
     block = arena.block(4096, nbytes + 64)
     assert codec.write_into(tree, block) == nbytes
@@ -67,7 +67,7 @@ def test_another_byte_order_is_swapped(dtype: str) -> None:
 
 
 class Subclass(np.ndarray):
-    """As np.memmap is one."""
+    """A subclass of `np.ndarray`, such as `np.memmap`."""
 
 
 def test_kinds_of_arrays_and_dictionaries() -> None:
@@ -121,7 +121,7 @@ def test_private_copies() -> None:
 
 
 def test_views_keep_the_memory_alive() -> None:
-    """What a pin can hang on: whatever exports the block lives as long as any of its views."""
+    """The exporter of the block lives as long as any view of it; a pin relies on this."""
     exporter = np.frombuffer(bytes(store([np.ones(3), np.ones(4)])), np.uint8)
     gone = weakref.ref(exporter)
     viewed: Any = codec.view(memoryview(exporter))
@@ -227,7 +227,7 @@ def test_a_block_that_is_too_small() -> None:
 
 
 def test_memory_of_another_shape() -> None:
-    """What counts is bytes, whatever the exporter calls them."""
+    """A memoryview of any shape and dtype is accepted: only its bytes count."""
     tree = [np.arange(9)]
     words = np.zeros((8, 8), np.int64)
     codec.write_into(tree, memoryview(words))
@@ -235,7 +235,7 @@ def test_memory_of_another_shape() -> None:
 
 
 def test_the_bytes_of_the_specification() -> None:
-    """The example of docs/format.md, byte for byte."""
+    """The example of docs/format.md is encoded byte for byte."""
     block = bytes(store({"grid": np.array([1, 26, 46], np.int64), "n": 7}))
     header = bytes.fromhex("82 a4 67726964 c7 09 01 92 a5 696e743634 91 03 a1 6e 07")
     assert block == (

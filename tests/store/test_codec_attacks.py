@@ -1,4 +1,4 @@
-"""Blocks that lie: a typed error, or a tree that lies wholly inside of its block."""
+"""Malicious blocks cause a typed error, or a tree that lies inside of its block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CASES_PER_KIND = 1000
 
 @pytest.mark.parametrize("kind", attacks.KINDS)
 def test_generated_attacks(kind: str) -> None:
-    """More than 10,000 in all; a case that fails is named, and its name is its seed."""
+    """Run over 10,000 cases in all; the name of a failing case is its seed."""
     accepted = 0
     for number in range(_CASES_PER_KIND):
         name = f"{kind}/{number}"
@@ -89,7 +89,7 @@ def test_preludes_that_lie() -> None:
 
 
 def test_booleans_that_are_none() -> None:
-    """numpy would count 255 truths where it then finds one, and the other way round."""
+    """Booleans must be 0 or 1: for other bytes, numpy's operations disagree about what is true."""
     tree = {"mask": np.zeros((2, 3), bool), "one": np.array(True)}
     planned = codec.plan(tree)
     block = memoryview(bytearray(b"\xff" * planned.nbytes))
@@ -101,7 +101,7 @@ def test_booleans_that_are_none() -> None:
 
 
 def test_a_writer_behind_the_readers_back() -> None:
-    """The block changes after it was checked: a tree that was handed out stays what it was."""
+    """A block changes after it was checked: the tree that was returned stays the same."""
     block = attacks.good_block(random.Random("shared"))
     tree = codec.view(memoryview(block))
     before = codec.plan(tree)

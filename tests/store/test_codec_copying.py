@@ -1,4 +1,4 @@
-"""Large copies: exact in pieces, with a helper, without one, and after a fork."""
+"""Large copies are exact: in pieces, with a helper thread, without one, and after a fork."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from afferent.store.block import codec, copying
 from tests.store.trees import same, store
 
-_SIDE = 1800  # a float32 square of this side is 13 MB
+_SIDE = 1800  # a float32 array of this side has 13 MB
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Each test begins without a helper."""
+    """Each test begins without a helper thread."""
     copying._start_over()
     yield
     copying._start_over()
@@ -66,7 +66,7 @@ def test_the_helper_starts_when_it_is_needed(large: np.ndarray) -> None:
     assert num_helpers() == before
     for _ in range(3):
         copying.copy_all([(target, large)])
-    # Other tests may have needed it before.
+    # An earlier test may have started the helper already.
     assert num_helpers() == min(1, len(os.sched_getaffinity(0)) - 1)
 
 
@@ -78,7 +78,7 @@ def test_one_core_is_enough(large: np.ndarray, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_thread_to_be_had(large: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the limit of threads, or while the interpreter shuts down."""
+    """The copy succeeds at the limit of threads, and while the interpreter shuts down."""
 
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -90,7 +90,7 @@ def test_no_thread_to_be_had(large: np.ndarray, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_callers_in_several_threads(large: np.ndarray) -> None:
-    """One helper for all; a caller that gets no help does the work itself."""
+    """All callers share one helper; a caller that gets no help copies alone."""
     targets = [np.zeros_like(large) for _ in range(6)]
     threads = [
         threading.Thread(target=copying.copy_all, args=([(target, large)],)) for target in targets
@@ -103,7 +103,7 @@ def test_callers_in_several_threads(large: np.ndarray) -> None:
 
 
 def test_a_copy_that_fails(large: np.ndarray) -> None:
-    """The error arrives, and nothing writes once it has."""
+    """The error is raised, and no thread writes afterwards."""
     target = np.zeros_like(large)
     target.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):

@@ -1,4 +1,4 @@
-"""Tensors of torch in and out of blocks: exact, over the same bytes, and only when asked for."""
+"""Tensors of torch in blocks: exact, without a copy, and only on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.trees import DTYPES, address, random_array, same, store, tensor
 
 
 def to_torch(tree: Any) -> Any:
-    """The tree with private tensors of torch, made without the code under test."""
+    """Convert the tree to private tensors of torch, without the code under test."""
     if isinstance(tree, np.ndarray):
         bits = torch.from_numpy(np.frombuffer(bytearray(tree.tobytes() or b"\0"), np.uint8))
         kind = getattr(torch, tree.dtype.name)
@@ -53,7 +53,7 @@ def test_round_trip(tree: Any) -> None:
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_lie_in_the_block(dtype: str, read_only: bool) -> None:
-    """No copy, and no warning, read-only or not."""
+    """Read-only or not, there is no copy and no warning."""
     tree = [random_array(dtype, (3, 5), seed=1), random_array(dtype, (), seed=2)]
     block = store(tree)
     viewed = codec.view(block.toreadonly() if read_only else block, tensors="torch")

@@ -1,4 +1,4 @@
-"""A real daemon, real clients in processes of their own, and `kill -9`."""
+"""A real daemon, real clients in processes of their own, and SIGKILL."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def watcher(address: str) -> Iterator[DaemonStore]:
 
 @pytest.fixture
 def lender(daemon: SharedDaemon) -> Iterator[DaemonStore]:
-    """Of a daemon that others have had before: for clients that only say something wrong."""
+    """Connect to a daemon that other tests use too, for clients that only send invalid messages."""
     with DaemonStore(daemon.address, name="lender") as store, daemon.lent(store):
         yield store
 
@@ -113,7 +113,7 @@ def kill(child: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("body", ["", "await store.seal('r', [SealItem(handle, 1 << 20)])"])
 def test_a_dead_client_leaves_nothing_held(address: str, watcher: DaemonStore, body: str) -> None:
-    """Killed in the middle of writing, and killed while it holds a pin."""
+    """A client is killed while it writes, or while it has a pin."""
     child = start_client(address, body)
     assert watcher.stat().held_nbytes == 1 << 20
     kill(child)
@@ -150,7 +150,7 @@ def start_reader(address: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def test_one_round_trip_pins_for_other_processes(address: str, watcher: DaemonStore) -> None:
-    """Each looks at the block under its own pin, and the one that is killed leaves none."""
+    """Each process reads the block under its own pin; the pin of a killed process is dropped."""
     pixels = np.full(1000, 3, np.uint8)
     readers = [start_reader(address) for _ in range(2)]
     numbers = [number for _, number in readers]
@@ -178,7 +178,7 @@ def test_one_round_trip_pins_for_other_processes(address: str, watcher: DaemonSt
 
 
 def test_a_number_is_never_given_twice(server: StoreServer, watcher: DaemonStore) -> None:
-    """Nor by the daemon that comes after: a pin for who is gone is refused, not another's."""
+    """A client id is never reused, even by the next daemon: a pin for an old id is refused."""
     with DaemonStore(server.address, name="gone") as store:
         gone, mine = store.client_number, watcher.client_number
     os.kill(server.pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_a_number_is_never_given_twice(server: StoreServer, watcher: DaemonStore
 def test_a_forked_child_that_keeps_the_socket_open_does_not_hide_the_death(
     address: str, watcher: DaemonStore
 ) -> None:
-    """The socket stays open in the child, so there is no EOF; the pidfd tells all the same."""
+    """The child keeps the socket open, so there is no EOF; the pidfd reports the death."""
     body = """
     if os.fork() == 0:
         import time
@@ -202,7 +202,7 @@ def test_a_forked_child_that_keeps_the_socket_open_does_not_hide_the_death(
     """
     child = start_client(address, body)
     kill(child)
-    wait_until(lambda: watcher.stat().held_nbytes == 0, timeout_s=30)  # before the child ends
+    wait_until(lambda: watcher.stat().held_nbytes == 0, timeout_s=30)  # the child is still alive
 
 
 def test_a_reader_cannot_write(address: str) -> None:
@@ -285,7 +285,7 @@ def test_strangers_are_turned_away(lender: DaemonStore, garbage: bytes) -> None:
 
 
 def bad_client(address: str, message: bytes) -> socket.socket:
-    """A connection that has been let in, and has said something wrong."""
+    """Return an accepted connection that has sent an invalid message."""
     sock = wire.connect(address, timeout_s=10)
     sock.sendall(wire.pack_frame(encode(Hello(VERSION, False, "bad", 1))))
     _, fds, _, _ = socket.recv_fds(sock, 4096, 1)
@@ -308,7 +308,7 @@ def bad_client(address: str, message: bytes) -> socket.socket:
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(lender: DaemonStore, message: bytes) -> None:
-    """The connection lives on: its process would lose all that it holds."""
+    """The connection stays open: closing it would drop all pins of the process."""
     with bad_client(lender.address, message) as sock:
         channel = wire.SyncChannel(sock)
         reply = decode(reply_decoder, channel.receive(timeout_s=10))
@@ -351,7 +351,7 @@ def test_a_daemon_that_hangs(server: StoreServer) -> None:
 
 
 def test_an_arena_larger_than_memory_is_refused() -> None:
-    """Not by the kernel, which would kill processes until there is enough."""
+    """Our own check refuses it, before the kernel's OOM killer would act."""
     with pytest.raises(ConfigError, match="memory that are free"):
         StoreServer(1 << 50)
 
@@ -436,7 +436,7 @@ def test_a_call_that_is_cancelled_leaves_nothing_granted(
         await store.release("r")
         statistics = await store.stat()
         assert (statistics.num_reservations_queued, statistics.reserved_nbytes) == (0, 0)
-        # And one that is cancelled when the reservation is on its way already.
+        # And one that is cancelled when its reservation may be granted already.
         task = asyncio.create_task(store.reserve("s", room))
         await asyncio.sleep(0)
         await asyncio.to_thread(lambda: wait_until(lambda: watcher.stat().reserved_nbytes > 0))
@@ -450,7 +450,7 @@ def test_a_call_that_is_cancelled_leaves_nothing_granted(
 
 
 def test_who_closes_in_order_holds_nothing(address: str, watcher: DaemonStore) -> None:
-    """Though its process lives on: it says that it looks at nothing any more."""
+    """A closed client has no pins, though its process is still alive."""
     store = DaemonStore(address, name="writer", writable=True)
     (handle,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
     store.seal("r", [SealItem(handle, 100)])
@@ -521,7 +521,7 @@ def epoch_of(store: DaemonStore) -> int:
 
 
 def wait_until_back(*stores: DaemonStore) -> None:
-    """Until they are connected to the second daemon."""
+    """Wait until the stores are connected to the second daemon."""
     wait_until(lambda: all(epoch_of(store) == 2 for store in stores))
 
 
@@ -540,7 +540,7 @@ def test_a_daemon_that_dies_is_replaced(server: StoreServer, watcher: DaemonStor
                 attempt()
         (new,) = store.create("r", [CreateItem(ObjectKind.RAW, 100)])
         store.seal("r", [SealItem(new, 100)])
-        # The handle of the earlier epoch names the same bytes and the same generation.
+        # The handle differs from the one of the earlier epoch only in the epoch.
         assert new == Handle(2, handle.offset, handle.nbytes, handle.generation)
         for attempt in (lambda: store.get("r", [handle]), lambda: store.block(handle)):
             with pytest.raises(StoreRestarted):
@@ -600,7 +600,7 @@ def test_a_dead_client_does_not_hold_a_restart_up(
     child = start_client(server.address, "")
     os.kill(server.pid, signal.SIGSTOP)
     pid = server.pid
-    kill(child)  # the daemon never learns of it
+    kill(child)  # the stopped daemon does not notice the death
     os.kill(pid, signal.SIGKILL)
     wait_until_back(watcher)
     assert watcher.stat().num_clients == 1

@@ -1,4 +1,4 @@
-"""Which blocks make way, against trying every extent there is."""
+"""The choice of blocks to evict, compared with a search over all extents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINES = 24
 
 
 def full(*sizes: int) -> Allocator:
-    """Blocks of so many lines, side by side."""
+    """Return an allocator with adjacent blocks of these numbers of lines."""
     allocator = Allocator(sum(sizes) * ALIGNMENT)
     for size in sizes:
         allocator.allocate(size * ALIGNMENT)
@@ -38,7 +38,7 @@ def test_only_blocks_of_the_hole_go() -> None:
 
 
 def test_the_fewest_bytes_of_a_long_hole() -> None:
-    """A extent of six lines has opened; one of its ends suffices."""
+    """An extent of six lines could be freed; the blocks at one end of it suffice."""
     assert choose_victims(full(3, 1, 2), lines(0, 4, 3), 192) == lines(0)
     assert choose_victims(full(2, 1, 2), lines(0, 3, 2), 192) == lines(0, 2)
 
@@ -57,7 +57,7 @@ def test_what_is_kept_divides() -> None:
 
 @st.composite
 def arenas(draw: st.DrawFn) -> tuple[Allocator, list[int], list[bool]]:
-    """An allocator, its blocks in order of address, and which of them are kept."""
+    """Draw an allocator, its blocks in order of address, and which of them are pinned."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=10))
     allocator = full(*sizes)
     blocks, at = [], 0
@@ -73,7 +73,7 @@ def arenas(draw: st.DrawFn) -> tuple[Allocator, list[int], list[bool]]:
 def cheapest(
     allocator: Allocator, ages: dict[int, int], kept: set[int], nbytes: int
 ) -> tuple[int, int] | None:
-    """Of all extents of ``nbytes`` between kept blocks: the youngest that is lost, and how much."""
+    """Return the age of the youngest block and the bytes lost in the cheapest extent, if any."""
     costs = []
     for start in range(0, allocator.capacity_nbytes - nbytes + 1, ALIGNMENT):
         lost = [
@@ -98,7 +98,7 @@ def test_against_every_run(
     random.shuffle(candidates)  # type: ignore[attr-defined]
     nbytes = size * ALIGNMENT
     if allocator.largest_free_nbytes >= nbytes:
-        return  # nobody needs to make way
+        return  # no block needs to be evicted
     ages = {block: age for age, block in enumerate(candidates)}
     before = sorted((block, allocator.size_of(block)) for block in blocks)
     chosen = choose_victims(allocator, candidates, nbytes)

@@ -1,4 +1,4 @@
-"""Workers are shared by how long jobs take: between tenants, requests, short jobs and long ones."""
+"""Worker time is fair between tenants, requests, short jobs and long jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT_US, LONG_US = 20_000, 1_500_000
 
 
 class Jobs:
-    """Asks for jobs, whose payload says whose they are."""
+    """Submits jobs; the payload of each is the name of its request."""
 
     def __init__(self) -> None:
         self.store = Store(capacity_nbytes=16 << 20)
@@ -37,7 +37,7 @@ class Jobs:
         return self.store.take(worker)
 
     def work(self, number: int, *, took_s: float = 0.02) -> list[str]:
-        """Whose jobs a worker did."""
+        """Run so many jobs in a worker, and return the requests that they belong to."""
         done = []
         for _ in range(number):
             order = self.take()
@@ -117,7 +117,7 @@ def test_the_only_worker_does_long_jobs_too(jobs: Jobs) -> None:
 
 
 def test_a_long_job_is_next_as_soon_as_a_short_one_was_before_it(jobs: Jobs) -> None:
-    """However short it was."""
+    """The long job is next even if the short job cost almost nothing."""
     jobs.ask("alone", 1, cost_us=1)
     assert jobs.work(1) == ["alone"]
     jobs.ask("short", 2, cost_us=1)

@@ -1,4 +1,4 @@
-"""A little of what ``make fuzz`` does for as long as it is told to."""
+"""A short run of the targets of ``make fuzz``."""
 
 from __future__ import annotations
 

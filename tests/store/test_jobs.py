@@ -1,4 +1,4 @@
-"""Jobs: made once, handed on when a worker dies, refused when it kills two."""
+"""Jobs: run once, given to another worker if one dies, refused after two dead workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_miss_then_made_then_hit() -> None:
 
 
 def test_single_flight() -> None:
-    """Whoever asks while it is being made gets the same object, pinned for each."""
+    """All requests for an object that is being made get the same object, each with its own pin."""
     store = Store()
     assert store.acquire(FRONTEND, "r1").state == "scheduled"
     order = store.take(WORKER)
@@ -117,7 +117,7 @@ def test_a_bad_item_fails_all_and_is_not_kept() -> None:
 
 
 def test_a_dead_workers_job_is_handed_to_another() -> None:
-    """With its inputs, which nobody else holds any more."""
+    """The second worker gets the same inputs, which no request has pinned any more."""
     store = Store()
     store.acquire(FRONTEND, "r1", KEY)
     store.acquire(FRONTEND, "r1", KEY_2)
@@ -125,7 +125,7 @@ def test_a_dead_workers_job_is_handed_to_another() -> None:
     order = store.take(WORKER)
     store.die(WORKER)
     assert store.answer(FRONTEND, wait) is None
-    again = store.take(SECOND)  # before the one that was queued behind it
+    again = store.take(SECOND)  # before the job that was queued after it
     assert (again.job, again.target, again.inputs) == (order.job, order.target, order.inputs)
     store.finish(SECOND, again)
     assert store.outcome(FRONTEND, wait).state == "made"
@@ -181,7 +181,7 @@ def test_a_crashes_is_not_remembered_for_ever(event: str) -> None:
 
 
 def test_a_lost_worker_keeps_its_job_until_it_is_dead() -> None:
-    """The process may still write: nobody else gets its block before its pidfd says so."""
+    """The process may still write: its block is not reused before its pidfd reports the death."""
     store = Store()
     store.acquire(FRONTEND, "r1")
     order = store.take(WORKER)
@@ -235,7 +235,7 @@ def test_a_job_under_way_is_finished_though_nobody_awaits_it() -> None:
 
 
 def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
-    """While it is queued, while a worker has it, and when it is handed to another."""
+    """The job keeps them while it is queued, while it runs, and when it moves to another worker."""
     store = Store()
     (raw,) = store.claim(FRONTEND, "r", KEY_2)
     store.seal(FRONTEND, "r", raw.handle)
@@ -255,7 +255,7 @@ def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
 
 @pytest.mark.parametrize("reserved", [0, 1024])
 def test_space_for_a_job_is_not_made_by_evicting_its_input(reserved: int) -> None:
-    """The input is the only evictable object, of the kind of the target, and no request pins it."""
+    """The input is the only evictable object: of the target's kind, and pinned by no request."""
     store = Store(4096, shares={FEATURES: 1.0})
     (source,) = store.claim(FRONTEND, "source", KEY_2)
     store.seal(FRONTEND, "source", source.handle)
@@ -280,7 +280,7 @@ def test_space_for_a_job_is_not_made_by_evicting_its_input(reserved: int) -> Non
 
 
 def test_a_job_whose_input_finds_no_space_leaves_the_reservation_as_it_was() -> None:
-    """The reservation is for the target alone: the input is not pinned from it."""
+    """The reservation is for the target alone: the input is not charged to it."""
     store = Store(4096, shares={FEATURES: 1.0})
     (source,) = store.claim(FRONTEND, "source", KEY_2)
     store.seal(FRONTEND, "source", source.handle)
@@ -290,7 +290,7 @@ def test_a_job_whose_input_finds_no_space_leaves_the_reservation_as_it_was() -> 
     assert store.answer(OTHER, store.reserve(OTHER, "next", 2048, kind=FEATURES)) is None
     item = Queue(KEY, FEATURES, 1000, [source.handle], b"how")
     (outcome,) = store.outcomes(FRONTEND, store.send(FRONTEND, requests.Acquire, "r", [item]))
-    assert code(outcome) == "store_full"  # whoever queues comes before the pin of the input
+    assert code(outcome) == "store_full"  # the queued reservation comes before the pin of the input
     assert store.state.objects.budget.reservation_of((FRONTEND, "r"), FEATURES) == 1024
 
 
@@ -338,7 +338,7 @@ def test_only_the_worker_that_took_a_job_finishes_it_and_once() -> None:
 
 
 def test_a_hit_is_pinned_before_room_is_made_for_a_miss() -> None:
-    """In one call, whatever the order of its items."""
+    """The hit is pinned first, in whichever order the call names the two."""
     store = Store(capacity_nbytes=2048)
     (made,) = store.claim(FRONTEND, "r", KEY, nbytes=1024)
     store.seal(FRONTEND, "r", made.handle)
@@ -359,7 +359,7 @@ def test_a_question_makes_nothing() -> None:
 
 
 def test_a_hit_needs_no_room() -> None:
-    """In an arena that is too full for the raw media, what is there is still found."""
+    """A hit is found in an arena that has no space for the raw media."""
     store = Store(capacity_nbytes=2048)
     store.acquire(FRONTEND, "r1")
     store.finish(WORKER, store.take(WORKER))
@@ -388,7 +388,7 @@ def test_a_stale_input_fails_the_item_and_gives_its_reservation_back() -> None:
 
 
 def test_the_reservation_of_a_request_pays_for_its_job() -> None:
-    """For what the job makes, not for what it reads."""
+    """The reservation pays for the target of the job, but not for its inputs."""
     store = Store(capacity_nbytes=4096)
     (source,) = store.claim(OTHER, "o", KEY_2, nbytes=512)
     store.seal(OTHER, "o", source.handle)

@@ -1,4 +1,4 @@
-"""Clients that leave at awkward moments: it must hurt nobody else, nor the next daemon."""
+"""Clients that disconnect at awkward moments: no other client and no later daemon is affected."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def test_a_farewell_that_a_dying_daemon_does_not_read_is_repeated(
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as thread:
         closing = thread.submit(leaving.close)
-        wait_until(lambda: num_connections(server.address) > 3)  # it has connected to say so
+        wait_until(lambda: num_connections(server.address) > 3)  # connected, to send it
         os.kill(pid, signal.SIGKILL)
         closing.result(60)
     wait_until(lambda: is_back(store))
 
 
 def num_connections(address: str) -> int:
-    """Sockets of a listener, accepted or about to be."""
+    """Return the number of sockets of a listener, accepted or pending."""
     return sum(line.endswith(address) for line in Path("/proc/net/unix").read_text().splitlines())
 
 
@@ -150,7 +150,7 @@ def test_an_async_client_closes_while_the_daemon_is_gone(
 
 
 def test_a_call_that_fails_does_not_keep_its_callers_arrays(server: StoreServer) -> None:
-    """Nor in a cycle: until a collector came by, the next daemon would wait."""
+    """No reference cycle keeps an array either: the next daemon would wait for the collector."""
     arrays: list[weakref.ref[NDArray[np.uint8]]] = []
 
     async def hold(store: AsyncDaemonStore) -> None:
@@ -165,7 +165,7 @@ def test_a_call_that_fails_does_not_keep_its_callers_arrays(server: StoreServer)
         store = await AsyncDaemonStore.connect(server.address, name="holder", writable=True)
         with suppress(StoreUnavailable):
             await hold(store)
-        await asyncio.sleep(0)  # the loop has the exception in its hand while we handle it
+        await asyncio.sleep(0)  # until then, the event loop refers to the exception
         assert arrays[0]() is None
         await store.close()
 
@@ -179,7 +179,7 @@ def test_a_call_that_fails_does_not_keep_its_callers_arrays(server: StoreServer)
 def test_who_was_let_in_by_a_daemon_that_died_before_saying_so(
     server: StoreServer, store: DaemonStore
 ) -> None:
-    """The client knows nothing of that connection, but the client table does."""
+    """The client does not know that it was accepted, but the client table lists it."""
     hello = wire.pack_frame(encode(Hello(VERSION, False, "unlucky", 7)))
     first = wire.connect(server.address, timeout_s=10)
     first.sendall(hello)
@@ -208,7 +208,7 @@ def test_who_gives_up_while_the_daemon_recovers_leaves_nothing(
     del array
     wait_until(lambda: is_back(store))
     assert [client.name for client in store.list_clients()] == ["store"]
-    restart(server)  # and the next daemon waits for none of them
+    restart(server)  # the next daemon waits for none of them
     wait_until(lambda: is_back(store, 3))
 
 
@@ -236,7 +236,7 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_store(
 
 
 def test_a_process_with_several_connections(server: StoreServer, store: DaemonStore) -> None:
-    """Each has its own map and pins; closing one, or losing it, leaves the others alone."""
+    """Each connection has its own map and pins: closing one, or losing it, affects no other."""
     handle = write(store)
     second = DaemonStore(server.address, name="second")
     second.get("r", [handle])
@@ -250,9 +250,9 @@ def test_a_process_with_several_connections(server: StoreServer, store: DaemonSt
 
 
 def test_more_connections_than_the_daemon_can_have(server: StoreServer, store: DaemonStore) -> None:
-    """Who is there already is served all the same, and when they leave, others come in."""
+    """Existing connections are served; new ones are accepted after others have closed."""
     daemon = psutil.Process(server.pid)
-    store.stat()  # it has all that the first connection makes it open
+    store.stat()  # the daemon has opened what it opens for a first connection
     num_fds = daemon.num_fds()
     daemon.rlimit(psutil.RLIMIT_NOFILE, (num_fds + 10, num_fds + 10))
     strangers = [wire.connect(server.address, timeout_s=10) for _ in range(40)]
@@ -268,7 +268,7 @@ def test_a_daemon_keeps_no_descriptor_of_who_has_left(
     server: StoreServer, store: DaemonStore
 ) -> None:
     daemon = psutil.Process(server.pid)
-    store.stat()  # it has all that the first connection makes it open
+    store.stat()  # the daemon has opened what it opens for a first connection
     before = daemon.num_fds()
     for number in range(10):
         with DaemonStore(server.address, name=f"{number}"):
@@ -285,7 +285,7 @@ def test_a_client_keeps_no_descriptor_of_a_connection_that_was_lost(
     server: StoreServer, store: DaemonStore
 ) -> None:
     own = psutil.Process()
-    gc.collect()  # what other tests have left is not closed later
+    gc.collect()  # close now what earlier tests have left
     before = own.num_fds()
     for segment in (2, 3):
         restart(server)
@@ -299,7 +299,7 @@ def test_a_client_keeps_no_descriptor_of_a_connection_that_was_lost(
 
 
 def test_a_map_is_in_use_until_its_last_array_is_gone() -> None:
-    """However often it is retired."""
+    """Several callers may retire it; each is notified only then."""
     fd = create_segment(4096)
     with ArenaMap(fd, writable=True) as arena:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The store for a program of one's own: its shares, its errors, and its use in workers."""
+"""The store as a library: its shares, its errors, and its use in worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of an object, rule by rule."""
+"""The states of an object, rule by rule."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(table: ObjectTable, name: str | None, nbytes: int = 64, lease: Lease = 
 
 
 def sealed(table: ObjectTable, name: str, nbytes: int = 64) -> StoredObject:
-    """Sealed and held by nobody."""
+    """Return a sealed object that is not pinned."""
     item: StoredObject = make(table, name, nbytes)
     table.seal(ONE, item, used_nbytes=nbytes)
     table.drop_lease(ONE)
@@ -51,7 +51,7 @@ def sealed(table: ObjectTable, name: str, nbytes: int = 64) -> StoredObject:
 
 
 def names(table: ObjectTable, wanted: str) -> str:
-    """Which of these are there."""
+    """Return those of these names that are stored."""
     return "".join(name for name in wanted if table.find(key(name)))
 
 
@@ -66,7 +66,7 @@ def test_the_least_recently_used_is_evicted_first() -> None:
 
 
 def test_victims_are_chosen_for_their_place() -> None:
-    """A extent of two needs two that lie together, however old those are that do not."""
+    """Space for two lines needs two adjacent blocks, even if blocks that are apart are older."""
     table = table_of(256)
     items = {name: sealed(table, name) for name in "abcd"}
     for name in "bd":
@@ -122,7 +122,7 @@ def test_shares_are_whole_cache_lines() -> None:
 
 
 def test_no_run_is_not_the_same_as_no_room() -> None:
-    """The bytes can be had, but what is held lies between them; nothing is evicted for it."""
+    """Enough bytes are evictable, but pinned blocks lie between them: nothing is evicted."""
     table = table_of(256)
     items = {name: sealed(table, name) for name in "abcd"}
     for name in "bd":
@@ -156,7 +156,7 @@ def test_a_handle_of_another_life_is_stale() -> None:
     assert found is not None
     there = found.handle
     assert there.offset == old.offset
-    for epoch in (6, 8):  # the epoch before this one, and one that has not begun
+    for epoch in (6, 8):  # the epoch before this one, and the one after it
         with pytest.raises(StoreRestarted):
             table.resolve(Handle(epoch, there.offset, 64, there.generation))
     with pytest.raises(StaleHandle):
@@ -167,7 +167,7 @@ def test_a_handle_of_another_life_is_stale() -> None:
 
 
 def test_a_block_pending_deletion_waits_for_its_last_holder() -> None:
-    """Nobody can find it, but its bytes are not given to anybody else."""
+    """No lookup finds it, but its bytes are not reused."""
     table = table_of(64)
     item = sealed(table, "a")
     table.pin(ONE, item)
@@ -229,7 +229,7 @@ def test_only_the_writer_writes() -> None:
 
 
 def test_what_nobody_can_find_does_not_stay() -> None:
-    """Raw media has no key: it lives as long as somebody holds it."""
+    """Raw media have no key: an object lives as long as it is pinned."""
     table = table_of(256)
     item = make(table, None)
     table.seal(ONE, item, used_nbytes=64)
@@ -253,7 +253,7 @@ def test_what_is_pinned_is_not_promised_to_others() -> None:
     table.budget.drop(TWO)
     table.pin(ONE, item)
     assert table.budget.reservation_of(ONE, RAW) == 0
-    table.pin(TWO, item)  # it is held already, and counted once
+    table.pin(TWO, item)  # it is pinned already, and counted once
     assert table.held_nbytes == 128
     table.validate()
 
@@ -296,7 +296,7 @@ def test_creating_all_is_all_or_none() -> None:
 def test_what_is_created_together_lies_side_by_side() -> None:
     table = table_of(1024)
     blocks = [make(table, None, 64, lease) for lease in (TWO, ONE, TWO)]
-    table.drop_lease(ONE)  # an extent of 64 that would fit one of them
+    table.drop_lease(ONE)  # leaves an extent of 64 bytes, enough for one of them
     created = table.create_all(ONE, [new(name, 50) for name in "abc"])
     assert created is not None
     first = blocks[-1].handle.offset + 64
@@ -324,7 +324,7 @@ def test_a_lease_is_moved_whole() -> None:
     table.seal(ONE, source, used_nbytes=64)
     table.pin(TWO, source)
     table.pin(ONE, source)
-    table.delete(source)  # it could not be pinned again
+    table.delete(source)  # no other pin is possible from here on
     table.move_lease(ONE, TWO)
     assert source.pins == {TWO: 3}
     assert target.writer == TWO
@@ -351,7 +351,7 @@ def test_a_pin_is_moved_to_who_has_none() -> None:
 def test_many_small_ones_cost_the_oldest_and_not_an_extent() -> None:
     table = table_of(1024)
     items = [sealed(table, f"{n:02}") for n in range(16)]
-    for n, item in enumerate(items):  # the oldest lie apart
+    for n, item in enumerate(items):  # the oldest four are not adjacent
         if n % 4:
             table.pin(TWO, item)
     table.drop_lease(TWO)
@@ -373,7 +373,7 @@ def test_as_little_as_a_byte_is_sealed() -> None:
 
 
 def test_room_for_many_is_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one by one, which takes longer; nor in one, which costs what was used lately."""
+    """One by one would take longer; a single extent would cost recently used objects."""
     table = table_of(64 * 64)
     asked: list[int] = []
     choose = Region.choose_victims
@@ -416,7 +416,7 @@ def test_evicting_on_request() -> None:
 
 
 def test_objects_are_released_in_the_order_they_were_taken() -> None:
-    """So that of one request the first goes first."""
+    """Then the first object of a request is also the first to be evicted."""
     table = table_of(64 * 40)
     created = table.create_all(ONE, [new(f"{n}") for n in range(40)])
     assert created is not None
@@ -427,17 +427,17 @@ def test_objects_are_released_in_the_order_they_were_taken() -> None:
 
 
 def test_create_all_that_finds_no_extent_evicts_nothing() -> None:
-    """The first of two objects finds space; the second does not, so the first is taken back."""
+    """The first of two objects finds space, the second does not: the first is undone."""
     table = table_of(320)
     items = {name: sealed(table, name) for name in "abcde"}
     for name in "bd":
         table.pin(TWO, items[name])
-    assert table.create_all(ONE, [new("f"), new("g", 128)]) is None  # 192 bytes, never 128 in a row
+    assert table.create_all(ONE, [new("f"), new("g", 128)]) is None  # no 128 contiguous bytes
     assert names(table, "abcdefg") == "abcde"
     assert table.num_evicted[RAW] == 0
     table.validate()
     make(table, "f")
-    assert names(table, "acef") == "cef"  # the least recently used is still the first to go
+    assert names(table, "acef") == "cef"  # the least recently used object is still evicted first
 
 
 def test_create_all_that_is_refused_a_kind_evicts_nothing_of_another() -> None:

@@ -1,4 +1,4 @@
-"""Random lives of objects in a small arena, against a naive model."""
+"""Random operations on the objects of a small arena, compared with a naive model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = st.one_of(st.integers(1, 200), st.integers(200, 1100))
 
 
 class Life(RuleBasedStateMachine):
-    """Random lives in a small arena; the model is who holds what, in plain dicts."""
+    """Random operations on a small arena; the model has pins and writers in plain dictionaries."""
 
     items: Bundle[StoredObject] = Bundle("items")
 
@@ -37,7 +37,7 @@ class Life(RuleBasedStateMachine):
     def empty_table(self) -> ObjectTable:
         return ObjectTable(2048, segment=1, shares=SHARES)
 
-    # Questions
+    # Queries of the model
 
     def holders(self, item: StoredObject) -> bool:
         generation = item.handle.generation
@@ -55,7 +55,7 @@ class Life(RuleBasedStateMachine):
         return 1024 - held - sum(n for (_, k), n in self.reserved.items() if k is kind)
 
     def has_run(self, kind: ObjectKind, nbytes: int) -> bool:
-        """Whether an extent between what is held is long enough."""
+        """Return whether an extent between pinned and unsealed blocks is long enough."""
         start = at = 0 if kind is RAW else 1024
         held = [
             (item.handle.offset, item.handle.offset + round_up(item.handle.nbytes))
@@ -228,12 +228,12 @@ class Life(RuleBasedStateMachine):
 
 
 def make_dead() -> StoredObject:
-    """An object that was never in the table."""
+    """Return an object that was never in the table."""
     return StoredObject(Handle(1, 0, 64, 0), 64, RAW, ObjectState.PENDING_DELETION)
 
 
 class LifeOfAGrowingArena(Life):
-    """As long as the machine has memory, nobody sees that the arena has not."""
+    """An arena that gets its memory piece by piece behaves like one that has all of it."""
 
     def empty_table(self) -> ObjectTable:
         return ObjectTable(2048, segment=1, shares=SHARES, back=lambda _, end: end + 255 & -256)

@@ -1,4 +1,4 @@
-"""Permits: in order of arrival, never more than the limit, and each given back once."""
+"""Permits are granted in order of arrival, up to the limit, and each is released once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def enter(semaphores: Semaphores, *entries: PermitRequest, queue: bool = True) -
 
 
 def settle(semaphores: Semaphores, running: set[Work] | None = None) -> list[int]:
-    """The numbers of those who have got a permit now."""
+    """Return the numbers of the requests that have been granted a permit now."""
     entered = semaphores.settle((running or set()).__contains__)
     semaphores.validate()
     return [one.ticket[1] for one in entered]
@@ -60,7 +60,7 @@ def test_who_is_next_at_once_and_wants_what_is_free_does_not_wait() -> None:
 
 
 def test_an_engine_gives_back_the_permits_of_a_request_that_is_there() -> None:
-    """By its name alone: the engine is another client. What waits for a permit goes on waiting."""
+    """The engine is another client and names only the request; calls for permits go on waiting."""
     store = Store()
     store.call(FRONTEND, requests.Create, "r", [CreateItem(ObjectKind.RAW, 100)])
     store.call(FRONTEND, requests.AcquirePermit, "r", GATE, 1, True)
@@ -73,7 +73,7 @@ def test_an_engine_gives_back_the_permits_of_a_request_that_is_there() -> None:
     assert store.result(FRONTEND, waits) is None
     held = store.state.semaphores.statistics()
     assert (held[GATE], held["tenant"]) == (PermitStatistics(1, 0), PermitStatistics(1, 0))
-    store.call(OTHER, requests.Accept, "r", (GATE,))  # the second time nothing happens
+    store.call(OTHER, requests.Accept, "r", (GATE,))  # a second release changes nothing
     assert store.state.semaphores.statistics()[GATE] == PermitStatistics(1, 0)
     store.call(FRONTEND, requests.Release, "r", None)
     assert store.call(OTHER, requests.Accept, "r", (GATE,)) is False, "it has ended"
@@ -146,7 +146,7 @@ def test_a_place_outlasts_its_request_while_its_work_runs() -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """Against a list of who is inside, and one of who waits."""
+    """Compare semaphores with a list of holders and a queue."""
 
     LIMIT = 2
 
@@ -293,7 +293,7 @@ def test_a_job_that_was_not_taken_or_that_others_want_holds_no_place() -> None:
 
 
 def test_two_requests_of_a_process_that_dies_for_one_job() -> None:
-    """One place stands for it, not two."""
+    """The job occupies one permit, not two."""
     store = Store()
     for request in ("r", "q"):
         store.result(FRONTEND, take_place(store, FRONTEND, request, 2))
@@ -306,7 +306,7 @@ def test_two_requests_of_a_process_that_dies_for_one_job() -> None:
 
 
 def test_requests_that_come_and_go_while_one_job_runs_take_one_place() -> None:
-    """A client that gives up and tries again must not close the gate for all."""
+    """A client that repeatedly gives up and tries again must not use up all permits."""
     store = Store()
     for request in ("r", "q", "p"):
         store.result(FRONTEND, take_place(store, FRONTEND, request, 2))

@@ -1,4 +1,4 @@
-"""Bytes that are promised, and extents that are waited for with a reservation."""
+"""Reservations, and calls that wait for a free extent under a reservation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_granted_can_be_had_and_by_nobody_else() -> None:
 
 
 def test_reservations_are_queued_for() -> None:
-    """Equal ones in order of arrival, and no one else takes what they wait for."""
+    """Equal ones are granted in order of arrival, and no other call takes the bytes."""
     store = Store(capacity_nbytes=2048)
     for request, nbytes in (("a", 512), ("b", 448)):
         store.create(FRONTEND, request, nbytes)
@@ -56,7 +56,7 @@ def test_reservations_are_queued_for() -> None:
 
 
 def test_small_ones_do_not_wait_for_a_large_one() -> None:
-    """Which waits for no more of them than it wants itself: then nobody passes it."""
+    """Small reservations pass a large one until they have taken as many bytes as it needs."""
     store = Store(capacity_nbytes=2048)
     store.create(FRONTEND, "a", 512)
     large, passed = store.reserve(OTHER, "large", 768), 0
@@ -70,7 +70,7 @@ def test_small_ones_do_not_wait_for_a_large_one() -> None:
 
 
 def test_what_is_short_is_shared_by_tenants() -> None:
-    """One with many requests has no more of it than one with a few."""
+    """A tenant with many requests gets no more than one with a few."""
     store = Store(capacity_nbytes=2048)
     store.create(FRONTEND, "all", 1024)
     flood = [f"flood {number}" for number in range(20)]
@@ -104,7 +104,7 @@ def test_unreserving_what_is_waited_for_ends_the_wait() -> None:
     first, second = store.reserve(OTHER, "r", 100), store.reserve(OTHER, "r", 100)
     store.call(OTHER, requests.Unreserve, "r", items, first)
     assert store.failure(OTHER, first) == "store_error"
-    store.call(SECOND, requests.Unreserve, "r", items, second)  # a ticket of somebody else
+    store.call(SECOND, requests.Unreserve, "r", items, second)  # the ticket of another client
     store.release(FRONTEND, "r")
     assert store.result(OTHER, second) is None
     assert store.state.statistics().reserved_nbytes == 128
@@ -126,7 +126,7 @@ def test_unreserving_what_was_refused_takes_nothing_of_what_another_call_was_giv
     store.reserve(FRONTEND, "r", 768)
     refused = store.reserve(FRONTEND, "r", 768)
     assert store.failure(FRONTEND, refused) == "arena_too_small"
-    for never_given in (refused, 1000):  # the other one has not even arrived
+    for never_given in (refused, 1000):  # the second ticket does not exist
         store.call(FRONTEND, requests.Unreserve, "r", [ReserveItem(RAW, 768)], never_given)
         assert store.state.statistics().reserved_nbytes == 768
 
@@ -151,11 +151,11 @@ def test_reservations_go_with_their_lease(how: str) -> None:
     assert store.state.statistics().reserved_nbytes == 1024
 
 
-# Runs
+# Extents
 
 
 def divided(store: Store) -> Handle:
-    """Features that lie in the middle of 2 KiB, with 704 bytes free on each side."""
+    """Return an object in the middle of 2 KiB of features, with 704 free bytes on each side."""
     store.create(OTHER, "left", 704, kind=FEATURES)
     (middle,) = store.create(OTHER, "middle", 640, kind=FEATURES)
     store.create(OTHER, "right", 704, kind=FEATURES)
@@ -264,7 +264,7 @@ def test_who_has_reserved_more_than_it_creates_waits_too() -> None:
 
 
 def test_what_is_not_needed_after_all_is_returned() -> None:
-    """Whichever calls it was given to."""
+    """Unused bytes are returned, even if several calls reserved them."""
     store = Store(capacity_nbytes=4096)
     for _ in range(2):
         store.reserve(FRONTEND, "r", 640)
@@ -280,7 +280,7 @@ def test_under_a_reservation_a_job_waits_for_a_run() -> None:
     assert store.acquire(FRONTEND, "r").state == "scheduled"
     assert store.acquire(SECOND, "r").state == "in_flight"
     taking = store.send(WORKER, requests.Take)
-    store.release(FRONTEND, "r")  # the job has the reservation now, and somebody awaits it
+    store.release(FRONTEND, "r")  # the job has the reservation now, and a waiter
     assert store.state.statistics().reserved_nbytes == 1024
     assert store.answer(WORKER, taking) is None
     store.call(OTHER, requests.Abort, "middle", [middle])
@@ -291,7 +291,7 @@ def test_under_a_reservation_a_job_waits_for_a_run() -> None:
 
 
 def test_the_reservation_of_a_job_is_not_spent_on_what_it_reads() -> None:
-    """Else it would not wait for an extent, but fail."""
+    """If its input used up the reservation, the job would fail instead of waiting for an extent."""
     store = Store(capacity_nbytes=4096)
     divided(store)
     (source,) = store.claim(SECOND, "r", KEY_2, nbytes=64)
@@ -331,7 +331,7 @@ def test_under_a_reservation_a_claim_waits_for_a_run() -> None:
 
 
 def test_a_claim_that_waits_for_a_run_is_handed_on() -> None:
-    """To the next who has a reservation; who has none fails."""
+    """The next request with a reservation becomes the owner; one without a reservation fails."""
     store = Store(capacity_nbytes=4096)
     middle = divided(store)
     store.reserve(FRONTEND, "r", 1000, kind=FEATURES)

@@ -1,4 +1,4 @@
-"""The single flight by itself: events in, and what it has to say is taken out."""
+"""`SingleFlight` alone: events go in, and answers and orders are taken out."""
 
 from __future__ import annotations
 

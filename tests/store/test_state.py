@@ -1,4 +1,4 @@
-"""What clients hold, what they wait for, and each verb on handles."""
+"""Leases and waiting calls of clients, and each verb on handles."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_a_lost_client_still_says_is_not_done() -> None:
 
 
 def test_a_lost_connection_is_not_yet_a_death() -> None:
-    """What the process has pinned it may still read, what it wrote nobody will find."""
+    """The process may still read its pinned objects; no lookup finds its unsealed ones."""
     store = Store()
     read = store.raw(FRONTEND, "r")
     (mine,) = store.claim(FRONTEND, "r")
@@ -149,7 +149,7 @@ def test_a_key_that_is_being_made_is_not_created_beside() -> None:
     store.claim(FRONTEND, "r")
     assert store.refusal(OTHER, requests.Create, "r", named) == "store_error"
     store.release(FRONTEND, "r")
-    # A job that has its bytes, but no extent yet.
+    # a job with a reservation that waits for an extent
     store.create(OTHER, "a", 704, kind=FEATURES)
     middle = store.create(OTHER, "m", 640, kind=FEATURES)
     store.create(OTHER, "b", 704, kind=FEATURES)
@@ -235,7 +235,7 @@ def test_get_for_others_is_all_or_nothing() -> None:
 
 
 def test_pins_for_others_are_theirs() -> None:
-    """They outlive whoever took them, and go by the other's release or death."""
+    """They outlive the client that took them, and end with the other client's release or death."""
     store = Store()
     handle = store.raw(FRONTEND, "r")
     store.call(FRONTEND, requests.Get, "s", [handle], [WORKER, OTHER])
@@ -251,7 +251,7 @@ def test_pins_for_others_are_theirs() -> None:
 
 
 def test_pins_for_others_spend_one_promise() -> None:
-    """What was not held costs its bytes once, of the reservation of who asks."""
+    """An object that was not pinned is charged once, to the reservation of the caller."""
     store = Store(capacity_nbytes=4096)
     (mine,) = store.claim(FRONTEND, "r")
     store.seal(FRONTEND, "r", mine.handle)

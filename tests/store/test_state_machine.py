@@ -1,4 +1,4 @@
-"""Any clients, any requests, in any order: the rules that hold whatever happens."""
+"""Random requests of random clients in any order, and the invariants that always hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAILURES = st.none() | st.just(Failure("invalid_media", "bad"))
 
 
 class Anything(RuleBasedStateMachine):
-    """Four places, each with a process that may go and be followed by another."""
+    """Four slots, each with a client that may disconnect, die, and be replaced by another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Anything(RuleBasedStateMachine):
         self.handles: list[Handle] = [Handle(1, 64, 10, 999), Handle(2, 0, 10, 1)]
         self.orders: list[tuple[int, int]] = [(1, 99)]
         self.tickets: list[int] = [0]
-        self.joined: list[tuple[int, str, bytes]] = []  # who may wait for what
+        self.joined: list[tuple[int, str, bytes]] = []  # the keys that each lease may wait for
         for _ in range(4):
             self.places.append(self.join())
 
@@ -62,7 +62,7 @@ class Anything(RuleBasedStateMachine):
         self.state.connect(client, name="c", pid=client)
         return client
 
-    # Plumbing
+    # Messages
 
     def send(self, slot: int, kind: Any, *arguments: Any) -> None:
         client, seq = self.places[slot], self.next_seq
@@ -83,7 +83,7 @@ class Anything(RuleBasedStateMachine):
     def deliver(self, replies: Replies) -> None:
         for client, reply in replies:
             assert client in self.places, "only who is connected is answered"
-            request = self.open.pop((client, reply.seq))  # asked, and answered once
+            request = self.open.pop((client, reply.seq))  # each call is answered once
             if reply.failure is not None:
                 self.refused.add(reply.seq)
             else:
@@ -116,7 +116,7 @@ class Anything(RuleBasedStateMachine):
                 pass
 
     def is_held(self, client: int, request: str, outcome: Outcome) -> None:
-        """Whoever is given a handle holds the object behind it."""
+        """The request that is given a handle is the writer of the object, or has it pinned."""
         item = self.state.objects.resolve(outcome.handle)
         if outcome.state == "owner":
             assert item.writer == (client, request)
@@ -124,13 +124,13 @@ class Anything(RuleBasedStateMachine):
             assert item.pins.get((client, request), 0) > 0
 
     def pick(self, which: list[int]) -> list[Handle]:
-        """Mostly of objects that are there; some of long ago."""
+        """Choose handles, mostly of existing objects, and some old ones."""
         there = [item.handle for item in self.state.objects][::-1]
         handles = [*there, *self.handles[-2:]]
         return [handles[n % len(handles)] for n in which]
 
     def request_of(self, handle: Handle, slot: int) -> tuple[int, str]:
-        """A request that holds the object, if one does that can say something, and knows it."""
+        """Return the slot and name of a request that knows it has the object, or any other."""
         for item in self.state.objects:
             if item.handle.generation == handle.generation:
                 for lease in [*item.pins, *([item.writer] if item.writer else [])]:
@@ -142,12 +142,12 @@ class Anything(RuleBasedStateMachine):
         return slot, "nobody"
 
     def is_untold(self, lease: tuple[int, str], handle: Handle) -> bool:
-        """Whether a request has been given an object, and has not yet been told so."""
+        """Return whether a request was given an object and has not been notified."""
         interests = self.state.flights.waiters._interests.get(lease, {}).values()
         given = [known.outcome.handle for known in interests if known.outcome is not None]
         return handle.generation in [other.generation for other in given if other is not None]
 
-    # What clients say
+    # Requests of clients
 
     @rule(
         slot=SLOTS,
@@ -215,7 +215,7 @@ class Anything(RuleBasedStateMachine):
         sources=st.lists(st.integers(0, 9), max_size=1),
     )
     def seal(self, slot: int, which: list[int], part: float, sources: list[int]) -> None:
-        """What the first handle's writer could seal, or anything at all."""
+        """Seal as the first handle's writer, or as any request."""
         handles = self.pick(which)
         items = [
             SealItem(h, max(1, int(h.nbytes * part)), self.pick(sources) if sources else [])
@@ -236,7 +236,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(slot=SLOTS, request=REQUESTS, which=PICKS, others=st.lists(st.integers(0, 5), max_size=3))
     def get_for_others(self, slot: int, request: str, which: list[int], others: list[int]) -> None:
-        """For those in their places, one who has gone, and one who has never been there."""
+        """Pin for connected clients, for a disconnected one, and for an id that is not in use."""
         numbers = [*self.places, *sorted(self.lost)[:1], self.next_client]
         also_for = [numbers[n % len(numbers)] for n in others]
         before, handles, seq = self.pins(), self.pick(which), self.next_seq
@@ -247,7 +247,7 @@ class Anything(RuleBasedStateMachine):
         assert self.pins() == before, "all, and once for each, or nothing"
 
     def pins(self) -> Counter[tuple[object, int]]:
-        """How often each lease has each object pinned."""
+        """Return the number of pins that each lease has on each object."""
         return Counter(
             {
                 (lease, item.handle.generation): count
@@ -259,7 +259,7 @@ class Anything(RuleBasedStateMachine):
     @rule(slot=SLOTS, request=REQUESTS, which=st.none() | PICKS)
     def release(self, slot: int, request: str, which: list[int] | None) -> None:
         lease = (self.places[slot], request)
-        if which is not None:  # who lets go of what he has not been told of has himself to blame
+        if which is not None:  # a client must not release an object that it was not notified of
             known = [handle for handle in self.pick(which) if not self.is_untold(lease, handle)]
             self.send(slot, requests.Release, request, known)
             return
@@ -341,7 +341,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(slot=SLOTS, request=REQUESTS, key=KEY)
     def enter_and_acquire(self, slot: int, request: str, key: bytes) -> None:
-        """As a request of the server does."""
+        """Acquire as a request of the server does: with a permit and a reservation."""
         self.send(slot, requests.AcquirePermit, request, "preprocess", 3, False)
         self.acquire_under_a_reservation(slot, request, key, 100, True)
 
@@ -382,12 +382,12 @@ class Anything(RuleBasedStateMachine):
             slot = self.places.index(client)
         self.send(slot, requests.Finish, job, used, failure, [])
 
-    # What happens to clients
+    # Clients that end
 
     @precondition(lambda self: any(job.worker in self.places for job in self.state.flights.jobs))
     @rule()
     def a_worker_dies(self) -> None:
-        """In the middle of a job."""
+        """Kill a worker that has a job."""
         workers = [job.worker for job in self.state.flights.jobs if job.worker in self.places]
         self.die(self.places.index(workers[0]), 0.0)
 
@@ -419,7 +419,7 @@ class Anything(RuleBasedStateMachine):
         self.open = {call: request for call, request in self.open.items() if call[0] != client}
         self.joined = [joined for joined in self.joined if joined[0] != client]
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def is_valid(self) -> None:
@@ -447,7 +447,7 @@ class Anything(RuleBasedStateMachine):
 
     @invariant()
     def whoever_waits_waits_for_somebody(self) -> None:
-        """A `Wait` is open only while somebody makes one of its keys, or waits for room to."""
+        """A `Wait` is open only while one of its keys is being made, or waits for space."""
         unplaced = set(self.state.flights.unplaced_keys())
         for request in self.open.values():
             if isinstance(request, requests.Wait):
@@ -472,7 +472,7 @@ class Anything(RuleBasedStateMachine):
 
 
 class AnythingShortOfMemory(Anything):
-    """The machine has memory at times only."""
+    """A machine that has free memory only at times."""
 
     def empty_state(self) -> StoreState:
         self.has_memory, self.backed = True, set[int]()

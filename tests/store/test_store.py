@@ -57,7 +57,7 @@ def write(store: Any, handle: Handle, data: bytes) -> None:
 
 
 def acquire(store: Any, request: str, wanted: Wanted | None = None) -> Outcome:
-    """Something, or the usual object to make oneself."""
+    """Acquire one item; by default, the usual key, made by the request itself."""
     (outcome,) = store.acquire(request, [wanted or Claim(KEY, FEATURES, 1000)])
     return outcome
 
@@ -93,7 +93,7 @@ def test_without_a_key_only_the_handle_finds_it(store: Any) -> None:
 
 
 def test_pins_for_a_client_by_its_number(store: Any) -> None:
-    """Here its own; what it was not is said by name, and pins nothing."""
+    """The client may name itself; an unknown client is an error that pins nothing."""
     handle = put(store, "writer", b"features")
     with pytest.raises(ClientGone):
         store.get("reader", [handle], also_for=[store.client_number, store.client_number + 1])
@@ -201,7 +201,7 @@ def test_one_makes_it_and_all_are_told(store: Any) -> None:
     assert mine.handle is not None
     assert acquire(store, "second").state == "in_flight"
     with ThreadPoolExecutor(1) as thread:
-        if isinstance(store, LocalStore):  # one connection, one call at a time
+        if isinstance(store, LocalStore):  # the others do one call at a time
             waiting = thread.submit(store.wait, "second", [KEY])
         write(store, mine.handle, b"made")
         (sealed,) = store.seal("first", [SealItem(mine.handle, 4)])
@@ -255,14 +255,14 @@ def test_a_worker_takes_jobs(store: Any) -> None:
     assert bytes(store.block(made.handle)) == b"features"
 
 
-# Room
+# Space
 
 
 def test_what_does_not_fit(store: Any) -> None:
     share = CAPACITY // 2
     with pytest.raises(ArenaTooSmall):
         store.create("r", [CreateItem(FEATURES, share + 1)])
-    with pytest.raises(ArenaTooSmall):  # nor would the two of them, ever
+    with pytest.raises(ArenaTooSmall):  # nor can the two of them ever fit
         store.create("r", [CreateItem(FEATURES, share - 64), CreateItem(FEATURES, 65)])
     store.create("q", [CreateItem(FEATURES, 64)])
     with pytest.raises(StoreFull):
@@ -272,7 +272,7 @@ def test_what_does_not_fit(store: Any) -> None:
     store.create("r", [CreateItem(FEATURES, share)])
     with pytest.raises(StoreFull):
         store.create("s", [CreateItem(FEATURES, 1)])
-    store.create("s", [CreateItem(RAW, CAPACITY // 4)])  # another kind, another share
+    store.create("s", [CreateItem(RAW, CAPACITY // 4)])  # another kind has a share of its own
 
 
 def test_room_is_granted_all_or_nothing(store: Any) -> None:
@@ -282,7 +282,7 @@ def test_room_is_granted_all_or_nothing(store: Any) -> None:
         store.reserve("second", items, queue=False)
     with pytest.raises(ArenaTooSmall):
         store.reserve("third", [*items, *items])
-    with pytest.raises(StoreFull):  # what was promised is not given to others
+    with pytest.raises(StoreFull):  # reserved bytes are not given to other requests
         store.create("second", [CreateItem(FEATURES, MiB + 1)])
     store.create("first", [CreateItem(FEATURES, MiB)])
     statistics = store.stat()
@@ -373,7 +373,7 @@ def test_a_handle_from_before_the_sealing_shows_nothing_of_the_neighbour(store: 
 
 
 def test_a_create_that_was_not_done_in_time_is_not_done_later(store: Any) -> None:
-    """It waits with its reservation for an extent: here, for what lies in the middle."""
+    """The call waits under its reservation for an extent, until it is over its deadline."""
     first, middle, last = store.create("r", [CreateItem(RAW, 320 * KiB)] * 3)
     store.abort("r", [first, last])
     room = ReserveItem(RAW, 400 * KiB)
@@ -418,7 +418,7 @@ def test_a_closed_store_says_so(store: Any) -> None:
         store.stat()
 
 
-# Questions
+# Queries
 
 
 def test_the_store_describes_itself(store: Any) -> None:
@@ -466,7 +466,7 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 
 @pytest.mark.parametrize("kind", ["local", "async"])
 def test_a_forked_process_is_told(kind: str) -> None:
-    """See test_daemon.py for the third."""
+    """`test_daemon.py` tests the same for `DaemonStore`."""
     code = f"""
 import os, asyncio, warnings
 warnings.simplefilter("ignore")
@@ -514,7 +514,7 @@ else:
 
 
 def test_every_error_of_a_store_is_typed(store: Any) -> None:
-    """Whatever is asked in whatever order, only errors of the tree come back."""
+    """Random calls in random order raise only errors of the `AfferentError` tree."""
     rng = np.random.default_rng(7)
     handles: list[Handle] = []
     for _ in range(300):

@@ -1,6 +1,6 @@
-"""Storms: `kill -9` of clients and daemons under load.
+"""Chaos tests: SIGKILL to clients and daemons under load.
 
-The short form is a part of the tests; ``--storm`` (`make storm`) chooses the long one.
+A short form is a part of the tests; ``--storm`` (`make storm`) chooses the long one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.store.storm_content import ITEMS
 CAPACITY = 16 * MiB
 SHARES = {ObjectKind.RAW: 0.3, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.2}
 LOAD = ["writer", "reader", "holder", "forker", "loop", "worker", "worker", "requester", "writer"]
-LONGEST_RELEASE_S = 10.0  # on a machine that does much else; the figures that are printed say more
+LONGEST_RELEASE_S = 10.0  # generous, for a busy machine; the printed statistics are more exact
 RETRYABLE = {"store_unavailable", "store_restarted", "deadline_exceeded"}
 EXPECTED = {"store_full", "stale_handle", "quarantined", "worker_died", "invalid_media"}
 
@@ -42,10 +42,10 @@ def is_long(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def server() -> Iterator[StoreServer]:
-    """A store of which nothing is left at the end."""
+    """Start a store; afterwards, check that no resource of it is left."""
     before = storm.shared_nbytes()
-    own_folder()  # whose lock stays
-    gc.collect()  # what other tests have left is not closed later
+    own_folder()  # opened here: its lock stays open
+    gc.collect()  # close now what earlier tests have left
     num_fds = psutil.Process().num_fds()
     with StoreServer(CAPACITY, shares=SHARES) as made:
         remains = storm.Remains(made)
@@ -54,7 +54,7 @@ def server() -> Iterator[StoreServer]:
     assert not Path(f"/proc/{daemon_pid}").exists()
     remains.check_gone()
     assert psutil.Process().num_fds() <= num_fds
-    # For the whole machine, on which others may be at work: to be read, not checked.
+    # Not asserted: it counts the whole machine, and other programs may be running.
     print(f"shared memory: {(storm.shared_nbytes() - before) / MiB:+.1f} MiB since the start")
 
 
@@ -70,7 +70,7 @@ def progress(done: int, total: int, what: str) -> None:
 
 
 def check_seen(lines: Sequence[Line], *, daemon_dies: bool) -> None:
-    """Nobody has seen what must not be seen."""
+    """Check that clients have logged only expected errors."""
     assert not storm.count_by(lines, "failed")
     assert storm.count_by(lines, "refused").keys() <= EXPECTED
     retries = storm.count_by(lines, "retry")
@@ -91,13 +91,13 @@ def report(storming: Storm, *more: str) -> None:
 def test_clients_are_killed(
     server: StoreServer, watcher: DaemonStore, tmp_path: Path, is_long: bool
 ) -> None:
-    """Who is left reads nothing wrong, and nothing is left of who is dead."""
+    """The other clients read valid content, and the store drops all that a dead client had."""
     num_kills, released = (300 if is_long else 20), []
     with Storm(server, tmp_path, seed=1) as storming:
         storming.start(LOAD)
         wait_until(lambda: num_reads(storming) > 0)
         for number in range(1, num_kills + 1):
-            time.sleep(storming.rng.choice([0.0, 0.05, 0.1, 0.3]))  # the load's own time
+            time.sleep(storming.rng.choice([0.0, 0.05, 0.1, 0.3]))  # let the load run
             victim = storming.kill_one()
             released.append(storm.wait_released(watcher, victim))
             storming.start([victim.role])
@@ -114,14 +114,14 @@ def test_clients_are_killed(
 def test_the_daemon_is_killed(
     server: StoreServer, watcher: DaemonStore, tmp_path: Path, is_long: bool
 ) -> None:
-    """Clients see nothing but errors that say: try again."""
+    """Clients see only retryable errors."""
     num_kills, recovered = (20 if is_long else 3), []
     with Storm(server, tmp_path, seed=2) as storming:
         storming.start(LOAD)
         for number in range(1, num_kills + 1):
             reads = num_reads(storming)
             wait_until(lambda: num_reads(storming) > reads + 200)  # noqa: B023
-            storming.start([storming.kill_one().role])  # they go and come with the daemon
+            storming.start([storming.kill_one().role])  # replace a client while the daemon restarts
             recovered.append(restart(server, watcher, times=storming.rng.choice([1, 1, 2])))
             wait_until(lambda: {it.pid for it in storming.clients} <= pids(watcher))
             storming.freeze(stop=True)
@@ -134,10 +134,10 @@ def test_the_daemon_is_killed(
 
 
 def restart(server: StoreServer, watcher: DaemonStore, *, times: int) -> float:
-    """Kill the daemon, and the next one while clients come back to it.
+    """Kill the daemon, and perhaps the next one while clients reconnect to it.
 
     Returns:
-        How long it took from the last kill until the store served again, in seconds.
+        The seconds from the last kill until the store served again.
     """
     segment, start_s = watcher.stat().segment, 0.0
     for _ in range(times):
@@ -176,7 +176,7 @@ def test_eight_processes_want_the_same_items(tmp_path: Path, is_long: bool, make
 
 
 def run_eight(storming: Storm, makers: str) -> None:
-    """Until each of them has had an answer for each item; meanwhile makers are killed."""
+    """Run until each of eight clients has an answer for each item, and kill makers meanwhile."""
     if makers == "workers":
         storming.start(["maker"] * 4 + ["wants"] * 8)
         victims, num_kills = "maker", 8
@@ -203,14 +203,14 @@ def num_made(storming: Storm) -> int:
 
 
 def check_made_once(storming: Storm) -> None:
-    """Each item is made once, and once more for every maker that was killed while it held it."""
+    """Each item is made once, and once more for each maker that was killed while it made it."""
     lines, killed = storming.lines(), {victim.pid for victim in storming.killed}
     by_the_living = [line for line in lines if line.pid not in killed]
     by_the_dead = [line for line in lines if line.pid in killed]
     begun, made = storm.count_by(lines, "begun"), storm.count_by(by_the_dead, "made")
     held = storm.count_by(by_the_dead, "begun") - made  # a maker begins an item once
     claimed = storm.count_by(by_the_dead, "claimed") + held
-    # Who is killed between the store's answer and its own note may have had it, too.
+    # A client may have been killed after the store's answer and before it logged the answer.
     answered = claimed + storm.count_by(by_the_dead, "told")
     claimed += storm.count_by(by_the_dead, "asks") - answered
     got = storm.count_by(by_the_living, "got")

@@ -1,4 +1,4 @@
-"""A job goes to a tier first where one has time, and what was made is handed to who keeps it."""
+"""An idle tier process gets a job first, and the write-behind queue gets finished objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ABSENT = Failure("absent", "not there")
 
 
 def fetcher(store: Store) -> int:
-    """The call of a tier that waits for something to fetch."""
+    """Send the call with which a tier waits for something to fetch."""
     return store.send(TIER, requests.Take, "fetch")
 
 
@@ -103,7 +103,7 @@ def test_nothing_waits_for_a_tier_that_has_no_time() -> None:
 
 def test_a_tier_that_dies_is_no_maker_that_died() -> None:
     store = Store()
-    for number in range(3):  # more than a key may kill
+    for number in range(3):  # more deaths than a key may cause
         take = fetcher(store)
         assert store.acquire(FRONTEND, f"r{number}").state == "scheduled"
         given(store, TIER, take)
@@ -222,7 +222,7 @@ def test_renew_of_a_fetch_begins_its_time_anew() -> None:
 
 
 def test_renew_of_what_is_made_or_of_another_changes_nothing() -> None:
-    """A worker that decodes what clients send does not choose how long it may take."""
+    """Only the process that fetches may renew: a worker decodes untrusted media."""
     store = Store()
     take = fetcher(store)
     store.acquire(FRONTEND, "r")
@@ -243,11 +243,11 @@ def test_next_overdue_without_a_job_is_never() -> None:
     assert jobs.next_overdue_s(timeout_s=60.0, fetch_timeout_s=5.0) == float("inf")
 
 
-# Keeping
+# The write-behind queue
 
 
 def make(store: Store, request: str, key: bytes = KEY) -> None:
-    """By a worker; nobody holds it at the end."""
+    """Have a worker make an object; no request pins it at the end."""
     store.acquire(FRONTEND, request, key)
     store.finish(WORKER, store.take(WORKER))
     store.release(FRONTEND, request)
@@ -334,7 +334,7 @@ def test_while_nobody_keeps_nothing_is_remembered() -> None:
 def test_keep_queue_of_a_process_that_is_gone_is_dropped(
     ends: Callable[[Store, int], object],
 ) -> None:
-    """Its successor would copy what may be in the tier already, and what nobody has used since."""
+    """A successor would copy objects that may be in the tier already, or are no longer used."""
     store = Store()
     first = store.send(TIER, requests.Take, "keep")
     for number, key in enumerate((KEY, KEY_2, b"m" * 32)):
@@ -447,7 +447,7 @@ def test_what_is_only_fetched_may_be_of_any_kind() -> None:
 
 
 def test_who_keeps_hears_whose_it_is() -> None:
-    """Also of what was computed from a tenant's features by a process that serves all of them."""
+    """The tenant is also known for objects that were computed from a tenant's features."""
     store = Store()
     first = store.send(TIER, requests.Take, "keep")
     store.call(FRONTEND, requests.Introduce, "r", Share("anna"))

@@ -1,4 +1,4 @@
-"""A verb is written once: the daemon has a handler for it, and every client a method."""
+"""Each verb is defined once: the daemon has a handler for it, and every client a method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HANDLE = Handle(1, 0, 64, 1)
 
 
 class Recorder(Verbs):
-    """A client that has been asked everything."""
+    """A client that records its requests."""
 
     def __init__(self) -> None:
         super().__init__()

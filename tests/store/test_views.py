@@ -1,4 +1,4 @@
-"""Views that hold their pin, and drop it when the last of their arrays is gone."""
+"""Views carry their pin, and drop it when the last of their arrays is collected."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, daemon: SharedDaemon) -> Iterator[Stor
 
 
 def stored(store: Store, tree: Any = TREE) -> Handle:
-    """Nobody holds it."""
+    """Store a tree without a pin."""
     handle = store.put("writer", tree, key=KEY)
     store.release("writer")
     return handle
@@ -196,7 +196,7 @@ def test_collected_in_a_cycle(store: Store) -> None:
 
 
 def test_a_thread_that_waits_for_room_gets_that_of_a_view_that_goes(store: Store) -> None:
-    """Nothing else is called meanwhile."""
+    """The dropped view alone frees the space; no other call is made meanwhile."""
     share = int(CAPACITY * SHARES[FEATURES])
     view = store.view(stored(store, np.zeros(share - 8 * KiB, np.uint8)))
     with pytest.raises(StoreFull):
@@ -204,7 +204,7 @@ def test_a_thread_that_waits_for_room_gets_that_of_a_view_that_goes(store: Store
     wanted = [ReserveItem(FEATURES, MiB)]
     with contextlib.ExitStack() as stack:
         other = store
-        if isinstance(store, DaemonStore):  # its calls are done one at a time
+        if isinstance(store, DaemonStore):  # one connection does one call at a time
             other = stack.enter_context(DaemonStore(store.address, name="other"))
         thread = threading.Thread(target=lambda: other.reserve("other", wanted, timeout_s=30))
         thread.start()
@@ -227,7 +227,7 @@ def test_collected_while_its_own_thread_holds_the_lock() -> None:
 
 
 def test_views_over_a_restart_of_the_store() -> None:
-    """They stay readable; their pins are not those of the next life."""
+    """A view stays readable after a restart, but its handle is not valid in the next epoch."""
     with (
         StoreServer(CAPACITY, shares=SHARES) as server,
         DaemonStore(server.address, name="one", writable=True) as store,
@@ -249,7 +249,7 @@ def test_views_over_a_restart_of_the_store() -> None:
 def test_array_that_goes_while_its_request_is_released_leaves_no_pin(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread drops the array, and yet another one releases what was dropped."""
+    """One thread drops the arrays while another releases the request."""
     keys = [KEY, b"l" * 32]
     handles = [store.put("writer", TREE, key=key) for key in keys]
     store.release("writer")
@@ -297,7 +297,7 @@ print("has written", flush=True)
 
 
 def test_a_readers_map_can_not_be_written() -> None:
-    """Around numpy's own check: the writer ends, what it read stays, and its pin goes with it."""
+    """A write that bypasses numpy's check kills the writer; the object is intact, and unpinned."""
     with (
         StoreServer(CAPACITY, shares=SHARES) as server,
         DaemonStore(server.address, name="one", writable=True) as store,

@@ -1,4 +1,4 @@
-"""What somebody hears who calls the library wrongly: which argument it is, and why; read aloud."""
+"""Wrong calls of the library: the exact message names the argument and the reason."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ TREE = {"pixels": np.ones(3)}
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """What they are made with."""
+    """The values from which the wrong calls are made."""
 
     store: Any
     cache: Any
     whole: Handle
-    """Of an object that is there."""
+    """The handle of a stored object."""
     gone: Handle
-    """Of one that was released."""
+    """The handle of an object that was released."""
     begun: Handle
-    """Of one that is being written, of 100 bytes."""
+    """The handle of an object of 100 bytes that is being written."""
     foreign: Handle
-    """Of another store's."""
+    """The handle of another store's object."""
     closed: Any
-    """A store that has been."""
+    """A store that has been closed."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def given() -> Iterator[Mistakes]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        # What the store is made of
+        # Arenas and clients
         (
             lambda _: LocalStore(-1),
             "an arena's size is a number of bytes, such as 64 * MiB, not -1",
@@ -248,7 +248,7 @@ def given() -> Iterator[Mistakes]:
             lambda it: it.cache.get_or_make("r", [KEY], lambda _: TREE, max_nbytes=10),
             "a tree takes 88 bytes, and max_nbytes is 10",
         ),
-        # Too late
+        # Closed stores
         (lambda it: it.closed.put("r", TREE), "the store has been closed"),
         (lambda it: it.closed.view(it.whole), "the store has been closed"),
         (lambda it: ItemCache(it.closed).get_data("r", [KEY]), "the store has been closed"),

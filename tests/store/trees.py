@@ -1,4 +1,4 @@
-"""Generated trees of tensors, and what it means that two are the same."""
+"""Generated trees of tensors, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = sorted(layout.DTYPES)
 
 
 def random_array(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Any bits: NaNs of all kinds, infinities, negative zeros."""
+    """Return an array of random bits: all kinds of NaN, infinities, and negative zeros."""
     kind = layout.DTYPES[dtype]
     num_bytes = int(np.prod(shape)) * kind.itemsize
     bits = np.random.default_rng(seed).integers(0, 256, num_bytes, np.uint8)
@@ -51,7 +51,7 @@ def store(tree: Any) -> memoryview:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit for bit, types and order of keys included."""
+    """Return whether two trees are equal bit for bit, including types and the order of keys."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -64,7 +64,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def tensors(tree: Any) -> Iterator[Any]:
-    """The arrays or tensors of a tree, in order."""
+    """Yield the arrays or tensors of a tree, in order."""
     if hasattr(tree, "__dlpack__"):
         yield tree
     children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()

@@ -1,8 +1,7 @@
-"""Makes a frontend of `afferent serve` tell what its callbacks take: see `tests.callbacks`.
+"""Make a frontend of `afferent serve` log the cost of its callbacks: see `tests.callbacks`.
 
-Every interpreter that finds this folder on its path runs this file before anything else; it is for
-a server's frontends alone. uvloop has no place where its callbacks could be timed, so asyncio's own
-loop runs the same callbacks in its stead.
+Every interpreter with this folder on its path runs this file first; only a server's frontends are
+changed. uvloop does not allow its callbacks to be timed, so asyncio's own loop replaces it.
 """
 
 from __future__ import annotations

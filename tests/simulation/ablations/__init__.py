@@ -1,7 +1,7 @@
-"""The safeguards of the store, each of which can be switched off: a seed has to miss it.
+"""The safeguards of the store, each of which can be switched off: some seed has to fail without it.
 
-What is patched here is the product's code as it is; where a safeguard moves, its ablation fails to
-apply, and says so.
+An ablation patches the product's own code. If that code moves, the ablation fails to apply, with
+an error.
 """
 
 from tests.simulation.ablations import calls, layers, making, room, staying, waking, waste

@@ -1,5 +1,5 @@
-# ruff: noqa: ARG005 - what is put in the place of a method is called like it
-"""Calls and connections."""
+# ruff: noqa: ARG005 - a replacement has the parameters of the method that it replaces
+"""Safeguards of calls and connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.ablations.table import Replace, ablation
 def _withdrawals(replace: Replace) -> None:
     for verb in (requests.Reserve, requests.Create, requests.AcquirePermit):
         replace(verb, "withdrawal", lambda self: None)
-    # Whole requests are forgotten at their end; the simulation's late calls look at once.
+    # A released request takes everything back; the simulation's late calls are checked before that.
 
 
 @ablation("a call ends by its deadline")
@@ -129,7 +129,7 @@ def _coming_back(replace: Replace) -> None:
 
 
 class _Agreeable:
-    """A reply to whatever was asked."""
+    """A reply that claims to answer any call."""
 
     def __init__(self, reply: Any) -> None:
         self.result, self.failure, self.seq = reply.result, reply.failure, _Equal()

@@ -1,8 +1,8 @@
-# ruff: noqa: ARG005 - what is put in the place of a method is called like it
+# ruff: noqa: ARG005 - a replacement has the parameters of the method that it replaces
 """Safeguards of several parts, each part switched off alone.
 
-Where one part does not do the work of another, a seed misses each. Where two do the same work, a
-seed misses both together, and neither alone: see `LAYERS`.
+Where the parts do different work, a seed fails without each. Where two do the same work, a seed
+fails without both, and with either it passes: see `LAYERS`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _lost_permits(replace: Replace) -> None:
     replace(StoreState, "_lose", unretired)
 
 
-# Two that do the same work
+# Two parts that do the same work
 
 
 def _daemon_takes_any_epoch(replace: Replace) -> None:
@@ -100,4 +100,4 @@ def _clients_take_any_epoch(replace: Replace) -> None:
 LAYERS: dict[str, tuple[Callable[[Replace], None], ...]] = {
     "epochs": (_daemon_takes_any_epoch, _clients_take_any_epoch),
 }
-"""By the ablation that switches off all of them: each of them alone keeps the promise."""
+"""The parts of an ablation that switches off several, each of which alone is enough."""

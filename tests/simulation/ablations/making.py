@@ -1,5 +1,5 @@
-# ruff: noqa: ARG005 - what is put in the place of a method is called like it
-"""Who makes what."""
+# ruff: noqa: ARG005 - a replacement has the parameters of the method that it replaces
+"""Safeguards of the single flight, of jobs and of the write-behind queue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-# ruff: noqa: ARG005 - what is put in the place of a method is called like it
-"""What is used stays where it is."""
+# ruff: noqa: ARG005 - a replacement has the parameters of the method that it replaces
+"""Safeguards of blocks that are in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ablation is, and by which seed each is missed."""
+"""The table of ablations, with a seed that fails without each safeguard."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Replace = Callable[[Any, Any, Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """A safeguard.
+    """A safeguard that can be switched off.
 
     Attributes:
-        what: Of what it guards, in words.
-        seed: One that misses it.
-        missed_as: The kind of promise that is broken then.
+        what: The rule that it enforces.
+        seed: A seed that fails without it.
+        missed_as: The kind of violation with which the seed fails.
     """
 
     name: str
@@ -32,11 +32,11 @@ class Ablation:
 
 @contextmanager
 def switched_off(switch_off: Callable[[Replace], None]) -> Iterator[None]:
-    """Within this, a safeguard is, or a part of it."""
+    """Switch a safeguard, or a part of one, off in this context."""
     before: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: Any, new: Any) -> None:
-        # A KeyError: the safeguard is not where it was.
+        # A KeyError means that the safeguard's code has moved.
         before.append((owner, name, _parts(owner)[name]))
         _set(owner, name, new)
 
@@ -114,11 +114,11 @@ MISSED: dict[str, tuple[int, str]] = {
     "free-first": (10, "waste"),
     "refused-first": (2420, "waste"),
 }
-"""By which seed, and how."""
+"""The seed that fails without each ablation's safeguard, and the kind of violation."""
 
 
 def ablation(what: str) -> Callable[[Callable[[Replace], None]], Callable[[Replace], None]]:
-    """This function switches a safeguard off."""
+    """Register a function that switches a safeguard off."""
 
     def register(switch_off: Callable[[Replace], None]) -> Callable[[Replace], None]:
         name = switch_off.__name__.strip("_").replace("_", "-")

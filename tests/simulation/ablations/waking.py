@@ -1,5 +1,5 @@
-# ruff: noqa: ARG005 - what is put in the place of a method is called like it
-"""Lost wake-ups: what has become possible is done by the next event, or at a deadline."""
+# ruff: noqa: ARG005 - a replacement has the parameters of the method that it replaces
+"""Safeguards against lost wake-ups: without them, a call waits for a later event or deadline."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _last_objects(replace: Replace) -> None:
 
 
 def _unheard(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The daemon sends nothing of what comes of this event."""
+    """Wrap a method of the daemon so that it sends no replies."""
 
     def quiet(self: Any, *args: Any) -> Any:
         send, self._send = self._send, lambda replies: None

@@ -1,4 +1,4 @@
-"""What is evicted has to make way for something."""
+"""Safeguards against needless evictions."""
 
 from __future__ import annotations
 
