@@ -1,1 +1,4 @@
-"""The benchmarks: each answers one question, with a control and a floor in the same run."""
+"""The benchmarks: each answers one question, with a baseline and a lower bound in the same run.
+
+In the records and in the code, a baseline is a *control*, and a lower bound is a *floor*.
+"""

@@ -1,25 +1,26 @@
-"""What does it cost to bring the images of a request into a store, all of them new?
+"""Measure the cost of storing the images of a request, all of them new.
 
-The whole is, on both sides: read the files into memory of their own, as a request's bytes come,
-digest them, allocate all of them in one call, copy, and say in one call that all are there. Files
-are JPEGs of 644 x 364 (about 55 KB), in the page cache. Neither side's release is in it.
+Both sides do the same work: read the files into memory of their own, as a request's bytes arrive;
+digest them; allocate all of them in one call; copy them; report in one call that all are ready. The
+files are JPEGs of 644 x 364 (about 55 KB) in the page cache. The release is not measured.
 
-Ours is one call of the public library, `ItemCache.load`, with all that it costs: files, BLAKE3,
-keys over tenant, model and options, one allocation, copies, one seal; a store daemon behind it. Its
-*call* is `ItemCache.allocate` of as many new keys, by itself. The control is a
-batched cache server (`peers/lightllm.py`: LightLLM's newest, spared rpyc): md5, `allocate`,
-a call that asks which are ready, a segment of shared memory for each image, and a call at the end;
-a server process behind it. Both have one client and one server, which wait for each other, and
-``threads`` more that read and digest (0: the client itself).
+Afferent's side is one call of the public library, `ItemCache.load`, with all its costs: files,
+BLAKE3, keys over tenant, model and options, one allocation, copies, one seal, and a store daemon.
+Its *call* is `ItemCache.allocate` of as many new keys, by itself.
 
-Ours reads into memory that is kept from call to call; the control into memory of each file's own,
-as its frontend does. First-touched pages of shared memory fall on the control's segments alone:
-that is what a segment for each image is.
+The baseline is a batched cache server (`peers/lightllm.py`: LightLLM's newest, without the cost of
+rpyc): md5, `allocate`, a call that returns the ready images, a segment of shared memory for each
+image, a call at the end, and a server process.
 
-Expected before, at 128 images: the call 0.6 ms on both sides, because a list of digests costs the
-same in msgpack whoever sends it, and ours allocates besides (0.5 to 1.0 times); the whole 6 to 8 ms
-against 15 to 25 (2 to 3 times): md5 is 2 to 4 times BLAKE3's price, and 128 segments cost as much
-again. At 4 images some 1.5 times.
+Both have one client and one server, which wait for each other, and ``threads`` that read and digest
+(0: the client itself). Afferent's side reads into memory that is reused for the next call; the
+baseline reads each file into new memory, as its frontend does. Only the baseline touches new pages
+of shared memory, because it uses a segment for each image.
+
+Expected before the measurement, at 128 images: the call 0.6 ms on both sides, because a list of
+digests costs the same in msgpack on both, and ours also allocates (0.5 to 1.0 times); the whole 6
+to 8 ms against 15 to 25 (2 to 3 times): md5 costs 2 to 4 times as much as BLAKE3, and 128 segments
+cost as much again. At 4 images some 1.5 times.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ COLUMNS = ("images", "threads", "rpc_ms", "total_ms", "control_rpc_ms", "control
 _IMAGES = (4, 16, 64, 128)
 _THREADS = (0, 2)
 _GOAL_RPC_MS, _GOAL_TOTAL_MS, _GOAL_RPC_TIMES, _GOAL_TOTAL_TIMES = 1.0, 8.0, 0.5, 6.0
-_QUALITY = 82  # some 55 KB
+_QUALITY = 82  # some 55 KB for each file
 _NUM_TOKENS = 299
 
 AfterSample = Callable[[], None]
@@ -88,7 +89,7 @@ def run(
     images: tuple[int, ...] = _IMAGES,
     alloc_workers: int | None = None,
 ) -> Report:
-    """``alloc_workers``: threads that read and digest; 0 is one after another."""
+    """Run the benchmark; ``alloc_workers`` threads read and digest, or 0 for the client itself."""
     threads = _threads(alloc_workers)
     report = Report("alloc", QUESTION)
     report.notes.append(
@@ -143,7 +144,7 @@ def _goals(rows: list[Row], images: int) -> list[Goal]:
 class _Allocation:
     """The sides for one number of images; each returns the milliseconds of the whole.
 
-    Each is the second of two in a row: the side before has left the caches cold.
+    Each runs twice and the second run counts: the side before has left the caches cold.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class _Allocation:
         return self._by_control(num_threads)
 
     def _ours(self, num_threads: int) -> float:
-        turn = next(self._turns)  # a new tenant each time, so that all are missing
+        turn = next(self._turns)  # a new tenant each time, so that all images are misses
         key_of = functools.partial(_key, f"{turn}")
         cache = self._caches[num_threads]
         start = time.perf_counter()
@@ -211,7 +212,7 @@ class _Allocation:
         return self._record(f"{num_threads} control", rpc_ms, total_ms)
 
     def samples(self, num_threads: int) -> dict[str, list[float]]:
-        """What was recorded, but for the first of two, and the first turn, which warm up."""
+        """Return the measurements without warm-up: each second run, without the first turn."""
         found = {
             "rpc_ms": f"{num_threads} rpc",
             "total_ms": f"{num_threads} total",
@@ -245,7 +246,7 @@ def _key(tenant: str, digest: bytes) -> ContentKey:
 
 @contextmanager
 def _image_files(number: int) -> Iterator[list[Path]]:
-    """All of them different."""
+    """Yield files with different images."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:

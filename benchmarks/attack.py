@@ -1,10 +1,13 @@
-"""How long does an honest client wait while twenty others send the most expensive requests?
+"""Measure how long an honest client waits while twenty others send expensive requests.
 
-A server with the built-in model on two cores. An honest client sends an image of 1 MB that no
-server has seen once a second, whether the image before is answered or not. Its times are measured
-beside twenty clients that do the same (open loop), beside twenty that send the next image when the
-one before is answered (closed loop), and beside twenty clients of each kind of
-`benchmarks.attackers`. Each case of each round has a server of its own.
+The server has the built-in model and runs on two cores. The honest client sends a new image of 1 MB
+once a second, whether the previous image is answered or not. Its times are measured beside
+
+- twenty clients that do the same (open loop);
+- twenty clients that send the next image when the previous one is answered (closed loop);
+- twenty clients of each kind of `benchmarks.attackers`.
+
+Each case of each round has a server of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ _MOST_OPEN_OF: Final = {
     "8 photos": 6.4,
     "schema bombs": 3.15,
 }
-"""Half of what an outside study measured at 9fa271e, where that was above 6."""
+"""Half of the result of an external study at 9fa271e, where that was above 6."""
 
 AfterSample = Callable[[], None]
 
@@ -97,7 +100,7 @@ def run(
     for _ in range(_num_rounds(rounds, quick=quick)):
         for case, row in zip(cases, report.rows, strict=True):
             host_port = free_port()
-            # Made before the others begin: this takes seconds of the same two cores.
+            # Make the bodies before the others begin, as this takes seconds of the same two cores.
             bodies = [body_of([("jpeg", new_photo())], max_tokens=16) for _ in range(number)]
             with _server(host_port) as url, _beside(case, url, host_port):
                 for name, value in asyncio.run(_measure(url, bodies)).items():

@@ -1,6 +1,6 @@
-"""Clients that mean no good, for `benchmarks.attack`: ``python -m benchmarks.attackers KIND URL``.
+"""Hostile clients for `benchmarks.attack`: ``python -m benchmarks.attackers KIND URL``.
 
-Each kind does one thing over and over until the process is killed; twenty of them at a time.
+Twenty clients of one kind repeat one attack until the process is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def small_image(seed: int, width: int = 300, height: int = 200) -> bytes:
-    """A PNG that no server has seen."""
+    """Return a PNG that no server knows."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (10, 15, 3), np.uint8)
     out = io.BytesIO()
@@ -42,7 +42,7 @@ def small_image(seed: int, width: int = 300, height: int = 200) -> bytes:
 
 @functools.cache
 def _photo(width: int, height: int, quality: int) -> bytes:
-    """A JPEG with the detail of a photo: 1 MB for 1600 x 1200 at quality 90."""
+    """Return a JPEG with the detail of a photo: 1 MB for 1600 x 1200 at quality 90."""
     rng = np.random.default_rng(7)
     fine = rng.normal(0, 24, (height, width, 3))
     coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((width, height))
@@ -53,7 +53,7 @@ def _photo(width: int, height: int, quality: int) -> bytes:
 
 
 def new_photo() -> bytes:
-    """A JPEG of 1 MB that no server has seen."""
+    """Return a JPEG of 1 MB that no server knows."""
     return unique(_photo(1600, 1200, 90))
 
 
@@ -71,8 +71,8 @@ def body_of(images: list[tuple[str, bytes]], **more: Any) -> bytes:
 
 
 def unique(data: bytes) -> bytes:
-    """The same image in a file that nobody has seen."""
-    number = struct.pack(">II", os.getpid(), next(_numbers))  # other processes count, too
+    """Return the same image in a file that no server knows."""
+    number = struct.pack(">II", os.getpid(), next(_numbers))  # several processes count
     if data[:2] == b"\xff\xd8":
         return data[:2] + b"\xff\xfe\0\x0a" + number + data[2:]
     text = b"tEXt" + b"n\0" + number.hex().encode()
@@ -81,7 +81,7 @@ def unique(data: bytes) -> bytes:
 
 
 def _bomb() -> bytes:
-    """A schema that is new, and takes long to compile."""
+    """Return a request with a new schema that takes long to compile."""
     number = next(_numbers)
     item = {"type": "string", "pattern": f"^(a?{number}b{{0,60}}){{1,60}}$"}
     properties = {f"p{number}_{n}": item for n in range(60)}
@@ -91,7 +91,7 @@ def _bomb() -> bytes:
 
 
 def _large_png() -> bytes:
-    """64 million pixels in some 200 KB."""
+    """Return a PNG of 64 million pixels in some 200 KB."""
     packer = zlib.compressobj(9)
     data = b"".join(packer.compress(b"\0" + b"\x10\x80\xf0" * _SIDE) for _ in range(_SIDE))
     data += packer.flush()
@@ -104,7 +104,7 @@ def _large_png() -> bytes:
 
 
 def _scanned_jpeg() -> bytes:
-    """Progressive, as large as may be."""
+    """Return a progressive JPEG of the largest size that is allowed."""
     out = io.BytesIO()
     Image.new("RGB", (_SIDE, _SIDE), (9, 90, 200)).save(out, "JPEG", progressive=True)
     return out.getvalue()
@@ -118,7 +118,7 @@ async def _repeat(url: str, bodies: Callable[[], bytes]) -> None:
 
 
 async def _announce(url: str) -> None:
-    """Half a megabyte of what is to be 64, and then four bytes a second."""
+    """Announce 64 MB, send half a megabyte, and then four bytes a second."""
     where = urlsplit(url)
     start = body_of([("jpeg", b"\xff\xd8\xff" + bytes(_SENT_NBYTES))])[:_SENT_NBYTES]
     head = (
@@ -137,7 +137,7 @@ async def _announce(url: str) -> None:
 
 
 async def _send_streams(url: str, *, num: int, n: int, is_read: bool) -> None:
-    """So many streams of ``n`` answers each, one after the other on each connection."""
+    """Send streams of ``n`` answers each, one after another on each connection."""
     where = urlsplit(url)
     body = body_of([], max_tokens=2000, stream=True, ignore_eos=True, n=n)
     head = (
@@ -163,7 +163,7 @@ async def _send_streams(url: str, *, num: int, n: int, is_read: bool) -> None:
 
 
 async def _leave(url: str) -> None:
-    """After a moment, in whatever stage the request is."""
+    """Send a request and disconnect after a moment, at any stage of the request."""
     where, pauses = urlsplit(url), itertools.cycle((0.0, 0.002, 0.01, 0.03, 0.1))
     while True:
         body = body_of([("png", small_image(next(_numbers)))])
@@ -182,7 +182,7 @@ async def _leave(url: str) -> None:
 async def _host(
     url: str, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ) -> None:
-    """Requests of 20 images each at a host of our own; the server has to allow it."""
+    """Send requests for 20 images each at a host of our own, which the server has to allow."""
     async with await asyncio.start_server(answer, "127.0.0.1", int(sys.argv[3])):
         parts = [
             {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{sys.argv[3]}/{n}"}}
@@ -193,7 +193,7 @@ async def _host(
 
 
 async def _drip(url: str) -> None:
-    """The host sends one byte a second."""
+    """Send requests for images of a host that sends one byte a second."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -208,7 +208,7 @@ async def _drip(url: str) -> None:
 
 
 async def _redirect(url: str) -> None:
-    """The host redirects each URL to itself."""
+    """Send requests for images of a host that redirects each URL to itself."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -223,7 +223,7 @@ async def _redirect(url: str) -> None:
 
 
 def _with(make: Callable[[], bytes], kind: str, number: int) -> Callable[[str], Awaitable[None]]:
-    """Requests of so many images that nobody has seen."""
+    """Return an attack with this number of new images in each request."""
 
     made = functools.cache(make)
 
@@ -235,12 +235,12 @@ def _with(make: Callable[[], bytes], kind: str, number: int) -> Callable[[str], 
 
 
 async def _honest(url: str) -> None:
-    """An image of 1 MB, and the next one when it is answered."""
+    """Send an image of 1 MB, and the next one when it is answered."""
     await _repeat(url, lambda: body_of([("jpeg", new_photo())]))
 
 
 async def _honest_paced(url: str) -> None:
-    """An image of 1 MB a second, whether the one before is answered or not."""
+    """Send an image of 1 MB a second, whether the previous one is answered or not."""
     await asyncio.sleep(next(_numbers) / NUM)
     async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as tasks:
 
@@ -257,7 +257,7 @@ async def _honest_paced(url: str) -> None:
 CLOSED: Final = "honest clients, closed loop"
 OPEN: Final = "honest clients, open loop"
 CROWD: Final = "honest crowd"
-"""As many honest ones as there are attackers of all kinds."""
+"""As many honest clients as there are attackers of all kinds."""
 ALL: Final = "all of these"
 HOSTED: Final = {"dripping URLs": _drip, "redirect loops": _redirect}
 KINDS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {

@@ -2,10 +2,12 @@
 
     python -m benchmarks.bare MODE NUM_THREADS FOLDER
 
-Each line of its input is a number of pictures and the files to take them from; each line of its
-output, the seconds that they took.
-``MODE`` is ``hf`` (Pillow, then the model's own processor: vLLM, SGLang and LMDeploy do it so, on a
-thread or a pool of threads) or ``decode`` (Afferent's decoders, and nothing else).
+Each line of its input has a number of pictures and the files to take them from; each line of its
+output has the seconds that they took. ``MODE`` is one of
+
+- ``hf``: Pillow, then the model's own processor, as in vLLM, SGLang and LMDeploy, on a thread or a
+  pool of threads;
+- ``decode``: Afferent's decoders alone.
 """
 
 from __future__ import annotations

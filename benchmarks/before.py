@@ -1,10 +1,9 @@
-"""Is this version as fast as an earlier one? ``make bench ARGS="before --revision REVISION"``.
+"""Compare this version with an earlier one: ``make bench ARGS="before --revision REVISION"``.
 
-Two servers with the built-in model on the same cores and in the same environment, one of this tree
-and one of a revision of its history, which run at the same time and work in turn: questions without
-media, small images that nobody has seen, pages of 1275 x 1650 through ``render`` that nobody has
-seen, and pages that are known. What is judged is the ratio of each pair of neighbours: its 95 %
-interval has to reach 1.
+Two servers with the built-in model run at the same time, on the same cores and in the same
+environment: one of this tree and one of an earlier revision. They get the load in turn: questions
+without media, new small images, new pages of 1275 x 1650 through ``render``, and known pages. The
+result is the ratio of neighbouring turns: its 95 % interval has to reach 1.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class _Case:
 
 @dataclass(slots=True)
 class Side:
-    """A server, and its supervisor."""
+    """A server and its supervisor process."""
 
     url: str
     popen: subprocess.Popen[bytes]
@@ -121,7 +120,7 @@ def _measure(case: _Case, sides: dict[str, Side], num_pairs: int, after_sample: 
         f"{side}_{what}": [] for side in sides for what in ("per_s", "cpu_ms")
     }
     for number in range(num_pairs + 1):
-        # Who went first goes second the next time: what changes with time is nobody's.
+        # The order alternates, so that changes over time affect both sides.
         for name in sorted(sides, reverse=number % 2 == 1):
             per_s, cpu_ms = _load(sides[name], case)
             if number:
@@ -132,7 +131,7 @@ def _measure(case: _Case, sides: dict[str, Side], num_pairs: int, after_sample: 
 
 
 def _load(side: Side, case: _Case) -> tuple[float, float]:
-    """Requests a second, and milliseconds of processor a request."""
+    """Return requests a second, and milliseconds of processor time per request."""
     bodies = case.bodies(case.num_requests)
     pids, start_s = trees([side.popen.pid]), time.monotonic()
     used_s = -sum(map(cpu_s, pids))
@@ -155,7 +154,7 @@ def _goals(row: Row) -> Iterator[Goal]:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Of ratios of pairs: their geometric mean, and its 95 % interval by resampling."""
+    """Return the geometric mean of ratios, and its 95 % interval by resampling."""
     logs = np.log(ratios)
     rng = np.random.default_rng(1)
     means = rng.choice(logs, (_NUM_RESAMPLED, len(logs))).mean(axis=1)
@@ -165,7 +164,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 @contextmanager
 def _tree_of(revision: str) -> Iterator[Path]:
-    """The sources of a revision, in a folder that goes with the block.
+    """Yield a temporary folder with the sources of a revision.
 
     Raises:
         ConfigError: There is no such revision.
@@ -182,7 +181,7 @@ def _tree_of(revision: str) -> Iterator[Path]:
 
 @contextmanager
 def server_of(tree: Path, *flags: str) -> Iterator[Side]:
-    """A server of that tree, which is ready; ended with the block."""
+    """Run a server of this tree until the block ends; wait until it is ready."""
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
     line += ["--arena-nbytes", _ARENA, *flags]

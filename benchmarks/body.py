@@ -1,11 +1,13 @@
-"""What does a request's body cost a frontend, and what an image that is there already?
+"""Measure the cost of a request's body for a frontend, and that of a cached image.
 
-The body has 20 MB of media. What the heap grows by at most is counted in the process that receives
-it, over loopback; the control reads it whole, parses it with `json` and decodes it with `base64`,
-as engines do. The hit is a PNG that `afferent serve` has features of; what it costs is the
-processor time of the whole frontend, its answer of one token included. Its control decodes the
-image and hashes the pixels before it looks them up, as vLLM does, and answers at once; its floor
-receives the body, decodes its base64 and digests that.
+The body has 20 MB of media. The first result is the maximal growth of the heap in the process that
+receives it, over loopback. The baseline reads the body whole, parses it with `json` and decodes it
+with `base64`, as engines do.
+
+The second result is the processor time of the whole frontend for a PNG whose features `afferent
+serve` has in its cache, including an answer of one token. The baseline decodes the image and hashes
+its pixels for the lookup, as vLLM does, and answers at once. The lower bound receives the body,
+decodes its base64 and digests the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ QUESTION = "What does a body cost a frontend, and what an image that is there al
 COLUMNS = ("case", "nbytes", "heap_mb", "control_heap_mb", "cpu_ms", "control_cpu_ms", "floor_ms")
 
 _BODY_NBYTES = 20_000_000
-_IMAGE_SIDES = (616, 448)  # a PNG of some 570 kB
+_IMAGE_SIDES = (616, 448)  # for a PNG of some 570 kB
 _ARENA_NBYTES = 256 * MiB
 _NUM_HITS = 20
 _GOAL_HEAP_MB, _GOAL_HIT_MS, _GOAL_FLOORS = 4.0, 3.0, 1.6
@@ -110,7 +112,7 @@ class _Server:
         self._connection.close()
 
     def cpu_ms(self, path: str, body: bytes, *, num_times: int) -> float:
-        """The processor time of the process for one request."""
+        """Return the processor time of the process for one request."""
         self._renew()
         start_ns = self._cpu_ns()
         for _ in range(num_times):
@@ -124,7 +126,7 @@ class _Server:
         return self.post("/heap", b"off")["nbytes"] / 1e6
 
     def _renew(self) -> None:
-        """While another side had its turn, a server may have ended the connection."""
+        """Reconnect: the server may have closed the connection while another side was measured."""
         self._connection.close()
 
     def _cpu_ns(self) -> int:
@@ -136,7 +138,7 @@ class _Server:
 @contextmanager
 def _host(address: str) -> Iterator[_Server]:
     command = [sys.executable, "-m", "benchmarks.body_host", address]
-    pipe, env = subprocess.PIPE, {**os.environ, **ENV}  # memory as a frontend has it
+    pipe, env = subprocess.PIPE, {**os.environ, **ENV}  # with a frontend's settings of malloc
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env) as process:
         if process.stdout is None:
             raise RuntimeError("the host has no output")
@@ -146,7 +148,7 @@ def _host(address: str) -> Iterator[_Server]:
 
 @contextmanager
 def _frontend() -> Iterator[_Server]:
-    """Of a server with the built-in model."""
+    """Run a server with the built-in model; yield its frontend."""
     command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
     command += ["--arena-nbytes", str(_ARENA_NBYTES), "--preprocess-workers", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -157,7 +159,7 @@ def _frontend() -> Iterator[_Server]:
                 yield frontend
         finally:
             process.terminate()
-            process.communicate()  # to its last word: a server needs somebody who listens
+            process.communicate()  # read its last output, so that it does not block
 
 
 def _announced_port(process: subprocess.Popen[str]) -> int:
@@ -168,7 +170,7 @@ def _announced_port(process: subprocess.Popen[str]) -> int:
 
 
 def _descendant(pid: int, module: str) -> int:
-    """The child of a process that runs a module."""
+    """Return the child of a process that runs a module."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
             if module in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
@@ -184,7 +186,7 @@ def _request(data: bytes) -> bytes:
 
 
 def _image() -> bytes:
-    """Soft blotches with noise, as a camera sees them."""
+    """Return an image of soft blotches with noise, like those of a camera."""
     rng = np.random.default_rng(0)
     width, height = _IMAGE_SIDES
     coarse = rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)

@@ -1,9 +1,9 @@
-"""A host for `benchmarks.body`: receives bodies as Afferent does, and as engines do.
+"""A host for `benchmarks.body`, which receives bodies as Afferent does and as engines do.
 
     python -m benchmarks.body_host ADDRESS
 
-It prints its port, and ends with its input. Each path receives in its own way; ``/heap`` counts
-what the heap grows by at most between an ``on`` and an ``off``, which is answered with it.
+It prints its port, and ends with its input. Each path receives in its own way. ``/heap`` measures
+the maximal growth of the heap between an ``on`` and an ``off``, and answers ``off`` with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Host:
         return Starlette(routes=[Route(path, do, methods=["POST"]) for path, do in paths.items()])
 
     async def cut(self, request: Request) -> Response:
-        """As Afferent does: media into the arena while they arrive."""
+        """Receive as Afferent does: media go into the arena while they arrive."""
         self._num += 1
         reader = BodyReader(self._store, self._gate, str(self._num), _LIMITS, MEDIA_KEYS)
         body = await reader.read(request)
@@ -63,11 +63,11 @@ class Host:
         return JSONResponse({"nbytes": sum(item.nbytes for item in body.media.values())})
 
     async def parse(self, request: Request) -> Response:
-        """The control: all of the body, parsed, and then decoded, as vLLM and SGLang do."""
+        """Receive as the baseline: read the whole body, parse it, decode it (vLLM and SGLang)."""
         return JSONResponse({"nbytes": len(await _media_of(request))})
 
     async def decode(self, request: Request) -> Response:
-        """The control of a hit: as vLLM, which decodes an image and hashes what it shows."""
+        """Look up as the baseline: decode the image and hash its pixels, as vLLM does."""
         image = Image.open(io.BytesIO(await _media_of(request))).convert("RGB")
         key = blake3.blake3(image.tobytes()).digest()
         is_known = key in self._known
@@ -75,7 +75,7 @@ class Host:
         return JSONResponse({"is_known": is_known})
 
     async def floor(self, request: Request) -> Response:
-        """What nobody gets around: the bytes are received, decoded, and digested, and no more."""
+        """Do the minimal work: receive the bytes, decode the base64, and digest the result."""
         body = await request.body()
         start = body.index(_BASE64) + len(_BASE64)
         text = memoryview(body)[start : body.index(b'"', start)]

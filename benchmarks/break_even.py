@@ -1,9 +1,10 @@
-"""From which link on is it better to fetch than to make? Printed as a table of Markdown.
+"""Print the rate of a link from which a fetch is faster than making features, as Markdown.
 
     python -m benchmarks.break_even
 
-What is made is measured here, by one thread; what a link carries is computed. Embeddings are those
-of a model with rows of 3,584 numbers of 16 bits, one for each token of the prompt.
+The time to make an item is measured here with one thread; the time on a link is computed.
+Embeddings are those of a model with rows of 3,584 numbers of 16 bits, one for each token of the
+prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LATENCY_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """One kind of item: what it takes to make it here, and how large it is."""
+    """One kind of item: the time to make it here, and its size."""
 
     what: str
     raw_nbytes: int
@@ -117,7 +118,7 @@ def _video(what: str, raw: memoryview, family: AnyFamily, limits: Limits) -> _Ma
 
 
 def _clip(folder: Path, rng: np.random.Generator, limits: Limits) -> _Made:
-    """Half a minute of sound, for Whisper's encoder: 1,500 rows."""
+    """Return half a minute of sound for Whisper's encoder: 1,500 rows."""
     (folder / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     extractor = {
         "feature_extractor_type": "WhisperFeatureExtractor",

@@ -1,4 +1,4 @@
-"""Processes of a server, started one by one by a benchmark."""
+"""Processes of a server that a benchmark starts one by one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def starting(
     fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Child]:
-    """A child, which is ended with the block; others can be started until `wait_ready`."""
+    """Start a child and end it with the block; others can be started before `wait_ready`."""
     child = spawn(name, module, settings, log=_LOG, fds=fds, env=dict(env or {}))
     try:
         yield child
@@ -47,14 +47,14 @@ def starting(
 def running(
     name: str, module: str, settings: Struct, *, env: Mapping[str, str] | None = None
 ) -> Iterator[Child]:
-    """A child that has said that it is ready; raises as `wait_ready` does."""
+    """Run a child; wait until it is ready, and raise as `wait_ready` does."""
     with starting(name, module, settings, env=env) as child:
         wait_ready(child)
         yield child
 
 
 def wait_ready(child: Child) -> None:
-    """Until it says so.
+    """Wait until the child reports to be ready.
 
     Raises:
         ConfigError: It ended before.
@@ -70,10 +70,10 @@ def wait_ready(child: Child) -> None:
 def command(
     line: Sequence[str], *, env: Mapping[str, str] | None = None, **streams: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program, which is ended with the block, and all that it has started with it.
+    """Run a program; end it with the block, and all processes that it has started.
 
     Args:
-        streams: As `subprocess.Popen` takes them: ``stdout``, ``stderr``.
+        streams: ``stdout`` and ``stderr`` for `subprocess.Popen`.
     """
     popen = subprocess.Popen(
         line, env={**os.environ, **(env or {})}, start_new_session=True, **streams
@@ -94,9 +94,10 @@ def command(
 def wait_until_it_answers(
     popen: subprocess.Popen[bytes], url: str, *, timeout_s: float, log: str
 ) -> None:
-    """
+    """Wait until the server answers with 200.
+
     Args:
-        log: What to say of where to look, if it does not.
+        log: The end of the error message, which says where the log is.
     """
     deadline_s = time.monotonic() + timeout_s
     while popen.poll() is None and time.monotonic() < deadline_s:
@@ -115,7 +116,7 @@ def free_port() -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of processor time that a process has taken; none, if it has ended."""
+    """Return the processor time of a process in seconds; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

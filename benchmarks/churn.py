@@ -1,15 +1,15 @@
-"""Does a full arena go on allocating, and what does it lose when it does?
+"""Measure a full arena: failed allocations, fragmentation and evictions.
 
-Objects of 4 KB to 200 MB, log-uniform, are asked for in an arena of 2 GiB; some are asked for far
-more often than others. What is missing is allocated. Whoever asks keeps the object pinned while
-some dozens of others ask, so that a good part of the arena can never be evicted. No memory is
-needed for this: it is all about where blocks go.
+Objects of 4 KB to 200 MB, with log-uniform sizes, are requested in an arena of 2 GiB; some much
+more often than others. A miss is allocated. Each request pins its object while some dozens of other
+requests run, so a large part of the arena can't be evicted. The benchmark needs no memory for the
+objects: it only places blocks.
 
-Each allocation that fails is checked by a scan over the blocks: it may fail only when no run
-between pinned blocks is long enough. Both sides get the same operations, in turn.
+After each failed allocation, a scan over the blocks checks that no run between pinned blocks was
+long enough. Both sides get the same operations, in turn.
 
-Times are CPU time: a worst case is ours, and not another process's turn. ``evicted_share`` is bytes
-evicted per byte asked for; ``evictions`` are counted per allocation.
+Times are CPU time, so that other processes do not cause worst cases. ``evicted_share`` is the ratio
+of evicted bytes to requested bytes; ``evictions`` are counted per allocation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NUM_OPERATIONS = 200_000
 _NUM_QUICK = 40_000
 _NUM_KEYS = 2_000
 _MAX_HOLD = 60  # operations for which an object stays pinned
-_LOOK_EVERY = 16  # operations between two looks at the whole arena
+_LOOK_EVERY = 16  # operations between two surveys of the whole arena
 _KIND = ObjectKind.FEATURES
 
 Block = tuple[int, int, bool]
@@ -62,7 +62,7 @@ def num_steps(*, quick: bool) -> int:
 def run(
     *, quick: bool, after_sample: Callable[[], None], num_operations: int | None = None
 ) -> Report:
-    """The operations are cut into samples; the first, which fills the arena, is the warm-up."""
+    """Run the operations in samples; the first one fills the arena and is not counted."""
     report = Report("churn", QUESTION)
     meter = BusyMeter()
     total = num_operations or (_NUM_QUICK if quick else _NUM_OPERATIONS)
@@ -88,13 +88,13 @@ def _goals(ours: Row, control: Row) -> list[Goal]:
 
 
 def _ratio(name: str, ours: Row, control: Row) -> float:
-    """Of samples of the same operations."""
+    """Return the median ratio of samples with the same operations."""
     pairs = zip(ours.samples[name], control.samples[name], strict=True)
     return statistics.median(mine / theirs if theirs else math.inf for mine, theirs in pairs)
 
 
 class Side(Protocol):
-    """A cache of objects by number. Who pins one is named by a number too."""
+    """A cache of objects by number; the requests that pin them are numbers, too."""
 
     capacity_nbytes: int
 
@@ -105,10 +105,10 @@ class Side(Protocol):
     def num_evicted(self) -> int: ...
 
     def pin(self, number: int, who: int) -> bool:
-        """Pin an object, if it is there."""
+        """Pin an object; return whether it is cached."""
 
     def allocate(self, number: int, nbytes: int, who: int) -> bool:
-        """A new object, pinned, if there is room."""
+        """Allocate a new object and pin it; return whether there is space."""
 
     def unpin(self, who: int) -> None: ...
 
@@ -152,9 +152,9 @@ class _Afferent:
 
 
 class _Control:
-    """First fit; the least recently used go until it fits, wherever they lie.
+    """A baseline: first fit, after the eviction of the least recently used objects anywhere.
 
-    Apache Arrow's Plasma store evicts like that, as its published source says.
+    According to its source, Apache Arrow's Plasma store evicts in this way.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class _Control:
 
 
 class _Recorder:
-    """One side, the operations that it gets, and what they did."""
+    """One side, its operations, and its results."""
 
     def __init__(self, name: str, side: Side, num_operations: int) -> None:
         self.name = name
@@ -227,7 +227,7 @@ class _Recorder:
             int(_MIN_NBYTES * math.exp(sizes.random() * spread)) for _ in range(_NUM_KEYS)
         ]
         self._now = 0
-        self._ends: dict[int, list[int]] = {}  # who unpins after which operation
+        self._ends: dict[int, list[int]] = {}  # the requests that unpin after each operation
         self._measured: dict[str, list[float]] = {}
         self.num_violations = 0
 
@@ -274,24 +274,24 @@ class _Recorder:
         return value
 
     def _next(self) -> tuple[int, int]:
-        """The next object that is asked for; those whose time is over let go of theirs."""
+        """Return the next requested object; unpin those whose time is over."""
         self._now += 1
         for who in self._ends.pop(self._now, ()):
             self._side.unpin(who)
-        number = int(_NUM_KEYS ** self._random.random()) - 1  # one in `n` asks for the n-th
+        number = int(_NUM_KEYS ** self._random.random()) - 1  # one request in `n` is for the n-th
         hold = self._random.randint(1, _MAX_HOLD)
         self._ends.setdefault(self._now + hold, []).append(self._now)
         return number, self._sizes[number]
 
     def _look(self) -> tuple[float, float]:
-        """Which part of the arena is in use, and which part of the rest is not one run."""
+        """Return the used part of the arena, and the part of the rest beyond its longest run."""
         side = self._side
         free = side.capacity_nbytes - side.used_nbytes
         broken = 1 - self._longest_run(pinned_only=False) / free if free else 0.0
         return side.used_nbytes / side.capacity_nbytes, broken
 
     def _longest_run(self, *, pinned_only: bool) -> int:
-        """Between the blocks, or between those that are pinned; from nothing but their places."""
+        """Return the longest run between all blocks, or between pinned ones."""
         held = ((at, size) for at, size, pinned in self._side.blocks() if pinned or not pinned_only)
         return max(_gaps(sorted(held), self._side.capacity_nbytes))
 

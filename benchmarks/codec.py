@@ -1,25 +1,27 @@
-"""How much does a tree of tensors cost on its way to another process, beside one memcpy?
+"""Measure the cost of sending a tree of tensors to another process, compared with one memcpy.
 
-The tree is what a processor makes of images: for each a ``pixel_values`` of 644 x 364 pixels
+The tree is the output of an image processor: for each image a ``pixel_values`` of 644 x 364 pixels
 (1196 x 1176 float32, 5.6 MB) and its grid. The last row is the other extreme, 50 tensors of 100
-bytes. A sample is the whole way there and back: encode into warm memory, and decode to arrays. The
-floor is one memcpy of the same bytes, by one thread, between warm buffers. With ``--quick`` a
-hundred images are a quarter as large, because the controls take seconds for them.
+bytes. A sample is the whole way: encode into warm memory, and decode to arrays. The lower bound is
+one memcpy of the same bytes, by one thread, between warm buffers. With ``--quick`` a hundred images
+are a quarter as large, because the baselines take seconds for them.
 
-`ratio` is ours as it is, which copies with two threads from 10 MB on; `one_thread_ratio` is ours
-with one, which is what all controls copy with: compare these. The controls:
+`ratio` is Afferent's codec as it is, with two threads from 10 MB on; `one_thread_ratio` is the
+codec with one thread. Compare the latter with the baselines, which all copy with one thread:
 
-- `engine_ratio`: msgpack with the tensors out of band (vLLM's and TokenSpeed's own encoder between
-  processes): nothing is copied to send them, and the receiver's one copy is into warm memory;
-- `oob_ratio`: pickle 5 with its buffers out of band, copied into warm shared memory (Ray);
-- `pickle_ratio`, in-band (SGLang over ZMQ, multiprocessing queues); `msgpack_ratio`, tensors as
-  bytes inside of the message; `torch_ratio` and `safetensors_ratio`, as tensors come over HTTP.
-  These allocate fresh memory for each message, which small virtual machines make dear.
+- `engine_ratio`: msgpack with the tensors out of band (the encoder of vLLM and TokenSpeed between
+  processes). Nothing is copied to send them, and the receiver copies once, into warm memory.
+- `oob_ratio`: pickle 5 with its buffers out of band, copied into warm shared memory (Ray).
+- `pickle_ratio`: in-band pickle (SGLang over ZMQ, multiprocessing queues).
+- `msgpack_ratio`: tensors as bytes inside of the message.
+- `torch_ratio` and `safetensors_ratio`: the formats for tensors over HTTP.
 
-Expected before: with one thread ours ties with pickle out of band and with the engines' encoder,
-1.0 to 1.1 all three from 10 images on, because all are one memcpy; two threads 0.7. At one image
-1.0 to 1.2. On small trees the engines' encoder is 1.5 to 2.5 times cheaper than ours: it inlines
-what has fewer than 256 bytes, and aligns nothing.
+The last four allocate new memory for each message, which is expensive on small virtual machines.
+
+Expected before the measurement: with one thread, ours ties with pickle out of band and with the
+engines' encoder: 1.0 to 1.1 from 10 images on, because all are one memcpy; two threads 0.7. At one
+image 1.0 to 1.2. On small trees the engines' encoder is 1.5 to 2.5 times cheaper than ours: it
+inlines tensors of fewer than 256 bytes, and aligns nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _SMALL_LEAVES, _SMALL_SHAPE = 50, (25,)  # 100 bytes each
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A tree, and warm memory that is large enough for it. Samples do it ``rounds`` times."""
+    """A tree, and warm memory for it; a sample repeats its work ``rounds`` times."""
 
     keys: dict[str, Any]
     tree: dict[str, Any]
@@ -67,7 +69,7 @@ class _Case:
 
 
 def _memcpy(case: _Case) -> None:
-    """The floor."""
+    """Copy all arrays once: the lower bound."""
     offset = 0
     for array in case.arrays:
         np.copyto(np.frombuffer(case.block, array.dtype, array.size, offset), array.reshape(-1))
@@ -85,7 +87,7 @@ def _one_thread(case: _Case) -> None:
 
 
 def _engine(case: _Case) -> None:
-    """Control: see `controls/tensor_message.py`; the copy is what the receiver's socket makes."""
+    """Encode as `controls/tensor_message.py`; the copy stands for that of the receiver's socket."""
     head, *buffers = tensor_message.encode(case.tree)
     received: list[tensor_message.Buffer] = [head]
     offset = 0
@@ -98,12 +100,12 @@ def _engine(case: _Case) -> None:
 
 
 def _pickle(case: _Case) -> None:
-    """Control: in-band pickle, as SGLang's processes send requests over ZMQ."""
+    """Use in-band pickle, as SGLang's processes do over ZMQ."""
     pickle.loads(pickle.dumps(case.tree, protocol=5))  # noqa: S301  (our own bytes)
 
 
 def _out_of_band(case: _Case) -> None:
-    """Control: pickle 5, buffers out of band and copied to shared memory, as Ray stores them."""
+    """Use pickle 5 with buffers out of band in shared memory, as Ray does."""
     buffers: list[pickle.PickleBuffer] = []
     message = pickle.dumps(case.tree, protocol=5, buffer_callback=buffers.append)
     placed, offset = [], 0
@@ -117,7 +119,7 @@ def _out_of_band(case: _Case) -> None:
 
 
 def _msgpack(case: _Case) -> None:
-    """Control: tensors as bytes inside of a message, as msgpack-numpy and others encode them."""
+    """Encode tensors as bytes inside of a message, as msgpack-numpy does."""
     packed = msgspec.msgpack.encode(case.tree, enc_hook=_pack_array)
     for node in _leaves(msgspec.msgpack.decode(packed)):
         if isinstance(node, list):
@@ -130,7 +132,7 @@ def _pack_array(value: Any) -> Any:
 
 
 def _torch(case: _Case) -> None:
-    """Control: ``torch.save``, as vLLM takes prompt embeddings over HTTP."""
+    """Use ``torch.save``, as vLLM does for prompt embeddings over HTTP."""
     torch: Any = importlib.import_module("torch")
     made = _mapped(case.tree, lambda array: torch.from_numpy(array))
     file = io.BytesIO()
@@ -140,7 +142,7 @@ def _torch(case: _Case) -> None:
 
 
 def _safetensors(case: _Case) -> None:
-    """Control: one flat safetensors file in memory, as tensors are sent over HTTP."""
+    """Use one flat safetensors file in memory, as for tensors over HTTP."""
     safetensors: Any = importlib.import_module("safetensors.numpy")
     packed = safetensors.save({str(number): array for number, array in enumerate(case.arrays)})
     safetensors.load(packed)
@@ -181,7 +183,7 @@ def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
             images, num_patches=_PATCHES // 4 if quick and images >= 100 else _PATCHES
         )
         keys = {"tree": f"{images} images", "images": images}
-        # One image is copied in less time than a clock and a scheduler are good for.
+        # One image is copied too fast to be timed alone.
         row = _row(tree, keys, num_samples, after_sample, rounds=max(1, 10 // images))
         ratio = row.median("ratio")
         what = f"ratio at {images} images <= {_RATIO_GOAL}"
@@ -258,7 +260,7 @@ def _row(
 
 def _timed(side: Callable[[_Case], None], case: _Case) -> Callable[[], float]:
     def seconds() -> float:
-        _memcpy(case)  # what ran before left the caches as it liked; all sides start alike
+        _memcpy(case)  # the same state of the caches for all sides
         start = time.perf_counter()
         for _ in range(case.rounds):
             side(case)
@@ -268,7 +270,7 @@ def _timed(side: Callable[[_Case], None], case: _Case) -> Callable[[], float]:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """All that is in the dictionaries of a tree, and in lists of dictionaries."""
+    """Yield all values in the dictionaries of a tree, and in its lists of dictionaries."""
     if isinstance(tree, dict):
         for child in tree.values():
             yield from _leaves(child)
@@ -280,7 +282,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _mapped(tree: Any, make: Callable[[np.ndarray], Any]) -> Any:
-    """The tree with something else in place of its arrays."""
+    """Return the tree with its arrays replaced."""
     if isinstance(tree, dict):
         return {key: _mapped(child, make) for key, child in tree.items()}
     if isinstance(tree, list):

@@ -1,9 +1,9 @@
-"""An engine's core in a process of its own, between a frontend and the workers: for `images`.
+"""An engine core in its own process, between a frontend and the workers, for `images`.
 
     python -m benchmarks.engine_core SETTINGS
 
-A frontend sends it handles, or, as the controls do, the tensors themselves through ZMQ (vLLM's API
-server to its core). It answers when every worker has its arrays, with the bytes that each one sees.
+A frontend sends it handles or, in the baselines, the tensors through ZMQ (as vLLM's API server
+does). It answers when every worker has its arrays, with the number of bytes that each worker sees.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Command(Struct, array_like=True):
-    """``ring`` and ``zmq`` say how the tensors go on that come through the socket."""
+    """A command; ``ring`` and ``zmq`` select how tensors from the socket go on to the workers."""
 
     what: Literal["ping", "view", "let_go", "ring", "zmq"]
     handles: list[Handle] = []
 
 
 class EngineCore:
-    """The core, as a frontend sees it. One call at a time."""
+    """A frontend's connection to the core, for one call at a time."""
 
     def __init__(self, zmq_socket: Any) -> None:
         self._zmq_socket = zmq_socket
@@ -58,7 +58,7 @@ class EngineCore:
         self._answered: asyncio.Future[list[int]] | None = None
 
     async def ping(self) -> list[int]:
-        """The floor: a message to it, one to each worker, and the answers."""
+        """Send an empty message to the core and to each worker: the lower bound."""
         return await self._call(Command("ping"))
 
     async def view(self, handles: Sequence[Handle]) -> list[int]:
@@ -68,12 +68,12 @@ class EngineCore:
         await self._call(Command("let_go"))
 
     async def send(self, trees: Trees, *, through: Literal["ring", "zmq"]) -> list[int]:
-        """A control: the tensors to the core out of band, and so or by the ring to the workers."""
+        """Send the tensors out of band to the core, and on to the workers: a baseline."""
         await self._zmq_socket.send_multipart(tensor_message.encode(trees), copy=False)
         return await self._call(Command(through))
 
     async def attach(self, sock: socket.socket) -> None:
-        """Wait until it is ready."""
+        """Wait until the core is ready."""
         self._answered = asyncio.get_running_loop().create_future()
         await self._channel.attach(sock)
         await asyncio.wait_for(self._answered, _START_TIMEOUT_S)
@@ -99,7 +99,7 @@ class EngineCore:
 async def engine_core(
     store_address: str, num_workers: int, *, ring_chunk_nbytes: int
 ) -> AsyncIterator[EngineCore]:
-    """A core and its workers, ready.
+    """Run a core and its workers; yield it when they are ready.
 
     Raises:
         ConfigError: pyzmq is missing.
@@ -134,7 +134,7 @@ def _start(settings: Settings) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, pass_fds=[settings.channel_fd], env=env)
 
 
-# In its own process
+# In the core's process
 
 
 async def _run(settings: Settings) -> None:
@@ -172,7 +172,7 @@ async def _do(command: Command, workers: EngineWorkers, receiver: Any) -> list[i
 
 
 async def _receive(receiver: Any) -> Trees:
-    """Arrays over what came through the socket; nothing is copied once more."""
+    """Receive arrays over the received buffers, without another copy."""
     frames = await receiver.recv_multipart(copy=False)
     trees: Trees = tensor_message.decode([frame.buffer for frame in frames])
     return trees

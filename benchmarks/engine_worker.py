@@ -1,10 +1,10 @@
-"""A worker of an engine, as far as features come to it: for `benchmarks.engine_workers`.
+"""A worker of an engine that only receives features, for `benchmarks.engine_workers`.
 
     python -m benchmarks.engine_worker SETTINGS
 
-It says its number at the store, then does an `Order` at a time, and answers with how many bytes of
-tensors it sees now. What came by a pipe or a socket it drops before it answers: eight workers with
-copies of their own would not fit into the memory of a small machine.
+It sends its client id at the store, then executes one `Order` at a time, and answers with the bytes
+of tensors that it sees. It drops data from a pipe or a socket before it answers: eight workers with
+copies would not fit into the memory of a small machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUM_CHUNKS = 2
 
 
 class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Descriptors, and where the controls' tensors come from; ``index`` is of this worker."""
+    """Descriptors, and the sources of the baselines' tensors; ``index`` is that of this worker."""
 
     store_address: str
     channel_fd: int
@@ -48,8 +48,10 @@ class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Order(Struct, array_like=True):
-    """``view`` looks at objects that have been pinned for this worker; ``pipe``, ``zmq`` and
-    ``ring`` receive what comes by the other ways; ``ping`` does nothing.
+    """A task for a worker.
+
+    ``view`` views objects that are pinned for this worker; ``pipe``, ``zmq`` and ``ring`` receive
+    data in these ways; ``ping`` does nothing.
     """
 
     what: Literal["ping", "view", "let_go", "pipe", "zmq", "ring"]

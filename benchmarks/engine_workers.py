@@ -1,16 +1,17 @@
-"""An engine's core and its worker processes, for `handoff` and `images`: handles, and the controls.
+"""An engine's core and its worker processes, with handles and baselines, for `handoff` and
+`images`.
 
-The controls hand tensors over as engines do today:
+The baselines hand tensors over as today's engines do:
 
 - pickled through a pipe to each worker, as `multiprocessing` queues do (LMDeploy's API process to
   its engine);
-- as messages with the tensors out of band, through ZMQ to each worker (vLLM, for what is too large
-  for its ring; SGLang's processes);
-- through a ring in shared memory that each worker copies out of (vLLM, for all else).
+- as messages with the tensors out of band, through ZMQ to each worker (vLLM, for data that are too
+  large for its ring; SGLang's processes);
+- through a ring in shared memory from which each worker copies (vLLM, for all other data).
 
-All are kind: encoded once for all workers, numpy instead of torch, and every worker at once, woken
-by the same small message as ours. After ours a worker looks at the arena itself, after a control at
-a copy of its own: whoever reads all bytes then pays for the memory once more on both sides.
+All are the best of their kind: the data are encoded once for all workers, numpy replaces torch, and
+all workers are woken at once by the same small message as on our side. A worker then views the
+arena itself, or its own copy in a baseline. To read all bytes costs the same on both sides.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _seen_decoder = msgspec.msgpack.Decoder(int)
 
 
 class EngineWorkers:
-    """Each of its methods returns when every worker has answered: the bytes that each one sees."""
+    """The workers; each method awaits all answers: the bytes that each worker sees."""
 
     def __init__(
         self, store: AsyncDaemonStore, context: Any, *, number: int, ring_chunk_nbytes: int
     ) -> None:
-        """``context`` is ZMQ's."""
+        """Prepare the workers; ``context`` is ZMQ's."""
         self._store, self._context = store, context
         self._number, self._ring_chunk_nbytes = number, ring_chunk_nbytes
         self._ring: Ring | None = None
@@ -63,11 +64,11 @@ class EngineWorkers:
         self._answered: asyncio.Future[None] | None = None
 
     async def ping(self) -> list[int]:
-        """The floor: a message to each, and their answers."""
+        """Send an empty message to each worker and await the answers: the lower bound."""
         return await self._order(Order("ping"))
 
     async def view(self, handles: Sequence[Handle]) -> list[int]:
-        """Pin for all of them in one round trip, and tell them."""
+        """Pin for all workers in one round trip, and send them the handles."""
         await self._store.get(REQUEST, handles, also_for=self._client_numbers)
         return await self._order(Order("view", list(handles)))
 
@@ -76,16 +77,16 @@ class EngineWorkers:
         await self._store.release(REQUEST)
 
     async def send_through_pipes(self, trees: Trees) -> list[int]:
-        """A control."""
+        """Send the tensors pickled through pipes."""
         answered = self._begin(Order("pipe"))
-        await asyncio.sleep(0)  # the orders are on their way before the loop is held up
+        await asyncio.sleep(0)  # send the orders before the loop is blocked
         data = pickle.dumps(trees, protocol=pickle.HIGHEST_PROTOCOL)
         for pipe in self._pipes:
             pipe.send_bytes(data)
         return await self._end(answered)
 
     async def send_through_zmq(self, trees: Trees) -> list[int]:
-        """A control."""
+        """Send the tensors out of band through ZMQ."""
         answered = self._begin(Order("zmq"))
         parts = tensor_message.encode(trees)
         for sender in self._zmq_sockets:
@@ -93,13 +94,13 @@ class EngineWorkers:
         return await self._end(answered)
 
     async def send_through_ring(self, trees: Trees) -> list[int]:
-        """A control."""
+        """Send the tensors through the ring."""
         if self._ring is not None:
             self._ring.write(tensor_message.encode(trees))
         return await self._order(Order("ring"))
 
     def start(self, address: str, stack: ExitStack) -> list[socket.socket]:
-        """Start the processes; our ends of their channels."""
+        """Start the processes; return our ends of their channels."""
         ring_fd = os.memfd_create("ring")
         try:
             self._ring = Ring(
@@ -194,10 +195,10 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 async def engine_workers(
     address: str, number: int, *, ring_chunk_nbytes: int
 ) -> AsyncIterator[EngineWorkers]:
-    """So many workers, ready, with the arena in their page tables.
+    """Run workers with the arena in their page tables; yield them when they are ready.
 
     Args:
-        ring_chunk_nbytes: The most that is sent through the ring at a time.
+        ring_chunk_nbytes: The maximal size of a message through the ring.
 
     Raises:
         ConfigError: pyzmq is missing.

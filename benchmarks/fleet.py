@@ -1,16 +1,18 @@
-"""What do requests take with a tier, with one that is broken, and without?
+"""Measure the time of requests with a tier, with a broken tier, and without a tier.
 
-Features alone are asked for (``/v1/chat/completions/render?features=1``), of photographs of 1280 x
-960 that no server has seen; so nothing but fetching and making is measured. The server without a
-tier is the control, and alternates with the other.
+The requests ask for features alone (``/v1/chat/completions/render?features=1``), for new
+photographs of 1280 x 960, so only fetching and making them is measured. The server without a tier
+is the baseline, and alternates with the other one.
 
-`p99`: one request at a time. What is `known` has been made by a third server and is in the tier,
-what is `new` is not. The tier's server is at the other end of a link, shaped or not. `broken`: four
-at a time, requests a second in each of seven pairs of turns; the tier's server takes connections
-and never answers (`hangs`), or each piece of an answer comes half a second late (`is slow`).
+- `p99`: one request at a time. The features of `known` photographs were made by a third server and
+  are in the tier; those of `new` ones are not. The tier's server is behind a link, shaped or not.
+- `broken`: four requests at a time; the result is requests a second in each of seven pairs of
+  turns. The tier's server accepts connections and never answers (`hangs`), or each piece of an
+  answer arrives half a second late (`is slow`).
 
-Expected before: `known` sooner than without from 10 Gbit/s on; `new` a look-up later, at most 1 ms;
-the 99th percentile no higher than without; a broken tier within the noise of none.
+Expected before the measurement: `known` faster than without a tier from 10 Gbit/s on; `new` slower
+by a lookup, at most 1 ms; the 99th percentile not above that without; a broken tier within the
+noise.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def _measure_p99(
 
 
 def _begin_anew(server: Server) -> None:
-    """What talks to the tier forgets what it has learned of another link."""
+    """Restart the tier process, so that it forgets the measurements of the previous link."""
     old = [process.pid for process in server.find("afferent.tier.main")]
     for process in server.find("afferent.tier.main"):
         process.kill()
@@ -116,7 +118,7 @@ def _begin_anew(server: Server) -> None:
 
 
 def _known(maker: Server, number: int) -> list[str]:
-    """Photographs whose features are in the tier, or are not worth it."""
+    """Return photographs whose features are in the tier, or were not worth a write."""
     shown = _PHOTOS.some(number)
     before = _settled(maker)
     for url in shown:
@@ -126,7 +128,7 @@ def _known(maker: Server, number: int) -> list[str]:
 
 
 def _settled(server: Server) -> float:
-    """Objects of which it is decided whether they are kept."""
+    """Return the number of objects whose write was decided."""
     return server.metric("afferent_tier_kept_total") or 0.0
 
 
@@ -202,32 +204,32 @@ def _rate(server: Server) -> float:
 
 
 def _broken_goal(row: Row) -> Goal:
-    """Not below that without: the interval of 95 % of the ratio reaches to 1."""
+    """Return the goal: the 95 % interval of the ratio reaches 1."""
     low, middle, high = interval(row.samples["with_tier"], row.samples["without"])
     what = f"broken, {row.keys['what']}: with / without, 95 % within {low:.3f}..{high:.3f}"
     return Goal(what, high >= 1.0, middle)
 
 
 def interval(ours: Sequence[float], control: Sequence[float]) -> tuple[float, float, float]:
-    """Of the ratio of pairs: least, geometric mean and greatest, 95 % of the time."""
+    """Return the mean ratio of the pairs and its 95 % interval, as (low, geometric mean, high)."""
     logs = [math.log(one / other) for one, other in zip(ours, control, strict=True)]
     mean, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
     low, high = mean - _T_95 * error, mean + _T_95 * error
     return math.exp(low), math.exp(mean), math.exp(high)
 
 
-# Both
+# For both parts
 
 
 @dataclass(slots=True)
 class _Photos:
-    """JPEG files that differ in a comment: to draw each anew would take longer than to use it."""
+    """JPEG files that differ in a comment: to draw new ones would take longer than the requests."""
 
     numbers: Iterator[int]
     file: bytes = b""
 
     def some(self, number: int) -> list[str]:
-        """As ``data:`` URLs."""
+        """Return new photographs as ``data:`` URLs."""
         if not self.file:
             out = io.BytesIO()
             photo(np.random.default_rng(1), 1280, 960).save(out, "JPEG", quality=85)
@@ -244,7 +246,7 @@ _PHOTOS = _Photos(itertools.count(1))
 
 
 def _ask(server: Server, url: str) -> float:
-    """Have features made, or fetched; the milliseconds it took.
+    """Request the features of an image; return the milliseconds.
 
     Raises:
         ConfigError: The request has failed.

@@ -1,16 +1,18 @@
-"""What does it cost that answers have a form?
+"""Measure the cost of structured output.
 
-The built-in model and engine, without a server around it: 16 answers at a time, of which each step
-computes a token. A side is 96 steps, from prompts of 24 tokens that have been computed: tokens a
-second, of all 16 together. All draw at temperature 1; *plain* answers may be anything, the others
-have a form that does not end before: a list of numbers, records of a schema, text of an expression.
-Nothing of it is faster because the model knows the form: it was taught none.
+The built-in model and engine run without a server: 16 answers at a time, one token each per step. A
+sample has 96 steps, after prompts of 24 tokens that are already computed. The result is tokens a
+second, of all 16 answers together. All answers are sampled at temperature 1. *Plain* answers are
+free; the others have a response format that does not end earlier: a list of numbers, records of a
+schema, text of an expression. The model was not trained for these formats, so it gains nothing from
+them.
 
-The control is *plain*. What a form costs before the first token, where it is new (tried in a
-process of its own, and compiled by the worker), is in `tried_ms`: no part of the steps.
+The baseline is *plain*. `tried_ms` is the cost of a new format before the first token: a process of
+its own checks it, and the worker compiles it. It is not part of the steps.
 
-Expected before: 0.9 to 0.98 times as many tokens with forms. Masks are found in a thread beside the
-model, which has one of two cores; what is left is to apply them, and a message to the thread.
+Expected before the measurement: 0.9 to 0.98 times as many tokens with response formats. A thread
+finds the masks beside the model, which has one of two cores; the remaining costs are applying the
+masks, and a message to the thread.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def num_steps(*, quick: bool) -> int:
 
 
 def run(*, quick: bool, after_sample: AfterSample, steps: int = _NUM_STEPS) -> Report:
-    """``steps``: how many a sample has."""
+    """Run the benchmark with this number of steps in a sample."""
     report = Report("forms", QUESTION)
     report.notes.append(
         "ratio: tokens a second beside plain, of the samples taken in the same turn"
@@ -110,7 +112,7 @@ class _Answers:
         self._runner, self._steps, self._seeds = runner, steps, itertools.count()
 
     def rate(self, name: str) -> float:
-        """Tokens a second, of all of them."""
+        """Return tokens a second, of all answers together."""
         names = [f"{number}" for number in range(_BATCH)]
         chunks = [Chunk(each, 0, _NUM_PROMPT, samples=True) for each in names]
         for each in names:

@@ -1,25 +1,33 @@
-"""What does a gate save when requests arrive faster than they are served, and what does it cost?
+"""Measure the savings and the cost of a gate when requests arrive faster than they are served.
 
-64 requests of 3 pages each (PNG, 1275 x 1650, all different) are sent at once, to an engine that
-only takes time: 20 ms for a request (`producer`: what makes the features is slower), as long as the
-features of a request take to make on this machine (`balanced`), or 400 ms (`engine`).
+64 requests of 3 pages each (PNG, 1275 x 1650, all different) are sent at once to an engine that
+only waits for each request:
 
-`bytes` is Afferent as it is, with an arena of 256 MiB. `off`, `1`, `2`, `4` and `8` are the same
-with an arena so large that it is no limit, without and with a limit on the requests between
-admission and the engine's acceptance (LMDeploy's proposed gate counts so); `4-held` holds its
-permits until a request's end. These say what counting does on our architecture, not what LMDeploy
-does. `control` does what engines do, on theirs (`controls/api_server.py` says which), and has no
-gate.
+- `producer`: 20 ms, so making the features is slower;
+- `balanced`: as long as making the features of a request takes on this machine;
+- `engine`: 400 ms.
 
-Ours is a store daemon, a frontend, two preprocess workers (nice 10) and a stub engine; the control,
-a process with 8 threads that decode and one that processes, and a stub engine. Both want all cores.
+The gates are:
 
-Expected before, of what is new: `4-held` bounds growth in all regimes to four requests' features
-and a decode for each worker (80 to 130 MiB), as `bytes` does, at the same rate in the engine-bound
-one; its limit fits requests of one size only.
+- `bytes`: Afferent as it is, with an arena of 256 MiB.
+- `off`, `1`, `2`, `4`, `8`: the same with an arena that is large enough for all requests, without
+  and with a limit on the number of requests between admission and the engine's acceptance (as in
+  LMDeploy's proposed gate).
+- `4-held`: the same with permits that are held until a request's end. These show the effect of
+  counting in our architecture, not LMDeploy's results.
+- `control`: a baseline with the architecture of today's engines (`controls/api_server.py` names
+  them), without a gate.
 
-Growth is the private memory of a side's processes at its highest, over what they had before; and of
-the arena, with `bytes` all of it, with the others what was in use of it.
+Our side is a store daemon, a frontend, two preprocess workers (nice 10) and a stub engine. The
+baseline is a process with 8 threads that decode and one that processes, and a stub engine. Both can
+use all cores.
+
+Expected before the measurement, for the new gate: `4-held` bounds growth in all regimes to four
+requests' features and a decode for each worker (80 to 130 MiB), as `bytes` does, at the same rate
+in the engine-bound regime; its limit suits requests of one size only.
+
+Growth is the maximal private memory of a side's processes, above its value before the run, plus the
+arena: with `bytes` all of it, with the others the part that was in use.
 """
 
 from __future__ import annotations
@@ -88,12 +96,20 @@ def num_steps(*, quick: bool, **chosen: Any) -> int:
 
 
 def run(*, quick: bool, after_sample: AfterSample, **chosen: Any) -> Report:
-    """Raises: ConfigError: There is not enough memory free, or a library is missing."""
+    """Run the benchmark with the chosen options.
+
+    Raises:
+        ConfigError: There is not enough memory free, or a library is missing.
+    """
     return measure(choose(quick=quick, **chosen), after_sample)
 
 
 def measure(scenario: Scenario, after_sample: AfterSample) -> Report:
-    """Raises: ConfigError: There is not enough memory free, or a library is missing."""
+    """Measure a scenario.
+
+    Raises:
+        ConfigError: There is not enough memory free, or a library is missing.
+    """
     _check(scenario)
     report = Report("gate", QUESTION, notes=[_NOTE])
     meter = BusyMeter()
@@ -126,7 +142,7 @@ def _check(scenario: Scenario) -> None:
 
 
 def _starters(scenario: Scenario, stack: contextlib.ExitStack) -> dict[str, Starter]:
-    """How each side is started; what lives longer than its frontend is running already."""
+    """Return a starter for each side; processes that outlive their frontends are started here."""
     starters: dict[str, Starter] = {}
     if "bytes" in scenario.gates:
         plane = stack.enter_context(data_plane(scenario.arena_nbytes, counts_whole_arena=True))
@@ -144,7 +160,7 @@ def _starters(scenario: Scenario, stack: contextlib.ExitStack) -> dict[str, Star
 def _produce_s(
     scenario: Scenario, starters: Mapping[str, Starter], sender: Sender, after_sample: AfterSample
 ) -> float:
-    """How long the features of a request take to make, if nothing waits for the engine."""
+    """Return the time to make the features of a request, when nothing waits for the engine."""
     gate = "bytes" if "bytes" in starters else next(iter(starters))
     found = []
     with starters[gate](0.0) as server:
@@ -205,7 +221,7 @@ def _goals(regime: str, scenario: Scenario, rows: Mapping[str, Row]) -> list[Goa
                 rate,
             )
         )
-    # With few requests an arena that holds one or two of them is a good part of them all.
+    # With few requests, an arena for one or two of them is a large part of all.
     if regime == "engine" and "control" in rows and scenario.num_requests >= NUM_REQUESTS:
         growth = _ratio("peak_growth_nbytes", ours, rows["control"])
         goals.append(
@@ -215,6 +231,6 @@ def _goals(regime: str, scenario: Scenario, rows: Mapping[str, Row]) -> list[Goa
 
 
 def _ratio(name: str, ours: Row, other: Row) -> float:
-    """Of runs that followed each other."""
+    """Return the median ratio of neighbouring runs."""
     pairs = zip(ours.samples[name], other.samples[name], strict=True)
     return statistics.median(mine / theirs for mine, theirs in pairs)

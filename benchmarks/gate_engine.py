@@ -1,11 +1,11 @@
-"""An engine for `benchmarks.gate` in the place of the core: it only takes time.
+"""An engine for `benchmarks.gate` instead of the core, which only waits.
 
     python -m benchmarks.gate_engine FD
 
-It does with a request's items what the core does: it pins them, accepts, and lets go of them when
-they have been prefilled. Requests are prefilled one at a time, and answered with one token. If it
-``accepts_at_end``, it says only then that it has accepted, so that a frontend holds what it holds
-until acceptance until the request's end.
+It handles a request's items as the core does: it pins them, accepts the request, and unpins them
+after the prefill. It prefills one request at a time, and answers with one token. With
+``accepts_at_end``, it reports the acceptance only at the end, so that a frontend holds its memory
+until the end of the request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Failure, decode, encode
 
 _INFO = EngineInfo(max_model_len=1 << 17, eos_token_ids=[])
-_TOKEN_ID = 100  # any one that is text
+_TOKEN_ID = 100  # any token of text
 
 
 class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``prefill_s``: of one request."""
+    """Settings of the engine; ``prefill_s`` is the time of one request."""
 
     store_address: str
     listener_fd: int
@@ -68,7 +68,7 @@ class _Engine:
         self._accepted.put_nowait((frontend, request))
 
     async def prefill(self) -> None:
-        """One request after another, until cancelled."""
+        """Prefill one request after another until cancelled."""
         while True:
             frontend, request = await self._accepted.get()
             await asyncio.sleep(self._prefill_s)
@@ -80,7 +80,7 @@ class _Engine:
 
 
 class _Frontend:
-    """A connection."""
+    """A connection of a frontend."""
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
@@ -97,7 +97,7 @@ class _Frontend:
             case m.Submit(request=request):
                 self._engine.submit(self, request)
             case m.Abort():
-                pass  # of a request whose client has gone; it is prefilled in its turn
+                pass  # its client has gone, but the request is prefilled in its turn
             case m.AskStats():
                 self.send(m.Stats(None))
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gate_load WIDTH HEIGHT
 
-Each line of its input is a `Task` in JSON. It says ``ready`` when the bodies are made, and waits
-for an empty line; then it sends them, and says what came of it: an `Outcome` in JSON.
+Each line of its input is a `Task` in JSON. It prints ``ready`` when the bodies are made, and waits
+for an empty line. Then it sends them, and prints an `Outcome` in JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from afferent.errors import ConfigError
 from benchmarks.gate_servers import MODEL
 from benchmarks.pages import PageFiles
 
-_NICENESS = 10  # clients have machines of their own
+_NICENESS = 10  # in production, clients have machines of their own
 
 
 class Task(Struct):
-    """The pages' numbers begin with ``first_page``; ``num_pages`` are in each request."""
+    """A load; pages are numbered from ``first_page`` on, with ``num_pages`` in each request."""
 
     port: int
     model: str
@@ -38,21 +38,21 @@ class Task(Struct):
 
 
 class Outcome(Struct):
-    """Seconds from the first byte sent to the last answer, and the answers' status codes."""
+    """The seconds from the first byte sent to the last answer, and the status codes."""
 
     elapsed_s: float
     statuses: list[int]
 
 
 class Sender:
-    """The process, as its parent sees it. No page is ever sent twice."""
+    """The parent's side of the process; it never sends a page twice."""
 
     def __init__(self, popen: subprocess.Popen[str], num_pages: int) -> None:
         self._popen, self._num_pages = popen, num_pages
         self._next_page = 0
 
     def prepare(self, port: int, num_requests: int) -> None:
-        """Have it make the bodies."""
+        """Let the process make the bodies."""
         task = Task(port, MODEL, num_requests, self._num_pages, self._next_page)
         self._next_page += num_requests * self._num_pages
         self._say(msgspec.json.encode(task).decode())
@@ -75,7 +75,7 @@ class Sender:
 
 @contextlib.contextmanager
 def sending(width: int, height: int, *, num_pages: int) -> Iterator[Sender]:
-    """The process that sends pages of that size, so many in a request."""
+    """Run a process that sends pages of this size, with ``num_pages`` in each request."""
     command = [sys.executable, "-m", __name__, str(width), str(height)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as popen:

@@ -1,4 +1,4 @@
-"""The memory of one side of `benchmarks.gate`, looked at from outside while it works."""
+"""The memory of one side of `benchmarks.gate`, measured from outside during a run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _PRIVATE = re.compile(rb"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
 
 
 def private_nbytes(roots: Sequence[int]) -> int:
-    """Bytes that one process alone has mapped, of these processes and all below them.
+    """Return the bytes that only one process maps, of these processes and all below them.
 
-    The arena is mapped by several, and is not among them. To find out takes the kernel tens of
-    milliseconds, most of them for the arena: this is for a moment at which nothing runs.
+    The arena does not count, because several processes map it. The kernel needs tens of
+    milliseconds for this, most of them for the arena, so use it when nothing runs.
     """
     return sum(map(_private_nbytes, trees(roots)))
 
 
 def anonymous_nbytes(roots: Sequence[int]) -> int:
-    """Heaps and stacks of these processes and all below them, from counters, in microseconds.
+    """Return the heaps and stacks of these processes and all below them, in microseconds.
 
-    It grows as `private_nbytes` does: what they share with the process that they were forked from
-    is in both figures of a difference.
+    It grows as `private_nbytes` does: pages that are shared with the parent process cancel out in a
+    difference.
     """
     return sum(map(_anonymous_nbytes, trees(roots)))
 
@@ -51,7 +51,7 @@ def _anonymous_nbytes(pid: int) -> int:
 
 
 def trees(roots: Sequence[int]) -> list[int]:
-    """These processes and those that their threads have started."""
+    """Return these processes and all processes that their threads have started."""
     found: list[int] = []
     waiting = list(roots)
     while waiting:
@@ -64,9 +64,9 @@ def trees(roots: Sequence[int]) -> list[int]:
 
 
 class Sampler:
-    """Reads a figure again and again, in a thread, until the block ends; ``peak`` is the greatest.
+    """A thread that reads a value repeatedly until the block ends; ``peak`` is the maximum.
 
-    What goes wrong while reading is raised where the block ends.
+    An error of a read is raised at the end of the block.
     """
 
     def __init__(self, read: Callable[[], int]) -> None:

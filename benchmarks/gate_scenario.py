@@ -1,4 +1,4 @@
-"""What `benchmarks.gate` measures: which regimes and gates, how often, and what they need."""
+"""The scenarios of `benchmarks.gate`: regimes, gates, repetitions and memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.record import MIN_SAMPLES
 REGIMES = ("producer", "balanced", "engine")
 COUNTS = {"off": (0, False), "1": (1, False), "2": (2, False), "4": (4, False), "8": (8, False)}
 COUNTS["4-held"] = (4, True)
-"""Where bytes are no limit: requests between admission and acceptance, or, where the permit is held
-so long, the request's end.
+"""Gates without a limit on bytes: the maximal number of requests, and whether the permit is held
+until the request's end instead of the acceptance.
 """
 GATES = (*COUNTS, "bytes", "control")
 NUM_REQUESTS, _NUM_QUICK = 64, 12
@@ -24,14 +24,14 @@ _ARENA_NBYTES, _QUICK_ARENA_NBYTES = 256 * MiB, 64 * MiB
 _QUICK_RUNS = 3
 _PREFILL_S = {"producer": 0.02, "engine": 0.4}
 _QUICK_PREFILL_S = {"engine": 0.25}
-_DECODE_NBYTES_PER_PIXEL = 13  # at most: `afferent.media.decode.image`
+_DECODE_NBYTES_PER_PIXEL = 13  # the maximum: `afferent.media.decode.image`
 _SPARE_NBYTES = 2 * GiB
-_ALL_START_S, _START_S, _PRODUCE_S = 8.0, 2.0, 0.08  # a guess, for the estimate
+_ALL_START_S, _START_S, _PRODUCE_S = 8.0, 2.0, 0.08  # guesses, for the estimated duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is measured, and how often."""
+    """A choice of measurements and repetitions."""
 
     num_requests: int
     arena_nbytes: int
@@ -43,22 +43,22 @@ class Scenario:
 
     @property
     def features_nbytes(self) -> int:
-        """Of all requests."""
+        """Size of the features of all requests."""
         return self.num_requests * NUM_PAGES * plan(*self.page).nbytes
 
     @property
     def unlimited_arena_nbytes(self) -> int:
-        return round(1.7 * self.features_nbytes) + 64 * MiB  # media as they came have their share
+        return round(1.7 * self.features_nbytes) + 64 * MiB  # with space for raw media
 
     @property
     def decode_nbytes(self) -> int:
-        """Most that a worker needs for a page: to decode it, and the pixels to cut patches from."""
+        """Maximal memory of a worker for a page: the decoder's, and the pixels for the patches."""
         width, height = self.page
         return _DECODE_NBYTES_PER_PIXEL * width * height + plan(width, height).nbytes
 
     @property
     def needed_nbytes(self) -> int:
-        """Most that is in use at a time, and something to spare."""
+        """Maximal memory in use at a time, with a reserve."""
         arenas = self.arena_nbytes if "bytes" in self.gates else 0
         if any(gate in COUNTS for gate in self.gates):
             arenas += self.unlimited_arena_nbytes
@@ -83,7 +83,7 @@ def choose(
     regimes: Sequence[str] | None = None,
     gates: Sequence[str] | None = None,
 ) -> Scenario:
-    """What is measured if nothing else is asked for."""
+    """Return the scenario for these options; the others have defaults."""
     return Scenario(
         num_requests=requests or (_NUM_QUICK if quick else NUM_REQUESTS),
         arena_nbytes=_QUICK_ARENA_NBYTES if quick else _ARENA_NBYTES,

@@ -40,13 +40,13 @@ NUM_WORKERS = 2
 _FOLDER = Path(afferent.__file__).parent / "builtin" / "models" / "shapes"
 _MIN_PIXELS, _MAX_PIXELS = 4 * 28 * 28, 16384 * 28 * 28
 _RAW_SHARE = 0.25
-_PATIENCE_S = 3600.0  # nobody is refused because it takes long
+_PATIENCE_S = 3600.0  # no request is refused for its duration
 _POLL_S = 0.02
 _START_TIMEOUT_S = 60.0
 
 
 def family() -> QwenVlFamily:
-    """A Qwen2-VL with the sizes of the released models: a page of 1275 x 1650 is 2,714 tokens."""
+    """Return a Qwen2-VL of the released sizes: 2,714 tokens for a page of 1275 x 1650."""
     built_in = describe(_FOLDER)
     if not isinstance(built_in, QwenVlFamily):
         raise ConfigError("the built-in model is of another family")
@@ -54,7 +54,7 @@ def family() -> QwenVlFamily:
 
 
 def plan(width: int, height: int) -> FeaturePlan:
-    """What a page becomes."""
+    """Return the plan of a page's features."""
     return family().plan(ImageHeader(width, height))
 
 
@@ -63,10 +63,10 @@ class Server:
     """A side that is ready.
 
     Attributes:
-        pids: Its processes, but for those that they have started.
-        arena_nbytes: Of an arena that is a limit: it counts in full, whatever is in it.
-        in_use_nbytes: Of an arena that is none.
-        forget: Have no features of earlier requests left.
+        pids: Its processes, without those that they have started.
+        arena_nbytes: The size of a limiting arena, which counts in full.
+        in_use_nbytes: Returns the bytes in use, of an arena that does not limit.
+        forget: Drops all features of earlier requests.
     """
 
     port: int
@@ -76,12 +76,12 @@ class Server:
     forget: Callable[[], object] = lambda: None
 
     def growing_nbytes(self) -> int:
-        """What it has at this moment, but for what does not change."""
+        """Return the current size of the memory that grows."""
         return anonymous_nbytes(self.pids) + self.in_use_nbytes()
 
 
 Starter = Callable[[float], contextlib.AbstractContextManager[Server]]
-"""Starts a side whose engine takes so many seconds for a request."""
+"""Starts a side whose engine takes this many seconds for a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ class DataPlane:
     def serve(
         self, prefill_s: float, *, max_concurrency: int = 0, is_held: bool = False
     ) -> Iterator[Server]:
-        """A frontend and an engine in front of it.
+        """Run a frontend and an engine with this store.
 
         Args:
-            max_concurrency: Requests between admission and the engine's acceptance; 0: any number.
-            is_held: The engine accepts a request when it has ended.
+            max_concurrency: Requests between admission and the engine's acceptance; 0: no limit.
+            is_held: The engine accepts a request only at its end.
         """
         config = msgspec.structs.replace(self.config, max_mm_preprocess_concurrency=max_concurrency)
         address, core_address = self._server.address, new_address("core")
@@ -142,7 +142,7 @@ class DataPlane:
         self._store.evict(ObjectKind.FEATURES)
 
     def _in_use_nbytes(self) -> int:
-        """Of objects that somebody writes, reads, or has yet to read."""
+        """Return the bytes of objects that are written, pinned or reserved."""
         return self._store.stat().held_nbytes
 
 
@@ -177,7 +177,7 @@ def data_plane(arena_nbytes: int, *, counts_whole_arena: bool) -> Iterator[DataP
 
 @contextlib.contextmanager
 def control(prefill_s: float) -> Iterator[Server]:
-    """An API process and an engine, as others have them."""
+    """Run an API process and an engine as the baseline has them."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         listener = stack.enter_context(_listener())
@@ -202,7 +202,7 @@ def _listener() -> socket.socket:
 
 
 def _wait_ready(children: Sequence[Child], listener: socket.socket) -> int:
-    """The port, once a request would be served there."""
+    """Return the port as soon as requests are served there."""
     for child in children:
         wait_ready(child)
     port: int = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""One side of `benchmarks.gate` in one regime, run again and again."""
+"""One side of `benchmarks.gate` in one regime, for several runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.gate_load import Sender
 from benchmarks.gate_memory import Sampler, private_nbytes
 from benchmarks.gate_servers import Server, Starter
 
-_NUM_WARM_UP, _NUM_LONG_WARM_UP = 2, 6  # before a run; before all of them: until heaps don't grow
+_NUM_WARM_UP, _NUM_LONG_WARM_UP = 2, 6  # before a run; before all of them, until heaps don't grow
 
 
 class Side:
@@ -27,7 +27,7 @@ class Side:
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:
-        """Start it once for all runs; else it is started for each, as a heap keeps what it had."""
+        """Start the side once for all runs; else each run starts it, as a heap does not shrink."""
         with self._starter(self._prefill_s) as self._server:
             self._warm_up(self._server, _NUM_LONG_WARM_UP)
             yield

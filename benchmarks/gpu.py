@@ -1,13 +1,15 @@
-"""How fast do features come from the arena to the GPU, and does the GPU wait for them?
+"""Measure the rate of copies from the arena to the GPU, and the time for which the GPU waits.
 
-`locked` copies from the arena with its pages locked once, as the engine's workers do; `pageable`
-from the same arena as it is; `pin_memory` from a tensor on the heap that is copied into pinned
-memory first, as engines do that get their tensors by message (vLLM and SGLang call `pin_memory` on
-them). The floor is a copy from pinned memory that is there already.
+- `locked` copies from the arena with its pages locked once, as the engine's workers do.
+- `pageable` copies from the same arena without locked pages.
+- `pin_memory` copies a tensor on the heap into pinned memory first, as engines do that receive
+  tensors in messages (vLLM and SGLang call `pin_memory`).
 
-`idle` is the part of the time that the GPU computes nothing, in a loop as an engine's: while one
-batch is computed, the next one's features are copied; computing takes as long as the floor's copy.
-It needs a GPU with CUDA.
+The lower bound is a copy from memory that is already pinned.
+
+`idle` is the part of the time in which the GPU computes nothing, in a loop like that of an engine:
+while it computes one batch, the features of the next one are copied. A computation takes as long as
+a copy at the lower bound. The benchmark needs a GPU with CUDA.
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ def _num_samples(*, quick: bool) -> int:
 
 
 def run(*, quick: bool, after_sample: AfterSample) -> Report:
-    """Raises: ConfigError: There is no GPU, or no torch that can use one."""
+    """Run the benchmark.
+
+    Raises:
+        ConfigError: There is no GPU, or no torch that can use one.
+    """
     torch = _torch()
     report = Report("gpu", QUESTION)
     with (
@@ -101,10 +107,10 @@ def _goals(row: Row) -> list[Goal]:
 
 
 class _Case:
-    """One size; its sides are a way of copying each."""
+    """One size; each side copies in one way."""
 
     def __init__(self, torch: Any, arena: ArenaMap, viewed: Any) -> None:
-        """``viewed``: a tensor over the arena."""
+        """Prepare the copies; ``viewed`` is a tensor over the arena."""
         from afferent.builtin.engine.worker.page_lock import PageLock
 
         self._torch, self._arena, self._lock = torch, arena, PageLock.of_this_machine()
@@ -122,7 +128,7 @@ class _Case:
         self._num_products = max(1, round(copy_s / self._seconds_of_computing()))
 
     def gbps(self, way: str) -> float:
-        """Of copies one after another, until the last has arrived."""
+        """Return the rate of successive copies, until the last has arrived."""
         with self._prepared(way):
             self._copy(way, self._targets[0])
             self._torch.cuda.synchronize()
@@ -134,7 +140,7 @@ class _Case:
         return float(_NUM_STEPS * self._targets[0].nbytes / 1e9 / took_s)
 
     def idle(self, way: str) -> float:
-        """The part of a loop's time in which nothing was computed."""
+        """Return the part of a loop's time in which nothing was computed."""
         cuda = self._torch.cuda
         computing, copying = cuda.Stream(), cuda.Stream()
         copied = [cuda.Event(), cuda.Event()]
@@ -153,7 +159,7 @@ class _Case:
                     self._compute(self._targets[here])
                     end.record()
                 with cuda.stream(copying):
-                    if step:  # what lay there has been computed
+                    if step:  # wait for the computation with the previous data
                         copying.wait_event(spans[step - 1][1])
                     self._copy(way, self._targets[there])
                     copied[there].record()
@@ -164,7 +170,7 @@ class _Case:
 
     @contextlib.contextmanager
     def _prepared(self, way: str) -> Iterator[None]:
-        """The arena's pages are locked for one way only; to lock them is not part of a copy."""
+        """Lock the arena's pages for one way only, outside of the measured time."""
         if way != "locked" or self._lock is None:
             yield
             return
@@ -186,7 +192,7 @@ class _Case:
             self._torch.mm(self._matrix, self._matrix)
 
     def _seconds_of_computing(self) -> float:
-        """Of one product, in a row of them."""
+        """Return the time of one product, in a series of them."""
         for _ in range(2):  # the first one warms up
             self._torch.cuda.synchronize()
             start = time.perf_counter()

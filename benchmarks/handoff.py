@@ -1,18 +1,20 @@
-"""How long do features take from an engine's core to all of its workers?
+"""Measure the time of features from an engine's core to all of its workers.
 
-They are in the arena already, in a tree of one large tensor. From the core's decision to the last
-worker's word that it has its arrays: the core pins for all workers in one round trip to the store's
-daemon, and sends each the handle. The floor is an empty message to each worker and its answer. The
-controls send the tensors to each worker: pickled through a pipe (LMDeploy), as msgpack with the
-tensors out of band through ZMQ (vLLM, for what is too large for its ring), and through a ring in
-shared memory whose chunks are large enough for all of them (vLLM). The ring's workers copy into
-warm memory that they keep, the others into what the sockets give them.
+The features are in the arena already, in a tree of one large tensor. The time ends when the last
+worker has reported its arrays. The core pins for all workers in one round trip to the store's
+daemon, and sends each the handle. The lower bound is an empty message to each worker and its
+answer.
 
-Ours is a core, a store daemon and the workers; a control, the core and the workers, and ZMQ has a
-thread of its own in each.
+The baselines send the tensors to each worker: pickled through a pipe (LMDeploy); as msgpack with
+the tensors out of band through ZMQ (vLLM, for data that are too large for its ring); and through a
+ring in shared memory whose chunks are large enough (vLLM). The ring's workers copy into warm memory
+that they reuse, the others into the memory of the sockets.
 
-Expected before: 0.3 ms for any size. The ring is the best control: one memcpy of the core, and one
-of each worker, so 8 workers on two cores pay for five in a row, some 50 ms at 50 MB.
+Our side is a core, a store daemon and the workers; a baseline has the core and the workers, and a
+thread of ZMQ in each.
+
+Expected before the measurement: 0.3 ms for any size. The ring is the best baseline: one memcpy of
+the core, and one of each worker, so 8 workers on two cores need five in a row, some 50 ms at 50 MB.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class _Case:
             self.producer.release("kept")
 
     def _often(self, work: Callable[[], Awaitable[float]]) -> float:
-        """The median of many in a row, after one that warms up."""
+        """Return the median of many runs, after one that warms up."""
 
         async def all_of_them() -> list[float]:
             return [await work() for _ in range(_NUM_IN_A_ROW + 1)]

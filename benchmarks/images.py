@@ -1,27 +1,34 @@
-"""What do the images of one request cost on their way to every worker of the engine?
+"""Measure the cost of the images of one request on their way to every worker of the engine.
 
-Images are JPEGs of 644 x 364, in one body; features are bytes, as the Qwen2-VL family makes them.
-Two times: `afferent_ms`, from features that exist to arrays of all of them in both workers of an
-engine; and `whole_ms`, from the last byte of the body to the same: the server's own reader, plans,
-keys, jobs for two preprocess workers, their features, the hand-off. What had arrived before that
-byte has been cut and decoded from base64 already (`cut_ms`). The floor is an empty message through
-the engine's core to each worker, and the answers.
+Images are JPEGs of 644 x 364 in one body; features are bytes, as the Qwen2-VL family makes them.
+The times are:
 
-The controls keep everything on the heap, as engines do. `control_ms` sends features that exist to
-the core as msgpack with the tensors out of band (vLLM), and the core hands them to both workers by
-a ring in shared memory that is large enough for all of them (vLLM's `MessageQueue`, whose chunks
-are 16 MiB). `control_zmq_ms` goes the same way but for the last hop, a socket to each worker (vLLM,
-where the ring's chunks are too small). `control_whole_ms` parses the body, decodes and processes
-the same images with the same decoders and kernels on two threads, and goes on as `control_ms`.
+- `afferent_ms`: from existing features to arrays of all of them in both workers of an engine;
+- `whole_ms`: from the last byte of the body to the same, through the server's own body reader,
+  plans, keys, jobs for two preprocess workers, their features, and the hand-off;
+- `cut_ms`: the work on bytes that arrived before the last one: they are cut out and decoded from
+  base64 on arrival.
 
-Who works: ours, a frontend (the benchmark's process), a store daemon, two preprocess workers, a
-core and two engine workers; the controls, a frontend of an event loop and two threads, a core and
-two engine workers. At most two want a processor for long at a time, on either side.
+The lower bound is an empty message through the engine's core to each worker, and the answers.
 
-Expected before: the hand-off of 100 images (70 MB) 10 times faster than the better control, because
-it copies four times and ours not at all; the whole 1.3 to 1.8 times, `cut_ms` included, since
-decoding is most of both; with one image none of it, 0.8 to 1.1 times, because a job for another
-process waits to be woken.
+The baselines have everything on the heap, as engines do:
+
+- `control_ms` sends existing features to the core as msgpack with the tensors out of band (vLLM).
+  The core hands them to both workers by a ring in shared memory that is large enough for all of
+  them (vLLM's `MessageQueue`, whose chunks are 16 MiB).
+- `control_zmq_ms` differs in the last hop: a socket to each worker (vLLM, where the ring's chunks
+  are too small).
+- `control_whole_ms` parses the body, decodes and processes the same images with the same decoders
+  and kernels on two threads, and continues as `control_ms`.
+
+Our processes are a frontend (the benchmark itself), a store daemon, two preprocess workers, a core
+and two engine workers. Those of the baselines are a frontend with an event loop and two threads, a
+core and two engine workers. On either side, at most two need a processor for long at a time.
+
+Expected before the measurement: the hand-off of 100 images (70 MB) 10 times faster than the better
+baseline, because that copies four times and ours not at all; the whole 1.3 to 1.8 times, with
+`cut_ms`, since decoding is most of both; with one image no gain, 0.8 to 1.1 times, because a job
+has to wake another process.
 """
 
 from __future__ import annotations
@@ -59,10 +66,10 @@ COLUMNS = ("images", "workers", *_SIDES, "cut_ms")
 
 _IMAGES, _QUICK_IMAGES = (1, 10, 20, 30, 40, 50, 100), (1, 10, 100)
 _NUM_WORKERS = 2
-_NUM_THREADS = 2  # of the control's: as many as there are preprocess workers
+_NUM_THREADS = 2  # as many as there are preprocess workers
 _RAW_SHARE = 0.1
-_ROOM_NBYTES = 2 * MiB  # for one image: its file, and its features twice
-_RING_NBYTES = MiB  # for one image's features
+_ROOM_NBYTES = 2 * MiB  # for each image: its file, and its features twice
+_RING_NBYTES = MiB  # for the features of each image
 _GOAL_TIMES, _GOAL_WHOLE_TIMES = 8.0, 1.2
 
 AfterSample = Callable[[], None]
@@ -115,7 +122,7 @@ def _family(folder: Path) -> AnyFamily:
 
 
 def _goals(row: Row) -> list[Goal]:
-    """Against the better of the controls; and as if no byte had come before the last one."""
+    """Compare with the better baseline, as if no byte had arrived before the last one."""
     best = min(("control_ms", "control_zmq_ms"), key=row.median)
     ours_ms = row.median("whole_ms") + row.median("cut_ms")
     where = f"at {row.keys['images']}"
@@ -165,7 +172,7 @@ class _Bench:
     def samples(
         self, number: int, num_samples: int, after_sample: AfterSample
     ) -> dict[str, list[float]]:
-        """All sides, in turn, for a request with so many images."""
+        """Return the samples of all sides, in turn, for a request with this number of images."""
         body = chat_body(number)
         trees = self._runner.run(self._control.features(body))
         handles = [self._producer.put("kept", tree) for tree in trees]
@@ -183,7 +190,7 @@ class _Bench:
 
 @dataclass(slots=True)
 class _Case:
-    """The sides for one request; each returns milliseconds, and is called as its column."""
+    """The sides for one request; each returns milliseconds, and has the name of its column."""
 
     core: EngineCore
     frontend: Frontend

@@ -1,7 +1,7 @@
-"""Our side of `benchmarks.images`: a request's way through a frontend, as the server goes it.
+"""Our side of `benchmarks.images`: the stages of a request in a frontend.
 
-All of its parts are the server's own, from the reader of bodies to `ItemStage`: only the socket in
-front and the prompt behind are left out.
+All parts are the server's own, from the body reader to `ItemStage`. Only the socket and the prompt
+are missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHUNK_NBYTES = 64 << 10
 
 
 def chat_body(number: int) -> bytes:
-    """A request with so many different images, as a client sends it."""
+    """Return a client's request with different images."""
     rng, content = np.random.default_rng(0), []
     for _ in range(number):
         file = io.BytesIO()
@@ -52,9 +52,7 @@ def chat_body(number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Features of a body. ``last_byte_s`` is when it was complete, on `time.perf_counter`;
-    ``cut_ms`` is what had been worked on it before.
-    """
+    """Features of a body that was complete at ``last_byte_s``; earlier work took ``cut_ms``."""
 
     request_id: str
     handles: list[Handle]
@@ -63,7 +61,7 @@ class Made:
 
 
 class Frontend:
-    """A body's way through a frontend, until its features are made; all of them are missing."""
+    """The stages of a body in a frontend, up to its features; all items are misses."""
 
     def __init__(
         self, store: AsyncDaemonStore, config: ServeConfig, folder: Path, family: AnyFamily
@@ -87,18 +85,18 @@ class Frontend:
     async def connect(
         cls, address: str, config: ServeConfig, folder: Path, family: AnyFamily
     ) -> Frontend:
-        """``folder`` is the model's, from which its fingerprint is made."""
+        """Connect to the store; ``folder`` is that of the model, for its fingerprint."""
         store = await AsyncDaemonStore.connect(address, name="bench frontend", writable=True)
         return cls(store, config, folder, family)
 
     async def features(self, body: bytes) -> Made:
-        """The request holds them until `clear`."""
+        """Make the features; the request pins them until `clear`."""
         arrival, number = _Arrival(body), next(self._numbers)
         request_id = f"images-{number}"
         reader = BodyReader(self._store, self._gate, request_id, self._limits, self._api.media_keys)
         received = await reader.read(arrival.request)
         call = self._api.parse(received, request_id=request_id, model=_MODEL)
-        # A tenant of its own each time: what another has cached, it can't hit.
+        # A new tenant each time, so that nothing is a hit.
         request = msgspec.structs.replace(call.generate, share=Share(str(number)))
         self._items.check(request.items)
         trace = Trace(request_id, "bench")
@@ -119,7 +117,7 @@ class Frontend:
 
 
 class _Arrival:
-    """A body that arrives in chunks, and when it did."""
+    """A body that arrives in chunks, with the time of its arrival."""
 
     def __init__(self, body: bytes) -> None:
         self._chunks = [

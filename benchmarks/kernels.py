@@ -1,9 +1,12 @@
-"""What processor time does an image take, kernel by kernel, on its way to patches?
+"""Measure the processor time of an image, kernel by kernel, on its way to patches.
 
-All in one thread of one process, with a worker's thresholds of memory: `decode` is ours, `resize`
-the compiled part, which writes patches, and `libraries` what does the same without it: torch, and
-numpy for the patches. `pillow` decodes with Pillow, `decode_before` PNG with what decoded it until
-November 2026 (libspng). `copy` is the floor of all that writes features.
+All run in one thread of one process, with a worker's settings of malloc:
+
+- `decode` is Afferent's decoder, `pillow` is Pillow's;
+- `decode_before` is the PNG decoder until November 2026 (libspng);
+- `resize` is the compiled part, which writes patches;
+- `libraries` is the same without the compiled part: torch, and numpy for the patches;
+- `copy` is the lower bound of everything that writes features.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ COLUMNS = (
 
 _WIDTH, _HEIGHT = 1275, 1650
 _SIZES: Final = {"its own size": 12_845_056, "1 megapixel": 1_003_520}
-"""Most pixels that are made of it."""
+"""Maximal number of pixels after resizing."""
 _FILES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "page, PNG": ("page", "PNG", {}),
     "page, JPEG": ("page", "JPEG", {"quality": 85}),
@@ -54,7 +57,7 @@ _FILES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
 _QUICK_FILES: Final = ("page, PNG", "page, JPEG")
 _GOALS: Final = {"page, PNG": 0.65, "page, JPEG": 0.67}
 _MALLOC: Final = {-3: 32 * MiB, -1: 128 * MiB, -2: 16 * MiB}
-"""`mallopt`'s thresholds of mapping and trimming, and its padding, as a worker has them."""
+"""`mallopt`'s thresholds for mmap and for trimming, and its padding, as in a worker."""
 
 AfterSample = Callable[[], None]
 
@@ -160,7 +163,7 @@ def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], 
 
 
 def _timed(work: Callable[[], Any]) -> Callable[[], float]:
-    """Milliseconds of this thread's processor time."""
+    """Return a function that measures this thread's processor time in milliseconds."""
 
     def measure() -> float:
         start_ns = time.thread_time_ns()

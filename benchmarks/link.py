@@ -1,4 +1,4 @@
-"""A link between this process and others, shaped or not: a network namespace, where that may be."""
+"""A link between this process and others: a network namespace, shaped or not, where possible."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _HERE, _THERE = "10.213.97.1", "10.213.97.2"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """``there`` begins the command of a process at the other end, whose address is ``host``; this
-    one's is ``here``.
+    """A link; commands that begin with ``there`` run at the other end.
+
+    The other end has the address ``host``, this one ``here``.
     """
 
     name: str
@@ -28,11 +29,11 @@ class Link:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """What it can be shaped to; empty as it is."""
+        """Rates to which the link can be shaped; an empty rate is the unshaped link."""
         return RATES if self.device else RATES[:1]
 
     def shape(self, rate: str) -> None:
-        """Both ways: ``tbf`` holds back what is more."""
+        """Limit the rate in both directions with ``tbf``."""
         for before in ((), self.there) if self.device else ():
             device = ["dev", self.device, "root"]
             subprocess.run(
@@ -45,7 +46,7 @@ class Link:
 
 @contextlib.contextmanager
 def link() -> Iterator[Link]:
-    """One to a namespace of its own; without the rights to make one, the loopback interface."""
+    """Yield a link to a new namespace, or the loopback interface without the rights for one."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         yield Link("loopback", "127.0.0.1")
         return

@@ -1,4 +1,4 @@
-"""Images that benchmarks work on: drawn, and the same in every run."""
+"""Images for benchmarks: drawn, and the same in every run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Rows = NDArray[np.uint8]
 
 
 def photo(rng: np.random.Generator, width: int, height: int) -> Image.Image:
-    """Smooth colours with a little noise, which compress as photographs do."""
+    """Draw smooth colours with a little noise, which compress like photographs."""
     coarse = rng.integers(0, 256, (height // 40 + 2, width // 40 + 2, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
     noisy = np.asarray(image) + rng.normal(0, 6, (height, width, 3))
@@ -31,10 +31,10 @@ def photo(rng: np.random.Generator, width: int, height: int) -> Image.Image:
 def page(
     rng: np.random.Generator, width: int, height: int, *, figure: float = 1 / 3
 ) -> Image.Image:
-    """Lines of small dark marks on white, and a figure; a PNG of some 500 KB.
+    """Draw lines of small dark marks on white, and a figure; as a PNG it has some 500 KB.
 
     Args:
-        figure: Its width, of the page's.
+        figure: The width of the figure, as a part of the page's.
     """
     rows = np.full((height, width), 255, np.uint8)
     for top in range(60, height * 3 // 4, 22):
@@ -48,10 +48,10 @@ def page(
 
 
 class PageFiles:
-    """PNG files of pages, as many as there are numbers, and no two images the same.
+    """PNG files of different pages, one for each number.
 
-    Drawing and compressing one takes a tenth of a second; so a few are drawn, and pages share them
-    but for a line at their foot. A compressor goes on from its copy behind what they share.
+    It takes a tenth of a second to draw and compress a page. So only a few are drawn, and the pages
+    differ in a line at their foot. A copy of the compressor continues behind the common part.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -60,7 +60,7 @@ class PageFiles:
         self._drawn = [self._draw(rng) for _ in range(_NUM_DRAWN)]
 
     def page(self, number: int) -> bytes:
-        """The file of one page."""
+        """Return the file of one page."""
         drawn = self._drawn[number % len(self._drawn)]
         compressor = drawn.compressor.copy()
         end = compressor.compress(_filtered(self._foot(number), above=drawn.last_row))
@@ -76,7 +76,7 @@ class PageFiles:
         return _Drawn(start, rows[-1], compressor)
 
     def _foot(self, number: int) -> _Rows:
-        """A line of marks that says the number."""
+        """Return the rows with marks for the number."""
         rows = np.full((_FOOT_ROWS, self._width, 3), 255, np.uint8)
         marks = np.unpackbits(np.frombuffer(struct.pack(">Q", number), np.uint8))
         line = np.kron(marks.reshape(4, 16), np.ones((4, 2)))
@@ -86,7 +86,7 @@ class PageFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A page up to its foot: the file so far, and a compressor that has come so far."""
+    """A page up to its foot: the start of the file, and the compressor's state there."""
 
     start: bytes
     last_row: _Rows
@@ -94,7 +94,7 @@ class _Drawn:
 
 
 def _filtered(rows: _Rows, *, above: _Rows) -> bytes:
-    """Each row as the difference to the one above it, as PNG files have them."""
+    """Return each row as the difference from the one above it, as PNG files store it."""
     flat = rows.reshape(len(rows), -1)
     out = np.full((len(rows), 1 + flat.shape[1]), _FILTER_UP, np.uint8)
     out[0, 1:] = flat[0] - above.reshape(-1)

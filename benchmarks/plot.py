@@ -1,4 +1,4 @@
-"""A record of the render benchmark as a picture for its note.
+"""Draw a record of the render benchmark as a picture for its note.
 
 python -m benchmarks.plot docs/benchmarks/2026-11-render.json docs/pictures/render.svg
 """
@@ -25,7 +25,7 @@ _TEXT = "#6e7781"
 
 @dataclass(frozen=True, slots=True)
 class _Bars:
-    """What each side did in one case: requests a second, the median, the least and the greatest."""
+    """Requests a second of each side in one case, with the median, the minimum and the maximum."""
 
     case: str
     c: int
@@ -36,13 +36,13 @@ class _Bars:
 
     @property
     def ratio(self) -> float:
-        """The median of those of turns that followed each other."""
+        """Median ratio of neighbouring turns."""
         pairs = zip(self.samples["afferent"], self.samples["vllm"], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def picture(record: str) -> str:
-    """SVG of the text of a record."""
+    """Return a record as SVG."""
     found = json.loads(record)
     bars = list(_bars(found["rows"]))
     height = _TOP + _ROW * len(bars)

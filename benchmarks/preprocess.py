@@ -1,9 +1,11 @@
-"""How many pictures a second become features, for a Qwen2-VL?
+"""Measure the pictures a second that become features of a Qwen2-VL.
 
-`fast` and `adapter` are a pool of two preprocess workers behind a store: from encoded bytes in the
-arena to sealed features there, jobs and messages included; `adapter` runs the model's own
-processor of `transformers`. `hf_1_thread` and `hf_2_threads` are Pillow and that processor in one
-process, as engines do it, `hf_2_processes` in two; `decode_only` is the floor, in two processes.
+- `fast` and `adapter`: a pool of two preprocess workers behind a store, from encoded bytes in the
+  arena to sealed features there, with jobs and messages. `adapter` runs the model's own processor
+  of `transformers`.
+- `hf_1_thread` and `hf_2_threads`: Pillow and that processor in one process, as engines do it;
+  `hf_2_processes`: the same in two.
+- `decode_only`: the lower bound, in two processes.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class _Bench:
             self._pools[path] = self.stack.enter_context(_pool(family))
 
     def rates(self, case: Case, after_sample: AfterSample) -> list[Row]:
-        """Each path on its own, in turn."""
+        """Measure each path alone, in turn."""
         with _files(self.folder, case) as files, contextlib.ExitStack() as stack:
             sides: dict[str, Callable[[int], float]] = {}
             for path, made in self._pools.items():
@@ -159,13 +161,13 @@ class _Bench:
         return [_row(case, path, {"items_per_s": values}) for path, values in samples.items()]
 
     def _timed(self, side: Callable[[int], float]) -> Callable[[], float]:
-        """Items a second, of as many as take about one sample's time."""
+        """Return a function that measures items a second, for about one sample's time."""
         side(2)
         number = max(2, round(self.sample_s * 4 / max(side(4), 1e-6)))
         return lambda: number / side(number)
 
     def bursts(self, case: Case, after_sample: AfterSample) -> list[Row]:
-        """The same hundred pictures as one request, and as a hundred."""
+        """Measure the same hundred pictures as one request, and as a hundred."""
         made, first_shares = self._pools["fast"], []
 
         def one_request() -> float:
@@ -192,7 +194,7 @@ def _row(case: Case, path: str, samples: dict[str, list[float]]) -> Row:
 
 
 class _Pool:
-    """Two workers behind a store, and a frontend's side of them."""
+    """Two workers behind a store, and a frontend's connection to it."""
 
     def __init__(self, address: str, family: AnyFamily) -> None:
         self._family = family
@@ -209,7 +211,7 @@ class _Pool:
 
     @contextlib.contextmanager
     def pictures(self, files: Sequence[Path]) -> Iterator[None]:
-        """What is made features of; in the arena from now on, as after an upload."""
+        """Write the pictures into the arena, as after an upload."""
         for path in files:
             data = path.read_bytes()
             header = probe_image(data, Limits())
@@ -227,7 +229,7 @@ class _Pool:
         return sealed
 
     def run_one_request(self, number: int) -> float:
-        """Seconds until the features of all are sealed; `first_s`: of the first."""
+        """Return the seconds until all features are sealed; `first_s` is the time of the first."""
         start = time.perf_counter()
         self._loop.run_until_complete(self._request("one", self._items(number)))
         return time.perf_counter() - start
@@ -242,7 +244,7 @@ class _Pool:
 
     async def _request(self, name: str, items: list[Queue]) -> None:
         start = time.perf_counter()
-        step = max(1, _ARENA_NBYTES // 3 // items[0].nbytes)  # so many fit for sure
+        step = max(1, _ARENA_NBYTES // 3 // items[0].nbytes)  # surely small enough for the arena
         for at in range(0, len(items), step):
             part = items[at : at + step]
             await self._store.acquire(name, part)
@@ -256,7 +258,7 @@ class _Pool:
             await self._store.release(name)
 
     def _items(self, number: int) -> list[Queue]:
-        """Every one is new: no two have the same key."""
+        """Return new items, all with different keys."""
         items = []
         for index in range(number):
             raw, header = self._raw[index % len(self._raw)]
@@ -278,7 +280,7 @@ def _pool(family: AnyFamily) -> Iterator[_Pool]:
 
 
 def workers(address: str, family: AnyFamily) -> contextlib.AbstractContextManager[Child]:
-    """Two preprocess workers of a store, ready."""
+    """Run two preprocess workers of a store; wait until they are ready."""
     settings = PoolSettings(
         store_address=address,
         family=family,
@@ -314,7 +316,7 @@ def _bare(mode: str, num_threads: int, folder: Path) -> Iterator[subprocess.Pope
 def _run_bare(
     children: Sequence[subprocess.Popen[str]], files: Sequence[Path], number: int
 ) -> float:
-    """Seconds until all have done their share."""
+    """Return the seconds until all processes are done."""
     start = time.perf_counter()
     for index, child in enumerate(children):
         share = number // len(children) + (index < number % len(children))
@@ -329,11 +331,11 @@ def _line(child: subprocess.Popen[str]) -> str:
     return child.stdout.readline().strip() if child.stdout is not None else ""
 
 
-# What they work on
+# The inputs
 
 
 def write_model(folder: Path) -> None:
-    """As much of a Qwen2-VL's folder as says how its pictures are processed: the defaults."""
+    """Write the part of a Qwen2-VL's folder with the settings of the processor: the defaults."""
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", **_TOKENS}))
     processor = {"image_processor_type": "Qwen2VLImageProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))

@@ -1,9 +1,11 @@
-"""How soon do ``/health``, ``/ready`` and ``/metrics`` answer while 256 connections are open?
+"""Measure the answers of ``/health``, ``/ready`` and ``/metrics`` with 256 open connections.
 
-A server with the built-in model and one frontend, on the same two cores as who asks. Three cases
-for each path: connections that are kept open and ask 200 times a second in all; the same beside 140
-clients that send images nobody has seen; and all of them ask again as soon as they are answered, so
-that 256 always wait.
+The server has the built-in model and one frontend, on the same two cores as the clients. There are
+three cases for each path:
+
+- connections that stay open and send 200 requests a second in all;
+- the same beside 140 clients that send new images;
+- connections that repeat the request as soon as it is answered, so that 256 are always waiting.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ def _beside(case: str, url: str) -> Iterator[None]:
 
 
 async def _ask(url: str, case: str, path: str, for_s: float) -> tuple[list[float], float]:
-    """Seconds of each answer, and how long it took in all."""
+    """Return the seconds of each answer, and the seconds of all together."""
     where = urlsplit(url)
     request = f"GET {path} HTTP/1.1\r\nhost: {where.netloc}\r\n\r\n".encode()
     seconds: list[float] = []
@@ -106,7 +108,7 @@ async def _ask(url: str, case: str, path: str, for_s: float) -> tuple[list[float
         ]
 
         async def ask_again(number: int, every_s: float) -> None:
-            """Connections begin one after the other; each waits for its answer."""
+            """Send requests at an interval on one connection; connections start one by one."""
             next_s = start_s + every_s * number / _NUM
             while next_s < start_s + for_s:
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))

@@ -1,8 +1,9 @@
-"""A reader for `benchmarks.store`: a process that gets objects as it is told to.
+"""A reader for `benchmarks.store`: a process that gets objects on request.
 
     python -m benchmarks.reader ADDRESS
 
-Each line of its input is a `Task` in JSON; each line of its output, what every get took: a `Took`.
+Each line of its input is a `Task` in JSON; each line of its output is a `Took` with the times of
+all gets.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NUM_WARM_UP = 20
 
 
 class RingPlace(Struct, frozen=True):
-    """Where a ring is; ``index`` is of this reader."""
+    """The location of a ring; ``index`` is that of this reader."""
 
     path: str
     num_chunks: int
@@ -36,11 +37,11 @@ class RingPlace(Struct, frozen=True):
 
 
 class Task(Struct):
-    """``handles`` of the store, each got once; or the next ``num_messages`` of a ``ring``.
+    """A task: get each of the ``handles`` once, or the next ``num_messages`` of a ``ring``.
 
-    ``pace_hz`` 0 gets again at once; else ``phase``, of a period, is what each gets later.
-    ``reads``: sum all bytes of each, too. ``small``: got some times before, untimed, as reader and
-    store have slept.
+    With ``pace_hz`` 0 the gets follow each other without a pause; else each is later by ``phase``,
+    a part of the period. ``reads``: also sum all bytes of each object. ``small``: get this object
+    some times first, untimed, since reader and store have slept.
     """
 
     handles: list[Handle] = []
@@ -53,7 +54,7 @@ class Task(Struct):
 
 
 class Took(Struct):
-    """Of each get: until there are arrays, and until all their bytes have been read."""
+    """The times of all gets: until there are arrays, and until all their bytes are read."""
 
     get_us: list[float] = []
     read_us: list[float] = []
@@ -69,7 +70,7 @@ class _Reader:
         if task.ring is None:
             return self._get_from_store(task)
         if self._ring is None or task.ring != self._place:
-            self._ring = None  # its memory goes first
+            self._ring = None  # free its memory first
             self._ring, self._place = _open(task.ring), task.ring
         return _get_from_ring(self._ring, task)
 

@@ -1,4 +1,4 @@
-"""What a benchmark reports: rows of medians with their samples, the machine, and its goals."""
+"""The report of a benchmark: rows of medians with their samples, the machine, and the goals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 MIN_SAMPLES = 7
 MAX_FOREIGN_CORES: Final = 0.15
-"""A round of servers side by side does not count where other processes had more."""
+"""A round of servers side by side does not count if other processes used more."""
 
 
 class Goal(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Goal(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """``keys`` say which case this is, ``samples`` hold every measurement by its name."""
+    """A row; ``keys`` identify the case, ``samples`` has all measurements by their names."""
 
     keys: dict[str, Any]
     samples: dict[str, list[float]]
@@ -54,7 +54,7 @@ class Report:
     goals: list[Goal] = field(default_factory=list)
     busy_cores_elsewhere: float = 0.0
     notes: list[str] = field(default_factory=list)
-    """What a reader of the table has to know: who works on which side, and why a cell is empty."""
+    """Notes on the table: the processes of each side, and the reasons for empty cells."""
 
     def as_json(self) -> bytes:
         record = {
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 
 class BusyMeter:
-    """How many cores other processes kept busy while a benchmark ran."""
+    """Measures the cores that other processes kept busy during a benchmark."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -110,24 +110,24 @@ class BusyMeter:
         return max(0.0, (used - own) / max(total, 1.0) * cores)
 
     def _read(self) -> tuple[float, float, float]:
-        """Busy and total ticks of the machine, and the ticks of this process tree."""
+        """Return busy and total ticks of the machine, and the ticks of this process tree."""
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         ticks = [float(value) for value in fields]
         return sum(ticks) - ticks[3] - ticks[4], sum(ticks), _tree_ticks()
 
 
 def quiet_rounds(one_round: Callable[[], T], *, number: int, report: Report, what: str) -> list[T]:
-    """What ``number`` rounds gave in which others kept at most `MAX_FOREIGN_CORES` busy.
+    """Return the results of rounds in which others kept at most `MAX_FOREIGN_CORES` busy.
 
-    The rest are thrown away, and made again while there are fewer than twice as many; then those
-    with the least beside them have to do. The report says so.
+    Other rounds are discarded and repeated, until there are twice as many as ``number``. Then the
+    rounds with the least other load are used, and the report notes this.
     """
     rounds: list[tuple[float, T]] = []
     while sum(not _is_noisy(busy) for busy, _ in rounds) < number and len(rounds) < 2 * number:
         meter = BusyMeter()
         result = one_round()
         rounds.append((meter.busy_cores_elsewhere(), result))
-    # Sorting is stable: of the quiet ones the first.
+    # The sort is stable: it takes the first of the quiet rounds.
     ranked = sorted(range(len(rounds)), key=lambda n: max(rounds[n][0], MAX_FOREIGN_CORES))
     kept, left = sorted(ranked[:number]), ranked[number:]
     if left:
@@ -149,7 +149,7 @@ def _is_noisy(busy_cores: float) -> bool:
 
 
 def _tree_ticks() -> float:
-    """The processor time of this process and all below it, those that have ended included."""
+    """Return the processor time of this process and all below it, including ended ones."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -174,7 +174,7 @@ def alternate(
     num_samples: int,
     after_sample: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Run the sides in turn, ``num_samples`` times each after one warm-up; what each returned."""
+    """Run the sides in turn, ``num_samples`` times each after one warm-up; return the results."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(num_samples + 1):
         for name, side in sides.items():
@@ -186,10 +186,10 @@ def alternate(
 
 
 def spread(values: Sequence[float]) -> str:
-    """The least and the greatest, for a table."""
+    """Return the minimum and the maximum, for a table."""
     return f"{figure(min(values))}..{figure(max(values))}"
 
 
 def figure(value: float) -> str:
-    """Three digits of it, and no power of ten up to a million."""
+    """Return the value with three digits, without a power of ten up to a million."""
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"

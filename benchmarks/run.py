@@ -1,4 +1,4 @@
-"""``make bench ARGS=NAME``: runs a benchmark, prints its table, writes its record."""
+"""Run a benchmark, print its table, and write its record: ``make bench ARGS=NAME``."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         one.formatter_class = argparse.RawDescriptionHelpFormatter
         one.add_argument("--quick", action="store_true", help="fewer samples; at most 45 seconds")
         one.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
-        if hasattr(module, "add_arguments"):  # what only this one can be told
+        if hasattr(module, "add_arguments"):  # options of this benchmark alone
             module.add_arguments(one)
     return parser
 

@@ -1,31 +1,31 @@
-"""What does it cost to put an object into the store, and to get it in other processes?
+"""Measure the cost of putting an object into the store, and of getting it in other processes.
 
-Put is: create, write in place, seal, through a real daemon; the floor is one warm memcpy of the
-same bytes by one thread, and ``put_ratio`` the multiple of it. ``threads`` copy: two from 10 MB on
-is what the library does, and has a row of its own beside the one with one thread, which is what all
-controls copy with.
+A put is: create, write in place, seal, with a real daemon. The lower bound is one warm memcpy of
+the same bytes by one thread; ``put_ratio`` is the multiple of it. ``threads`` copy: the library
+uses two from 10 MB on, which has its own row. Compare the row with one thread with the baselines,
+which all copy with one.
 
-Get is: pin by handle and view as arrays, in ``readers`` of their own at the same time (eight are
-paced at 500 a second each). Each gets many objects, all of them new, each once. Then all bytes are
-read besides (`read_ms`, the slowest reader), since a copy and a view of the same bytes are not the
-same thing to have.
+A get is: pin by handle and view as arrays, in ``readers`` of their own at the same time (eight are
+limited to 500 a second each). Each reader gets many new objects, each once. Then it reads all bytes
+(`read_ms`, the slowest reader), since a view defers a cost that a copy has already paid.
 
-The controls do what engines do today:
+The baselines do what today's engines do:
 
 - `ring`: a shared-memory ring (vLLM's `MessageQueue`, and its cache of processed items): the writer
-  copies into warm memory, each reader copies out of it into warm memory of its own. None beyond 128
+  copies into warm memory, each reader copies out of it into its own warm memory. None beyond 128
   MiB, as in vLLM's cache.
-- `segment`: a fresh segment of shared memory for each object (SGLang's transport: allocate, copy,
-  map again, give back). First-touched pages fall on it: that is its way.
+- `segment`: a new segment of shared memory for each object (SGLang's transport: allocate, copy, map
+  again, free). It touches new pages each time.
 - `ray`: Ray's object store, a Plasma, where it is installed (``make bench-ray``).
 
-Ours is a writer, a daemon and the readers; a ring has no daemon; Ray has several.
+Our side is a writer, a daemon and the readers; a ring has no daemon; Ray has several.
 
-Expected before: a put by one thread ties with the ring's (both are a memcpy; ours 0.1 ms more for
-its two round trips, so up to 4 times at 1 MB), two threads 0.7 to 0.8 of it from 50 MB on; Ray 2 to
-3 times ours at 5 MB, a tie at 50 MB. A get of 60 to 100 us at any size with one reader, the ring's
-grows from the same at 1 MB to 5 to 10 ms at 50 MB; Ray's 2 to 5 times ours. With all bytes read,
-half to a third of the ring's from 5 MB on, at 1 MB and with eight readers a tie.
+Expected before the measurement: a put by one thread ties with the ring's (both are a memcpy; ours
+takes 0.1 ms more for its two round trips, so up to 4 times at 1 MB), two threads 0.7 to 0.8 of it
+from 50 MB on; Ray 2 to 3 times ours at 5 MB, a tie at 50 MB. A get of 60 to 100 us at any size with
+one reader; the ring's grows from the same at 1 MB to 5 to 10 ms at 50 MB; Ray's 2 to 5 times ours.
+With all bytes read, half to a third of the ring's from 5 MB on; a tie at 1 MB and with eight
+readers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ COLUMNS = (
 
 _NBYTES, _QUICK_NBYTES = (1_000_000, 5_000_000, 50_000_000, 500_000_000), (1_000_000, 50_000_000)
 _READERS, _QUICK_READERS = (1, 2, 4, 8), (1, 4)
-_GETS_NBYTES, _QUICK_GETS_NBYTES = 400_000_000, 150_000_000  # of the objects got in one sample
+_GETS_NBYTES, _QUICK_GETS_NBYTES = 400_000_000, 150_000_000  # size of all objects in one sample
 _LARGE_NBYTES = 50_000_000
 _GOAL_RATIO, _GOAL_EXTRA_US, _GOAL_GET_US, _GOAL_FLAT = 1.3, 150.0, 120.0, 1.5
 _GOAL_TIE, _GOAL_READ_TIMES = 1.15, 2.0
@@ -138,7 +138,7 @@ def _notes(sizes: Sequence[int]) -> list[str]:
 
 
 def _threads(nbytes: int) -> tuple[int, ...]:
-    """Below, the library itself copies with one."""
+    """Return the numbers of threads; below a size, the library itself uses one."""
     return (1, 2) if nbytes >= SPLIT_NBYTES else (1,)
 
 
@@ -153,13 +153,13 @@ def _get_sides(nbytes: int) -> list[str]:
 
 
 def _put_samples(putting: Putting, num_samples: int, after_sample: AfterSample) -> Samples:
-    """Of each side, milliseconds."""
+    """Return the milliseconds of each side."""
     sides = {side: getattr(putting, side) for side in _put_sides(putting.nbytes)}
     return alternate(sides, num_samples=num_samples, after_sample=after_sample)
 
 
 def _get_samples(getting: Getting, num_samples: int, after_sample: AfterSample) -> Samples:
-    """Of each side, microseconds until there are arrays, and milliseconds until all is read."""
+    """Return the microseconds until each side has arrays, and the milliseconds of reading all."""
     read_ms: Samples = {}
     with getting:
         sides = {}
@@ -176,7 +176,7 @@ def _get_samples(getting: Getting, num_samples: int, after_sample: AfterSample) 
 
 
 def _rows(nbytes: int, number: int, puts: Samples, gets: Samples, *, is_first: bool) -> list[Row]:
-    """A row for each number of threads, and those after the first number of readers have one."""
+    """Return a row for each number of threads; only the first number of readers has several."""
     memcpy_ms = puts["memcpy"]
     shared = {
         "memcpy_ms": memcpy_ms,

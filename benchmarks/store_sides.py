@@ -1,4 +1,4 @@
-"""The sides of `benchmarks.store`: who writes, and who reads in processes of their own."""
+"""The sides of `benchmarks.store`: a writer, and readers in their own processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_RING_NBYTES = 128 * MiB
 _MAX_IN_A_ROW, _IN_A_ROW_NBYTES = 20, 50_000_000
 _MIN_GETS, _MAX_GETS = 2, 100
 _PACED_HZ = {8: 500.0}
-_HEAD_NBYTES = 1 << 10  # of a message, but for its tensors
+_HEAD_NBYTES = 1 << 10  # of a message, without its tensors
 
 Tree = dict[str, Any]
 
@@ -38,7 +38,7 @@ Tree = dict[str, Any]
 class Putting:
     """The sides that put a tree; each returns milliseconds.
 
-    Each does it several times in a row if it is small: the sides before have left the caches cold.
+    A small put is repeated several times in a row: the side before has left the caches cold.
     """
 
     def __init__(self, store: DaemonStore, ray: RayStore | None, tree: Tree) -> None:
@@ -46,10 +46,10 @@ class Putting:
         self._store, self._ray, self._tree = store, ray, tree
         self._target = self._source.copy()
         self.nbytes: int = self._source.nbytes
-        self._ring: Ring | None = None  # of a writer whom nobody makes wait
+        self._ring: Ring | None = None  # with readers that never delay the writer
 
     def memcpy(self) -> float:
-        """The floor."""
+        """Copy the tree once: the lower bound."""
         return self._median_ms(lambda: np.copyto(self._target, self._source))
 
     def put_1(self) -> float:
@@ -106,14 +106,14 @@ class Putting:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """``get_us`` at the median of all gets; ``read_ms``, at the median of the slowest reader."""
+    """The medians ``get_us`` of all gets, and ``read_ms`` of the slowest reader."""
 
     get_us: float
     read_ms: float
 
 
 class Getting:
-    """The sides that get; objects are put anew for each sample, untimed, and each is got once."""
+    """The sides that get; new objects are put for each sample, untimed, and each is got once."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Getting:
                 return self._get_from_ray()
 
     def _get_from_store(self) -> Got:
-        """Twice: once without reading, or the caches would be colder than the others' are."""
+        """Measure gets without reads, which would make the caches colder than the others'."""
         handles = [
             put(self._store, "kept", self._tree, num_threads=2) for _ in range(self._num_gets)
         ]
@@ -200,7 +200,7 @@ def _got(took: Sequence[Took]) -> Got:
 
 
 def put(store: DaemonStore, request: str, tree: Tree, *, num_threads: int) -> Handle:
-    """As `Store.put`, but that it says how many threads copy."""
+    """Put like `Store.put`, with a given number of threads."""
     planned = codec.plan(tree)
     (handle,) = store.create(request, [CreateItem(ObjectKind.FEATURES, planned.nbytes)])
     used = codec.write_into(tree, store.block(handle), num_threads=num_threads)
@@ -209,7 +209,7 @@ def put(store: DaemonStore, request: str, tree: Tree, *, num_threads: int) -> Ha
 
 
 def make_ring(nbytes: int, *, num_chunks: int, num_readers: int) -> tuple[Ring, int]:
-    """A warm ring for messages with so many bytes of tensors, and the descriptor of its memory."""
+    """Return a warm ring for messages with tensors of this size, and its descriptor."""
     fd = os.memfd_create("ring")
     ring = Ring(
         fd, num_chunks=num_chunks, chunk_nbytes=nbytes + _HEAD_NBYTES, num_readers=num_readers
@@ -218,7 +218,7 @@ def make_ring(nbytes: int, *, num_chunks: int, num_readers: int) -> tuple[Ring, 
 
 
 class Readers:
-    """Reading processes, which do their tasks at the same time."""
+    """Reading processes, which run their tasks at the same time."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
@@ -234,7 +234,7 @@ class Readers:
 
 @contextmanager
 def readers_of(address: str, number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes, ready, with the arena in their page tables."""
+    """Run readers with the arena in their page tables; wait until they are ready."""
     command = [sys.executable, "-m", "benchmarks.reader", address]
     with ExitStack() as stack:
         started = [

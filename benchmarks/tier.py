@@ -1,18 +1,23 @@
-"""What does it cost to have 4 values of 30 MiB from a server, checked, and to look for 64?
+"""Measure a fetch of 4 values of 30 MiB from a tier with verification, and a lookup of 64 names.
 
 The server is a `redis-server` or `valkey-server` in a network namespace of this machine, behind a
-link that is shaped or is not; where there may be no namespaces, over the loopback interface. Server
-and client share the machine's cores. `floor` is raw TCP: a process that sends so many bytes, read
-with `recv_into` into memory that is warm. `plain` is a
-client that asks the same server for whole values and reads them likewise, and checks nothing. `py`
-is the official client. `ours` has every byte checked in place (BLAKE3), as a node does; `ours_raw`
-is the same without the check. `ray` is Ray's object transfer, where it is installed (`make
-bench-ray`): four arrays from another node's object store, checked by nobody. A look-up is of 64
-names, none of which is there; `ping` its floor.
+link that is shaped or not, or on the loopback interface where namespaces are not permitted. Server
+and client share the machine's cores. The sides are:
 
-Expected before: ours 1.1 times plain, as digests are made by two threads beside it; on two cores
-that the server needs too, rather 1.3 times; 1.05 times raw TCP where the link is what is slow. A
-look-up a round trip and 0.3 ms.
+- `floor`: raw TCP from a process that sends as many bytes, read with `recv_into` into warm memory;
+- `plain`: a client that gets whole values from the same server, reads them likewise, and verifies
+  nothing;
+- `py`: the official client;
+- `ours`: every byte is verified in place (BLAKE3), as a node does; `ours_raw`: the same without
+  verification;
+- `ray`: Ray's object transfer, where it is installed (`make bench-ray`): four arrays from another
+  node's object store, without verification.
+
+A lookup is for 64 names, all of which are absent; its lower bound is `ping`.
+
+Expected before the measurement: ours 1.1 times plain, because two threads make the digests beside
+it; on two cores that the server needs, too, rather 1.3 times; 1.05 times raw TCP where the link is
+slow. A lookup: a round trip and 0.3 ms.
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ def _goal(row: Row, *, is_shaped: bool) -> Goal:
 
 
 class _Sides:
-    """Each reads 120 MiB into the same warm memory; the milliseconds it took."""
+    """The sides; each reads 120 MiB into the same warm memory, and returns the milliseconds."""
 
     def __init__(self, host: str, port: int, sender: int) -> None:
         self._memory = mmap.mmap(-1, _ALL_NBYTES)
@@ -207,7 +212,7 @@ def _receive(sock: socket.socket, target: memoryview) -> None:
 
 @contextlib.contextmanager
 def redis_at(net: Link) -> Iterator[int]:
-    """A server at the other end of the link.
+    """Run a server at the other end of the link; yield its port.
 
     Raises:
         ConfigError: None is installed, or it does not start.
@@ -243,7 +248,7 @@ def _wait_for(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def _sender(net: Link) -> Iterator[int]:
-    """A process at the other end that sends so many bytes to whoever connects."""
+    """Run a process at the other end that sends the bytes to each client; yield its port."""
     port = free_port()
     command = [*net.there, sys.executable, "-c", _SEND, net.host, str(port), str(_ALL_NBYTES)]
     process = subprocess.Popen(command)

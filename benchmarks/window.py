@@ -1,18 +1,17 @@
-"""What do a window, a step, a release, an abort and a whole session cost as items grow in number?
+"""Measure a window, a step, a release, an abort and a whole session for growing numbers of items.
 
 Every item has 4 positions and 4 rows of embeddings; a window is 8 positions. All sizes and all
-sides run in turn, in one thread, so that what else the machine does falls on all of them alike.
-Garbage is collected before a timed part, not during it: each sample begins with everything built
-afresh.
+sides run in turn, in one thread, so that other load affects all of them alike. Garbage is collected
+before a timed part and not during it, and each sample builds all objects anew.
 
-`bisect_us` is the control: a bisection over the request's own list of items by a key function, then
-on from there until one begins after the window, as vLLM has done since 2026. `scan_us` is what
-engines did before, and SGLang does: every item is asked. A step, a release and an abort have no
-control: they are those of a whole scheduler, whose work differs from an engine's.
+`bisect_us` is the baseline: a bisection over the request's own list of items by a key function,
+then item by item until one begins after the window, as in vLLM since 2026. `scan_us` checks every
+item, as SGLang does, and other engines did before. A step, a release and an abort have no baseline:
+a whole scheduler's work differs from that of an engine.
 
-Expected before: a window 0.5 to 0.7 us, the bisection 1.2 to 2 us at 32,000 items (15 calls of a
-key function in place of two searches in lists of integers), so 2 to 3 times ours and as flat; the
-scan 1,500 us.
+Expected before the measurement: a window 0.5 to 0.7 us, the bisection 1.2 to 2 us at 32,000 items
+(15 calls of a key function instead of two searches in lists of integers), so 2 to 3 times ours and
+as flat; the scan 1,500 us.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def num_steps(*, quick: bool) -> int:
 
 
 def run(*, quick: bool, after_sample: Callable[[], None], items: Sequence[int] = ITEMS) -> Report:
-    """``items``: the numbers of items to measure, ascending; goals compare the last and first."""
+    """Run the benchmark with these numbers of items, ascending; goals compare last and first."""
     report = Report("window", QUESTION)
     meter = BusyMeter()
     recorders = {number: _Recorder(number) for number in items}
@@ -75,7 +74,7 @@ def run(*, quick: bool, after_sample: Callable[[], None], items: Sequence[int] =
         for number, recorder in recorders.items()
         for name in _SIDES
     }
-    gc.freeze()  # each side collects first: what is not ours need not be looked at
+    gc.freeze()  # each side collects first; this excludes all other objects
     alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
     gc.unfreeze()
     report.rows = [recorder.row() for recorder in recorders.values()]
@@ -122,21 +121,21 @@ def _between(name: str, first: Row, last: Row) -> str:
 
 
 def _ratio(name: str, first: Row, last: Row) -> float:
-    """Of samples that were taken in the same turn."""
+    """Return the median ratio of samples that were taken in the same turn."""
     pairs = zip(first.samples[name], last.samples[name], strict=True)
     return statistics.median(large / small for small, large in pairs)
 
 
 class _Recorder:
-    """The sides at one number of items; what they measured, the first (warm-up) included."""
+    """The sides at one number of items, with their measurements, the first (warm-up) included."""
 
     def __init__(self, num_items: int) -> None:
         self._num_items = num_items
         self._items = _make_items(num_items)
         self._index = WindowIndex((item.placeholder, item) for item in self._items)
         self._measured: dict[str, list[float]] = {}
-        # The same windows in every sample: one after another as a prefill takes them, from the
-        # middle of the prompt; and all over the prompt, where no look finds a warm cache line.
+        # The same windows in every sample: one after another, as in a prefill, from the middle of
+        # the prompt; and all over the prompt, where each access misses the caches.
         span = num_items * _LENGTH - _WINDOW
         self._in_order = [(span // 2 + n * _LENGTH) % span for n in range(_NUM_WINDOWS)]
         self._scattered = [(n * 7919) % span for n in range(_NUM_WINDOWS)]
@@ -152,7 +151,7 @@ class _Recorder:
     # Sides
 
     def window(self) -> float:
-        """Two bisections."""
+        """Find windows with two bisections."""
         self._note("scattered_us", self._ask(self._scattered))
         return self._note("window_us", self._ask(self._in_order))
 
@@ -164,7 +163,7 @@ class _Recorder:
         return (time.perf_counter() - began) / len(starts) * 1e6
 
     def bisect(self) -> float:
-        """Control: see `controls/item_list.py`."""
+        """Find windows as the baseline: see `controls/item_list.py`."""
         items, starts = self._items, self._in_order
         began = time.perf_counter()
         for start in starts:
@@ -172,7 +171,7 @@ class _Recorder:
         return self._note("bisect_us", (time.perf_counter() - began) / len(starts) * 1e6)
 
     def scan(self) -> float:
-        """What engines did before they bisected, and SGLang does: every item is asked."""
+        """Check every item, as SGLang does, and as other engines did before."""
         items = self._items
         starts = self._scattered[: max(1, 20_000 // len(items))]
         began = time.perf_counter()
@@ -186,7 +185,7 @@ class _Recorder:
         return self._note("scan_us", (time.perf_counter() - began) / len(starts) * 1e6)
 
     def step(self) -> float:
-        """A step of chunked prefill: one item encoded, one let go, one evicted."""
+        """Measure a step of chunked prefill: one item is encoded, one released, one evicted."""
         scheduler = _busy_scheduler(self._items)
         gc.collect()
         began = time.perf_counter()
@@ -195,7 +194,7 @@ class _Recorder:
         return self._note("step_us", (time.perf_counter() - began) / _NUM_STEPS * 1e6)
 
     def release(self) -> float:
-        """A request that holds all its items at once lets go of some."""
+        """Measure the release of some items by a request that uses all its items at once."""
         cache = EncoderCache(
             capacity_embeds=self._num_items * _LENGTH, capacity_nbytes=self._num_items
         )
@@ -211,9 +210,9 @@ class _Recorder:
         return self._note("release_us", (time.perf_counter() - began) / _NUM_STEPS * 1e6)
 
     def abort(self) -> float:
-        """A request in the middle of its prefill is aborted; and the steps that clean up after.
+        """Measure an abort in the middle of a prefill, and the steps that clean up after it.
 
-        The scheduler is the last to hold the items, so what their end costs is in the figures.
+        The scheduler has the last references to the items, so freeing them is included.
         """
         took, after = [], []
         for _ in range(_NUM_ABORTS):
@@ -232,9 +231,9 @@ class _Recorder:
         return self._note("abort_us", statistics.median(took) * 1e6)
 
     def session(self) -> float:
-        """A realtime session: an item is appended, computed and answered with a token, each step.
+        """Measure a realtime session: in each step, an item is appended, computed and answered.
 
-        CPU time of all of it, the encoding of the messages included.
+        The result is the CPU time of everything, including the encoding of the messages.
         """
         items = [item.key for item in self._items]
         scheduler = Scheduler(Limits(max_num_seqs=1, cache_num_embeds=64 * _LENGTH))
@@ -254,7 +253,7 @@ class _Recorder:
 
 
 def _do(scheduler: Scheduler) -> Step:
-    """A step whose token comes back at once."""
+    """Run a step, and record its token at once."""
     step = scheduler.next_step()
     scheduler.record("a", is_eos=False)
     return step
@@ -268,7 +267,7 @@ def _make_items(num_items: int) -> list[EncoderInput]:
 
 
 def _busy_scheduler(items: list[EncoderInput]) -> Scheduler:
-    """One request with these items, some steps into its prefill, the encoder cache full."""
+    """Return a scheduler with one request in its prefill, and with a full encoder cache."""
     scheduler = Scheduler(
         Limits(
             max_num_seqs=1,

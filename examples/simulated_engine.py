@@ -1,11 +1,11 @@
-"""Drives the scheduler against an engine that only pretends, and prints what runs when.
+"""Drive the scheduler with a simulated engine, and print a timeline of all sequences.
 
     python examples/simulated_engine.py
 
-Three requests share an encoder cache too small for all their items and a KV cache too small for
-all of them at once; a session listens and answers beside them. Nothing is computed: a chosen
-token is the number of the step. What an engine has to do is all here: apply a step in order, gather
-the embeddings that a chunk's window touches, and tell of each token.
+Three requests share an encoder cache that is too small for all their items, and a KV cache that is
+too small for all of them at once. Beside them, a session listens and answers. Nothing is computed:
+a chosen token is the number of the step. An engine has three duties, which are all here: apply a
+step in order, gather the embeddings in a chunk's window, and record each token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMITS = Limits(
 
 
 def item(key: str, offset: int, length: int) -> EncoderInput:
-    """A real key is 32 bytes of a digest."""
+    """Return an item; a real key is a digest of 32 bytes."""
     return EncoderInput(key.encode(), Placeholder(offset, length), nbytes=length * 2048)
 
 
@@ -44,21 +44,21 @@ REQUESTS = {
                                                               item("cat", 16, 8)]),
     5: Request(id="text", num_tokens=9, max_tokens=5),
 }  # fmt: skip
-# What the session says, at these steps: four positions of audio, and an answer of some tokens.
+# The session's inputs by step: four positions of audio, and the number of tokens of the answer.
 SPOKEN = {4: ("hm", 0), 7: ("hello", 2), 12: ("bye", 1)}
 HANGS_UP = 15
 
 
 @dataclass
 class SimulatedWorker:
-    """What a worker keeps: sequences, the embeddings by key, and each sequence's own windows."""
+    """A worker's state: the sequences, the embeddings by key, and the window of each sequence."""
 
     embeddings: set[bytes] = field(default_factory=set)
     computed: dict[str, int] = field(default_factory=dict)
     windows: dict[str, WindowIndex[EncoderInput]] = field(default_factory=dict)
 
     def do(self, step: Step) -> list[str]:
-        """Apply a step in its order; the sequences that have a new token."""
+        """Apply a step in its order; return the sequences that have a new token."""
         for sequence_id in step.drop:
             del self.computed[sequence_id]
         self.embeddings -= set(step.evict)
@@ -71,7 +71,7 @@ class SimulatedWorker:
         return [chunk.sequence_id for chunk in step.prefill if chunk.samples] + step.decode
 
     def _gather(self, chunk: Chunk) -> None:
-        """The rows of embeddings that go into this chunk, item by item."""
+        """Gather the rows of embeddings for this chunk, item by item."""
         window, end = self.windows[chunk.sequence_id], chunk.start + chunk.num_tokens
         for ordinal in window.in_window(chunk.start, end):
             offset, stop = window.span(ordinal)
@@ -82,14 +82,14 @@ class SimulatedWorker:
 
 @dataclass
 class Engine:
-    """Feeds events to the scheduler, its steps to the worker, and writes down what happened."""
+    """An engine that passes events to the scheduler, and its steps to the worker."""
 
     scheduler: Scheduler = field(default_factory=lambda: Scheduler(LIMITS))
     worker: SimulatedWorker = field(default_factory=SimulatedWorker)
     spoken: list[EncoderInput] = field(default_factory=list)
 
     def events(self, now: int) -> str:
-        """Requests arrive, the session speaks and hangs up."""
+        """Let requests arrive, and the session speak and hang up; return a description."""
         told = []
         if request := REQUESTS.get(now):
             self.scheduler.add(request)
@@ -108,7 +108,7 @@ class Engine:
         return ", ".join(told)
 
     def step(self) -> tuple[Step, list[str]]:
-        """One step; the step, and the sequences that ended with it."""
+        """Compute one step; return it, and the sequences that ended with it."""
         step = self.scheduler.next_step()
         for placed in step.placed:
             heard = self.spoken.pop(0)
@@ -123,7 +123,7 @@ class Engine:
 
 
 def describe(step: Step, sequence_id: str, ended: list[str], running: bool) -> str:
-    """What a step means for one sequence, in one cell."""
+    """Describe a step for one sequence, as a cell of the table."""
     chunk = next((c for c in step.prefill if c.sequence_id == sequence_id), None)
     cell = ""
     if chunk is not None:

@@ -1,10 +1,10 @@
-"""A complete `afferent.Engine`, in one file: it names colours.
+"""A complete `afferent.Engine` in one file: it names colours.
 
     python examples/tiny_engine.py
 
-Its answer is the mean colour of each image, three tokens from 0 to 255 each. It pins features
-under its own connection, says `Accepted`, reads them in place, and unpins however a request ends.
-How a server is told to use it: `examples/tiny_plugin.py`.
+The answer is the mean colour of each image, as three tokens from 0 to 255. The engine pins features
+under its own connection, sends `Accepted`, reads the features in place, and unpins them however a
+request ends. `examples/tiny_plugin.py` makes it an engine that a server can select.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ EOS = 256
 
 
 class TinyEngine:
-    """Any number of requests at a time; their tokens take turns."""
+    """An engine that serves any number of concurrent requests; their tokens alternate."""
 
     def __init__(self, store: AsyncDaemonStore, *, max_model_len: int = 4096) -> None:
-        """``store`` is the engine's own connection: what it holds goes when the engine dies."""
+        """Create the engine; ``store`` is its own connection, so its pins end with its process."""
         self._store = store
         self.info: EngineInfo | None = EngineInfo(
             max_model_len,
@@ -60,27 +60,27 @@ class TinyEngine:
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """See `Engine.submit`."""
         self._check_running()
-        index = WindowIndex((item.placeholder, item) for item in request.items)  # or it refuses
+        index = WindowIndex((item.placeholder, item) for item in request.items)  # may refuse
         if index.end > len(request.token_ids):
             raise errors.InvalidPlaceholders("an item lies outside of the prompt")
         handles = [item.handle for item in request.items]
         try:
-            await self._store.get(request.request_id, handles)  # one round trip pins all, or none
+            await self._store.get(request.request_id, handles)  # one round trip pins all or none
             yield Accepted()
             colours = [token for handle in handles for token in self._mean_colour(handle)]
-            self._store.forget(request.request_id)  # the features are not needed any more
+            self._store.forget(request.request_id)  # unpins: the features are not needed any more
             for event in _speak(colours, request.sampling):
-                await asyncio.sleep(0)  # here an engine computes
+                await asyncio.sleep(0)  # a real engine computes here
                 self._check_running()
                 yield event
-        finally:  # wherever it ended; to unpin twice costs a message, and nothing else
+        finally:  # after any end; a second unpin only costs a message
             self._store.forget(request.request_id)
 
     async def stats(self) -> None:
-        """It counts nothing."""
+        """Return no statistics."""
 
     def close(self) -> None:
-        """No requests any more; those that run fail, and can be tried again elsewhere."""
+        """Refuse new requests; running ones fail, and a client can send them again."""
         self.info = None
 
     def _check_running(self) -> None:
@@ -88,8 +88,10 @@ class TinyEngine:
             raise errors.EngineUnavailable("the engine is closed; try again")
 
     def _mean_colour(self, handle: Handle) -> list[int]:
-        """An array over the arena: not a byte of the image is copied. It must be gone when the
-        pin is, so it is not kept. A row of it is a patch: all of its red, its green, its blue.
+        """Read the features as an array over the arena, without a copy.
+
+        The array must not outlive the pin. Each row is a patch: first its red values, then its
+        green and its blue ones.
         """
         features: Any = codec.view(self._store.block(handle))
         patches = features["pixel_values"]
@@ -108,7 +110,7 @@ def _speak(answer: list[int], sampling: Sampling) -> Iterator[EngineEvent]:
 
 
 def _logprobs(token: int, number: int | None) -> list[TokenLogprobs]:
-    """It is quite sure of itself."""
+    """Return log-probabilities that leave no doubt."""
     if number is None:
         return []
     others = [(other, -100.0) for other in range(EOS + 1) if other != token]
@@ -116,7 +118,7 @@ def _logprobs(token: int, number: int | None) -> list[TokenLogprobs]:
 
 
 def plain_image(colour: tuple[int, int, int], num_patches: int) -> Any:
-    """Features as the built-in model's family makes them of an image of one colour."""
+    """Return the features of an image of one colour, as the built-in model's family makes them."""
     patch = np.repeat(np.array(colour, np.uint8), 14 * 14)
     return {"pixel_values": np.tile(patch, (num_patches, 1))}
 
@@ -143,14 +145,14 @@ async def main() -> None:
             request = EngineRequest(request_id, [7] * 10, [item], Sampling(max_tokens=16))
             print(f"{request_id}: {used:,} bytes of features, pinned by {await pins()}")
             async with aclosing(engine.submit(request)) as events:
-                for _ in range(num_read):  # to leave early is to abort
+                for _ in range(num_read):  # to leave early aborts the request
                     event = await anext(events, None)
                     if event is None:
                         break
                     if isinstance(event, Accepted):
                         await frontend.release(request_id)
                     print(f"  {type(event).__name__}, pinned by {await pins()}")
-            await store.stat()  # who answers this has heard before that the engine lets go
+            await store.stat()  # the daemon answers after it has handled the engine's unpin
             print(f"  the end, pinned by {await pins()}")
         engine.close()
         await store.close()

@@ -1,9 +1,9 @@
-"""The tiny engine as one that a server can be told to use.
+"""The tiny engine as a plugin that a server can select.
 
     afferent serve --engine examples.tiny_plugin:Tiny --tiny-max-model-len 512
 
-`Tiny` describes it; the supervisor and every frontend import this module, so nothing that takes
-long is imported above. The engine runs in a process of its own, which is this module too.
+`Tiny` describes it. The supervisor and every frontend import this module, so it has no slow imports
+at its top. The engine runs in its own process, with this module as its main module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TinySettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TinyProcess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What its process is told."""
+    """The settings of the engine process."""
 
     store_address: str
     listener_fd: int

@@ -387,7 +387,7 @@ def test_evict_keys(
     flat = " ".join(said.split())
     second, fourth = key(2).hex()[:12], key(4).hex()[:12]
     assert (
-        f"{second} is found by nobody any more; its 2.0 MiB are free once it is let go by holder "
+        f"{second} is no longer in the index; its 2.0 MiB are free once it is released by holder "
         f"{holder.pid}" in flat
     )
     assert f"{fourth} stays: writer {os.getpid()} writes it" in flat

@@ -1,11 +1,11 @@
-"""How the rooms of the package hang together: who imports whom, counted.
+"""The imports between the modules and packages of the project, counted.
 
     python tools/arrows.py [--json] [ROOT]
 
-A room is a folder, a file is a module. An arrow is an import of one module by another, counted
-once. For each package: the arrows between its files, how many of them stay within a room, how many
-lead from one to another, and how many pairs of rooms they make. Then what nobody wants: circles,
-and short files that one module alone imports.
+In the output, a "room" is a folder and an "arrow" is an import of one module by another, counted
+once. For each package it prints the number of arrows between its files, of those within a room and
+between two rooms, and of the connected pairs of rooms. Then it lists cyclic imports, and short
+files with only one importer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Graph = Mapping[str, set[str]]
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Every module below ``root``, by its dotted name; a package stands for its ``__init__``."""
+    """Return all modules below ``root`` by their dotted names; a package has its ``__init__``."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = [root.name, *path.relative_to(root).with_suffix("").parts]
@@ -35,7 +35,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def graph_of(modules: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Which modules each one imports, those under ``if TYPE_CHECKING`` left out."""
+    """Return the imported modules of each module, without those under ``if TYPE_CHECKING``."""
     return {name: set(_imports(path, modules)) - {name} for name, path in modules.items()}
 
 
@@ -59,14 +59,14 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def rooms_of(package: str, name: str, modules: Mapping[str, Path]) -> str:
-    """The room of a module: the first folder below the package, or the package itself."""
+    """Return the room of a module: the first folder below the package, or "." for none."""
     rest = name.removeprefix(package).lstrip(".").split(".")
     is_folder = modules[name].name == "__init__.py"
     return rest[0] if len(rest) > 1 or (is_folder and rest[0]) else "."
 
 
 def count(package: str, graph: Graph, modules: Mapping[str, Path]) -> dict[str, int]:
-    """The arrows between files of one package."""
+    """Count the imports between the files of one package."""
     mine = {name for name in graph if name == package or name.startswith(f"{package}.")}
     arrows = [(a, b) for a in sorted(mine) for b in sorted(graph[a] & mine)]
     places = [(rooms_of(package, a, modules), rooms_of(package, b, modules)) for a, b in arrows]
@@ -84,7 +84,7 @@ def count(package: str, graph: Graph, modules: Mapping[str, Path]) -> dict[str, 
 def _room_graph(
     package: str, arrows: list[tuple[str, str]], modules: Mapping[str, Path]
 ) -> dict[str, set[str]]:
-    """Who imports whom, of rooms; a file that lies beside them stands for itself."""
+    """Return the imported rooms of each room; a file outside of any room counts as one."""
     graph: dict[str, set[str]] = defaultdict(set)
     for names in arrows:
         rooms = [rooms_of(package, name, modules) for name in names]
@@ -95,7 +95,7 @@ def _room_graph(
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The sets of nodes that reach each other (Tarjan's strongly connected components)."""
+    """Return the cycles: sets of nodes that reach each other (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -123,7 +123,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def short_files(graph: Graph, modules: Mapping[str, Path]) -> list[tuple[str, int, str]]:
-    """Files of less than `SHORT_LINES` lines with one importer."""
+    """Return the files of less than `SHORT_LINES` lines with one importer."""
     importers: dict[str, set[str]] = defaultdict(set)
     for name, others in graph.items():
         for other in others:

@@ -1,8 +1,8 @@
-"""Environments with the clients that are tried, one each: Python's, and npm's.
+"""Environments with the tested clients, one each: from pip, and from npm.
 
     python -m tools.clients_env
 
-It takes some minutes and 1 GB. Node.js has to be there for the client that needs it.
+It takes some minutes and 1 GB. The npm client needs Node.js.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NODE: Final = "node"
 
 
 def make() -> None:
-    """Make them; what is there already is brought up to date."""
+    """Make or update the environments."""
     for name, packages in ENVIRONMENTS.items():
         print(f"==> {name}: {', '.join(packages)}", flush=True)
         folder = FOLDER / name

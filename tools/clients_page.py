@@ -1,4 +1,4 @@
-"""The page of clients, from the programs by which they are tried: ``docs/clients.md``.
+"""Write the page on clients, ``docs/clients.md``, from their test programs.
 
 python -m tools.clients_page --write
 """
@@ -67,7 +67,7 @@ vllm bench serve --backend openai-chat --endpoint /v1/chat/completions \\
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([_ABOUT, *_table(), "", *_advice(), _BENCHMARKS, *map(_section, CLIENTS)])
 
 
@@ -115,7 +115,7 @@ def _section(client: Client) -> str:
 
 
 def _packages(client: Client) -> tuple[str, ...]:
-    """Of a client in the default environment, the one that its program is named for."""
+    """Return the packages; in the default environment, the program has the package's name."""
     return ENVIRONMENTS.get(client.environment) or (client.program.partition("_")[0],)
 
 

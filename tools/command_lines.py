@@ -1,4 +1,4 @@
-"""The command lines that there are, as their parsers know them."""
+"""All command lines, from their parsers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Words = tuple[str, ...]
 def parsers(
     root: argparse.ArgumentParser, words: Words
 ) -> Iterator[tuple[Words, argparse.ArgumentParser]]:
-    """A parser and all below it, each with the words that lead to it."""
+    """Yield a parser and all parsers below it, each with the words of its command."""
     yield words, root
     for action in root._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -22,7 +22,7 @@ def parsers(
 
 
 def commands() -> dict[Words, argparse.ArgumentParser]:
-    """Of ``afferent``, with the settings of the engines that come with it."""
+    """Return all commands of ``afferent``, with the settings of the included engines."""
     extra = (*cli.engine_settings("reference"), *cli.engine_settings("vllm"))
     return dict(parsers(cli._parser(extra), ("afferent",)))
 

@@ -1,10 +1,10 @@
-"""The recorded features of a corpus of small media files: compare them, or write them anew.
+"""Compare the recorded features of a corpus of small media files, or record them.
 
 python -m tools.golden_features            compares
-python -m tools.golden_features --write    encodes files that are missing, and records features
+python -m tools.golden_features --write    encodes missing files, and records features
 
 A record is refused unless `PREPROCESSING_VERSION` rose with a change of pixels, or libraries of
-other versions made it. What each message asks for is explained in `docs/adr/0040`.
+other versions made it. `docs/adr/0040` explains the next step for each message.
 """
 
 from __future__ import annotations

@@ -56,13 +56,16 @@ CHECKED: Final = (
     "docs/vllm.md",
     "docs/writing-an-engine.md",
     "src/afferent",
-    "tests/simulator",
-    "tools/language.py",
+    "benchmarks",
+    "examples",
+    "tests",
+    "training",
+    "tools",
 )
 
 
 class Breach(NamedTuple):
-    """A place that breaks a rule."""
+    """A breach of a rule at one line."""
 
     path: Path
     line: int
@@ -97,7 +100,7 @@ def files(names: tuple[str, ...]) -> Iterator[Path]:
     """Yield the Python files and pages of files and folders.
 
     Raises:
-        FileNotFoundError: One of them is not there.
+        FileNotFoundError: One of them does not exist.
     """
     for name in names:
         path = _ROOT / name

@@ -10,10 +10,10 @@ class Mutant:
     """One change to one file.
 
     Attributes:
-        what: Of the change, in words.
+        what: A description of the change.
         file: Below ``src/afferent``.
-        old: What stands there once.
-        new: What stands there instead.
+        old: The text to replace, which occurs once.
+        new: The replacement.
         tests: Files or tests, as pytest takes them; one of them has to fail.
     """
 

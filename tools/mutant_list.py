@@ -1,4 +1,4 @@
-"""The mutants that the tests have to notice: see `tools.mutants`."""
+"""All mutants that the tests have to notice: see `tools.mutants`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Small faults, and whether the tests notice them.
+"""Insert small faults, and check that the tests notice them.
 
     python -m tools.mutants [--only WORD] [--what WORD] [--list]
 
-Each mutant is one change to one file of the package: a condition turned round, a constant off by
-one, a limit left out. It is made in a copy, the tests beside the code are run against that copy,
-and one of them has to fail. What survives is a test that is missing; it ends the run with 1.
+Each mutant is one change to one file of the package: a reversed condition, a constant that is off
+by one, a missing limit. It is made in a copy. The tests run against that copy, and one of them has
+to fail. A mutant that survives shows a missing test; the run then ends with 1.
 
-A mutant whose text is not found exactly once is an error, as is a test that can't be run: a list
-that no longer fits the code proves nothing.
+A mutant whose text does not occur exactly once is an error, as is a test that can't run: a list
+that does not fit the code proves nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _PASSED, _FAILED = 0, 1  # pytest's exit codes
 
 
 class BadMutant(Exception):
-    """The list does not fit the code."""
+    """A mutant of the list does not fit the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``by`` is the test that failed, or why none had to; empty for a survivor."""
+    """The result for a mutant; ``by`` is the failed test or a timeout; empty for a survivor."""
 
     by: str
     duration_s: float
@@ -52,10 +52,10 @@ class Verdict:
 
 
 def mutated(mutant: Mutant, root: Path = ROOT) -> str:
-    """The text of the mutant's file, changed.
+    """Return the changed text of the mutant's file.
 
     Raises:
-        BadMutant: What is to be changed is not there, or there more than once.
+        BadMutant: The text to change does not occur exactly once.
     """
     text = (root / "src" / "afferent" / mutant.file).read_text()
     if (count := text.count(mutant.old)) != 1:
@@ -67,7 +67,7 @@ def judge(mutant: Mutant, copy: Path) -> Verdict:
     """Run the mutant's tests against the sources in ``copy``.
 
     Raises:
-        BadMutant: The tests can't be run.
+        BadMutant: The tests can't run.
     """
     start_s = time.monotonic()
     with _applied(mutant, copy):
@@ -77,7 +77,7 @@ def judge(mutant: Mutant, copy: Path) -> Verdict:
 
 def _failing(copy: Path, tests: Sequence[str]) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    # No byte code of a mutant: it is told from its source by time and size, which may be the same.
+    # No byte code: it is matched with its source by time and size, which a mutant may share.
     env = {**os.environ, "PYTHONPATH": f"{copy}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(

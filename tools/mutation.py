@@ -1,15 +1,15 @@
-"""The mutation score of the store's logic: of generated faults, how many the tests notice.
+"""Measure the mutation score of the store's logic: the share of generated faults that tests notice.
 
     python -m tools.mutation [--number 300] [--seed 1] [--only WORD] [--state FILE]
 
-Cosmic Ray's operators make the faults: another comparison, a number off by one, a condition turned
-round, a loop that does nothing. Places are drawn from a seed, and at each place one of the changes
-that are possible there. What is said to checkers and tests alone (annotations, `validate`, which
-arguments are named) is left out, and so is `==` in place of `is`.
+Cosmic Ray's operators make the faults: another comparison, a number off by one, a reversed
+condition, a loop that does nothing. Places are drawn from a seed; at each place one of the possible
+changes is made. Code that only checkers and tests use is left out (annotations, `validate`,
+keyword-only markers), and so is `==` in place of `is`.
 
 A fault is noticed by a unit test, or else by one of the first seeds of the simulator. Each is tried
-in a fork of a process that has imported the libraries, but nothing of ours: the fork imports it,
-with the fault in it. `--state` keeps what was found, to go on from.
+in a fork of a process that has imported the libraries, but not this project: the fork imports it,
+with the fault in it. `--state` saves the results, so that a later run can continue.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "schedule": ("declared", "encoder_cache", "scheduler", "steps", "window"),
     "admit": ("gate", "declared"),
 }
-"""Folders, and their tests; the one that is named like the file goes first."""
+"""Folders and their tests; the test with the name of the file runs first."""
 _TEST_FOLDERS = {
     "store/state": ("store", "quota"),
     "quota": ("quota", "store"),
@@ -72,17 +72,17 @@ _TEST_FOLDERS = {
     "admit": ("admit", "quota"),
 }
 _NOT_PRODUCT = {"store/state/rules.py"}
-"""It is all of `validate`."""
+"""It has only `validate`."""
 _ALIKE = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
-"""Operators that change nothing where enums, `None` and small numbers are compared."""
+"""Operators that change nothing in comparisons of enums, `None` and small numbers."""
 _MOST_MEMORY_NBYTES = 6 << 30
 _FILE_LIMIT_S, _SEED_LIMIT_S = 60, 30
-"""For one file of tests, which takes up to ten, and for one seed: more is a hang."""
+"""For one file of tests, which takes up to ten, and for one seed: more counts as a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One change: the ``occurrence``-th place of ``file`` where ``operator`` has one."""
+    """One change: the ``occurrence``-th position of ``operator`` in ``file``."""
 
     file: str
     line: int
@@ -94,7 +94,7 @@ class Fault:
         return str(text)
 
     def change(self) -> str:
-        """The lines that differ, in one."""
+        """Return the differing lines as one."""
         before = (SOURCES / self.file).read_text().splitlines()
         after = self.mutated().splitlines()
         different = [line for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
@@ -109,11 +109,11 @@ class Fault:
         return next(folder for folder in TESTS if self.file.startswith(folder))
 
 
-# Which faults there are
+# The generated faults
 
 
 class _Nodes(Visitor):  # type: ignore[misc]
-    """All nodes, in the order in which operators count."""
+    """All nodes, in the order in which operators count them."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -133,7 +133,7 @@ def _operators() -> list[str]:
 
 
 def _left_out(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """What is for checkers and tests alone."""
+    """Yield the nodes that only checkers and tests use."""
     for node in ast.walk(tree):
         match node:
             case ast.AnnAssign(annotation=found):
@@ -144,14 +144,14 @@ def _left_out(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
                 yield node
             case ast.FunctionDef(returns=found) | ast.AsyncFunctionDef(returns=found) if found:
                 yield found
-            case ast.Assign(value=ast.Subscript() as found):  # another name of a type
+            case ast.Assign(value=ast.Subscript() as found):  # an alias of a type
                 yield found
             case ast.ClassDef(bases=bases):
                 yield from bases
 
 
 def faults_of(path: Path) -> dict[tuple[int, int], list[Fault]]:
-    """All faults of a file, by place."""
+    """Return all faults of a file, by place."""
     text, file = path.read_text(), str(path.relative_to(SOURCES))
     out = [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
@@ -170,8 +170,8 @@ def faults_of(path: Path) -> dict[tuple[int, int], list[Fault]]:
 
 
 def sample(number: int, seed: int) -> list[Fault]:
-    """So many, each at a place of its own."""
-    rng = random.Random(seed)  # noqa: S311 - the same for the same seed
+    """Draw faults, each at another place."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible by its seed
     paths = sorted(path for folder in TESTS for path in (SOURCES / folder).glob("*.py"))
     places = [
         faults
@@ -186,8 +186,10 @@ def sample(number: int, seed: int) -> list[Fault]:
 
 
 def _one_that_compiles(rng: random.Random, faults: list[Fault]) -> Fault | None:
-    """Some changes are no Python, and some take `*` in a signature for a product: nobody has to
-    notice these.
+    """Return a fault that compiles and changes more than the names of arguments.
+
+    Some changes are no valid Python. Others take the `*` in a signature for a product, which tests
+    need not notice.
     """
     for fault in rng.sample(faults, len(faults)):
         with contextlib.suppress(SyntaxError):
@@ -200,7 +202,7 @@ def _one_that_compiles(rng: random.Random, faults: list[Fault]) -> Fault | None:
 
 
 def _without_names(text: str) -> str:
-    """The program, whichever arguments have to be named."""
+    """Return the program without the distinction of positional and keyword arguments."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.arguments):
@@ -210,11 +212,11 @@ def _without_names(text: str) -> str:
     return ast.dump(tree)
 
 
-# Whether one is noticed
+# The tests of a fault
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports one module with a fault in it."""
+    """A loader that imports one module with a fault in it."""
 
     def __init__(self, fault: Fault) -> None:
         module = "afferent." + fault.file.removesuffix(".py").replace("/", ".")
@@ -249,7 +251,7 @@ def _test_files(fault: Fault) -> list[str]:
 
 
 class _FirstFailure:
-    """A plugin of pytest."""
+    """A plugin of pytest that records the first failure."""
 
     name = ""
 
@@ -267,9 +269,9 @@ def _by_tests(files: Sequence[str]) -> str:
 
     first = _FirstFailure()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # Of Hypothesis, which is imported already.
+    # Hypothesis is imported already.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    for file in files:  # one by one: most are noticed by the first
+    for file in files:  # one by one: the first file notices most faults
         spent_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         resource.setrlimit(resource.RLIMIT_CPU, (int(spent_s) + _FILE_LIMIT_S, -1))
         code = pytest.main([*options, file], plugins=[first])
@@ -290,7 +292,10 @@ def _by_seeds(number: int) -> str:
 
 
 def _apart(call: Callable[[], str], fault: Fault | None) -> str:
-    """What ``call`` says in a fork with the fault, where a fork that ends otherwise has noticed."""
+    """Run ``call`` in a fork with the fault; return its result.
+
+    If the fork ends in another way, the fault is noticed: the result describes the end.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -318,17 +323,17 @@ def _apart(call: Callable[[], str], fault: Fault | None) -> str:
 
 
 def by_tests(fault: Fault) -> str:
-    """The unit test that noticed it; empty if none did."""
+    """Return the unit test that noticed the fault; empty if none did."""
     return _apart(lambda: _by_tests(_test_files(fault)), fault)
 
 
 def by_seeds(fault: Fault, number: int) -> str:
-    """The seed, of the first so many, that noticed it; empty if none did."""
+    """Return the first seed that noticed the fault; empty if none did."""
     return _apart(lambda: _by_seeds(number), fault)
 
 
 def _import_libraries() -> None:
-    """What all forks need, and nothing of ours."""
+    """Import the libraries for all forks, but no module of this project."""
     import asyncio
     import unittest.mock
 
@@ -352,7 +357,7 @@ def _import_libraries() -> None:
 
 
 def main() -> int:
-    """The exit status: 0 where the score is high enough."""
+    """Return the exit status: 0 if the score is high enough."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -379,7 +384,7 @@ def main() -> int:
 
 
 class _Notes:
-    """What was found of each fault; in a file, if there is one, to go on from."""
+    """The results of all faults, in a file if one is given, so that a later run can continue."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -392,7 +397,7 @@ class _Notes:
         return not any(name.startswith("tests ") for name in self._known)
 
     def drawn(self, number: int, seed: int) -> list[Fault]:
-        """What `sample` gives."""
+        """Return the faults that `sample` draws, from the file if it has them."""
         name = f"sample {number} {seed}"
         if name not in self._known:
             self._known[name] = [asdict(fault) for fault in sample(number, seed)]
@@ -401,14 +406,14 @@ class _Notes:
 
     def _save(self) -> None:
         if self._path is not None:
-            beside = self._path.with_name(self._path.name + ".part")  # it may be ended at any time
+            beside = self._path.with_name(self._path.name + ".part")  # for an atomic write
             beside.write_text(json.dumps(self._known, indent=1))
             beside.replace(self._path)
 
     def fill(
         self, pool: Pool, what: str, judge: Callable[[Fault], str], faults: Sequence[Fault]
     ) -> dict[Fault, str]:
-        """What ``judge`` says of each, asked of those that are not known yet."""
+        """Return the results of ``judge`` for all faults; run it for those without a result."""
         names = {fault: f"{what} {json.dumps(asdict(fault))}" for fault in faults}
         asked = [fault for fault in faults if names[fault] not in self._known]
         for number, (fault, by) in enumerate(

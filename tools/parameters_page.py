@@ -1,4 +1,4 @@
-"""The page of all parameters of requests, from their table: ``docs/parameters.md``.
+"""Write the page of all request parameters, ``docs/parameters.md``, from their table.
 
 python -m tools.parameters_page --write
 """
@@ -81,7 +81,7 @@ _HEAD = (
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     taken, extras = (
         ", ".join(f"`{name}`" for name in get_args(fields))
         for fields in (SamplingField, SamplingExtra)

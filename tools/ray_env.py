@@ -1,9 +1,9 @@
-"""An environment with Ray, and what the development environment has beside it.
+"""Make an environment with Ray and all packages of the development environment.
 
     python -m tools.ray_env [FOLDER] [--version 2.50.0]
 
-Ray and what it asks for come into this environment alone (240 MB); all else is imported from the
-development environment, which stays as it is.
+Ray and its dependencies are installed into this environment alone (240 MB). All other packages are
+imported from the development environment, which does not change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ WANTED: Final = "ray>=2.50"
 
 
 def make(folder: Path, wanted: str = WANTED) -> None:
-    """Make the environment; what is there already is brought up to date."""
+    """Make or update the environment."""
     venv.create(folder, with_pip=True)
     pip = (str(python_of(folder)), "-m", "pip", "--disable-pip-version-check")
     subprocess.run([*pip, "install", wanted], check=True)
     ours = sysconfig.get_paths()["purelib"]
-    # `addsitedir` reads what points to the sources, too; a bare path would not.
+    # Unlike a bare path, `addsitedir` also reads the .pth files of editable installs.
     line = f"import site; site.addsitedir({ours!r})\n"
     (packages_of(folder) / "afferent-development.pth").write_text(line)
 

@@ -1,4 +1,4 @@
-"""The mutants of what serves requests: see `tools.mutant_list`."""
+"""The mutants of the code that serves requests: see `tools.mutant_list`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all settings, from their declarations: ``docs/settings.md``.
+"""Write the page of all settings, ``docs/settings.md``, from their declarations.
 
 python -m tools.settings_page --write
 """
@@ -54,7 +54,7 @@ _HEAD = (
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     known = config.declared(config.ServeConfig)
     parts = [_ABOUT, *_tables(known, "##")]
     for name in _ENGINES:
@@ -65,7 +65,7 @@ def page() -> str:
 
 
 def _tables(known: Mapping[str, Setting], heading: str) -> Iterable[str]:
-    """One for each group."""
+    """Yield a table for each group."""
     for group in Group:
         if chosen := describe.in_group(known, group):
             title = f"{heading} {group.capitalize()}: {group.about}"

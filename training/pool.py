@@ -1,7 +1,7 @@
-"""A growing pool of processed images on disk, made by worker processes while training runs.
+"""A growing pool of processed images on disk, made by worker processes during the training.
 
-Images go through a real file format and the real image processor, so that the model sees in
-training what it sees when it is served.
+Images go through a real file format and the real image processor, so that training and serving see
+the same features.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK = 400
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """One image: ``(num_patches, 3, patch, patch)`` uint8 patches and its grid."""
+    """One image: ``(num_patches, 3, patch, patch)`` uint8 patches, its grid and its label."""
 
     patches: NDArray[np.uint8]
     grid_thw: tuple[int, int, int]
@@ -33,7 +33,7 @@ class Processed:
 
 
 def through_file(image: DrawnImage, rng: random.Random) -> Image.Image:
-    """The image as it comes back from a JPEG or PNG file."""
+    """Return the image after it was written to a JPEG or PNG file and read back."""
     jpeg = rng.random() < 0.6
     data = image.encode("JPEG" if jpeg else "PNG", quality=rng.randrange(40, 97))
     return Image.open(io.BytesIO(data)).convert("RGB")
@@ -61,7 +61,7 @@ def make_chunk(path: Path, *, seed: int) -> None:
 
 
 class Pool:
-    """Reads the chunks that are there; `refresh` picks up new ones."""
+    """The images of all chunks that were read; `refresh` reads new chunks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
 """The built-in model's tokenizer: byte-level BPE over the training conversations.
 
-Every byte is a token of its own, so any text can be encoded; the merges only make the words that
-the model knows short. The special tokens and the chat format follow the Qwen2-VL family.
+Every byte is a token, so any text can be encoded; the merges shorten the words that the model
+knows. The special tokens and the chat format follow the Qwen2-VL family.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 
-# Images are labelled "Picture N: " over the whole conversation, which lets a small model tell
-# them apart.
+# Images are labelled "Picture N: " over the whole conversation, so that a small model can tell them
+# apart.
 CHAT_TEMPLATE = """\
 {%- set seen = namespace(pictures=0) -%}
 {%- for message in messages -%}
@@ -66,7 +66,7 @@ def train_tokenizer(*, vocab_size: int = 1024, num_conversations: int = 20_000) 
 
 
 def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer as `transformers` saves and loads it, chat template included."""
+    """Return the tokenizer as `transformers` saves and loads it, with its chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

@@ -1,8 +1,9 @@
-"""Train the built-in model from nothing, on images drawn here.
+"""Train the built-in model from random weights, on drawn images.
 
     python training/train.py --out src/afferent/builtin/models/shapes
 
-About two hours on two cores. Re-run with the same ``--work`` folder to reuse drawn images.
+It takes about two hours on two cores. With the same ``--work`` folder, a second run reuses the
+drawn images.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2VLForConditionalGener
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
-        "initializer_range": 0.06,  # the usual 0.02 leaves so narrow a model asleep for long
+        "initializer_range": 0.06,  # with the usual 0.02, so narrow a model learns nothing for long
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10_000.0,
@@ -79,7 +80,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2VLForConditionalGener
 
 
 class Batches:
-    """Makes training batches: conversations over random images of the pool."""
+    """Training batches of conversations about random images of the pool."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Batches:
         self._ready: list[list[Row]] = []
 
     def sample(self, size: int) -> dict[str, torch.Tensor]:
-        """The next batch; rows of similar length share one, which halves the padding."""
+        """Return the next batch; rows of similar length share one, which halves the padding."""
         if not self._ready:
             drawn = [self._draw_row() for _ in range(size * _BATCHES_SORTED_AT_ONCE)]
             drawn.sort(key=lambda row: len(row[0]))
@@ -132,7 +133,7 @@ class Batches:
         return scaled.expand(-1, -1, self._temporal, -1, -1).reshape(len(patches), -1)
 
     def _encode(self, images: list[Processed]) -> tuple[list[int], list[int]]:
-        """Token ids, and labels that keep the assistant's words only."""
+        """Return token ids, and labels for the words of the assistant only."""
         messages = sample_conversation(self._rng, [each.label for each in images])
         text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         parts = text.split("<|image_pad|>")
@@ -165,7 +166,7 @@ def learn(
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
-    """One update, with the gradient's norm clipped to 1."""
+    """Update the weights once, with the gradient's norm clipped to 1."""
     loss.backward()
     nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
     optimizer.step()
@@ -176,10 +177,10 @@ def learn(
 def warm_up_vision(
     model: Qwen2VLForConditionalGeneration, pool: Pool, batches: Batches, args: argparse.Namespace
 ) -> None:
-    """Teach the vision tower to see before the language model learns to say what it sees.
+    """Train the vision tower before the language model learns to describe images.
 
-    Without this the tower hardly learns for thousands of steps: a language model that has nothing
-    to read guesses by frequency, and sends no useful gradient back.
+    Without this, the tower hardly learns for thousands of steps: a language model without useful
+    input guesses by frequency, and its gradient does not help the tower.
     """
     rng = random.Random(args.seed)
     heads = nn.ModuleList([nn.Linear(128, len(COLOURS)), nn.Linear(128, len(SHAPES))])

@@ -1,7 +1,7 @@
-"""What benchmarks compare with: the job done the way engines do it today. New controls go here.
+"""Baselines of the benchmarks: the same work, done as today's engines do it.
 
-One file for each way. A control is written from published descriptions, says in its first comment
-which system works so, and what it is spared here that the system is not: it is to be the best of
-its kind, never a straw man. Its benchmark says which threads and processes both sides have, and on
-which side memory is fresh.
+Each way has one file. A baseline is written from published descriptions. Its first comment names
+the systems that work in this way, and the costs of these systems that the baseline does not have:
+it is to be the best of its kind. Its benchmark names the threads and processes of both sides, and
+the side that uses new memory.
 """

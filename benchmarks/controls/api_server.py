@@ -1,16 +1,18 @@
-"""The control of `benchmarks.gate`: an API process, and an engine process that only takes time.
+"""The baseline of `benchmarks.gate`: an API process, and an engine process that only waits.
 
     python -m benchmarks.controls.api_server FD
 
-Built as vLLM, LMDeploy and SGLang are, by their published descriptions: the body is parsed whole; a
-few threads decode base64 and images (vLLM: 8), for all requests that there are; one thread runs the
-processor (vLLM); its tensors are on the heap, and go to the engine's process over ZMQ, out of band
-of their message (vLLM; SGLang and LMDeploy pickle them, which copies once more). Nothing limits how
-many requests are on their way. The engine keeps the tensors in its queue until it has prefilled
-them.
+It works as vLLM, LMDeploy and SGLang do, by their published descriptions:
 
-The features are the same as ours, made by the same code: bytes, and each patch once. vLLM's are
-twice as large.
+- the body is parsed whole;
+- a few threads decode base64 and images (vLLM: 8), for all requests;
+- one thread runs the processor (vLLM);
+- tensors are on the heap, and go to the engine process over ZMQ, out of band of their message
+  (vLLM; SGLang and LMDeploy pickle them, which copies once more);
+- the number of running requests is not limited;
+- the engine queues the tensors until their prefill.
+
+The features are made by Afferent's code, as bytes, with each patch once. vLLM's are twice as large.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ Features = Mapping[str, Array]
 
 
 class Settings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Of both processes, of which ``is_engine`` says which it is.
+    """Settings of either process; ``is_engine`` selects it.
 
-    ``folder`` is where their sockets are; ``prefill_s`` of one request.
+    ``folder`` has their sockets; ``prefill_s`` is the time of one request.
     """
 
     is_engine: bool
@@ -78,7 +80,7 @@ class _Api:
         )
 
     async def receive_answers(self) -> None:
-        """Until cancelled."""
+        """Receive answers until cancelled."""
         while True:
             self._waiting.pop(int(await self._from_engine.recv())).set_result(None)
 
@@ -98,7 +100,7 @@ class _Api:
         answered = self._waiting[number] = loop.create_future()
         frames = tensor_message.encode([number, features])
         await self._to_engine.send_multipart(frames, copy=False)
-        del body, parts, urls, images, features, frames  # until the answer, the engine has them
+        del body, parts, urls, images, features, frames  # only the engine has them until the answer
         await answered
         message = {"role": "assistant", "content": "yes"}
         return JSONResponse({"choices": [{"index": 0, "message": message}]})
@@ -142,14 +144,14 @@ class _Engine:
         self._queue: asyncio.Queue[tuple[int, list[Features]]] = asyncio.Queue()
 
     async def receive(self) -> None:
-        """All requests as they come, until cancelled."""
+        """Receive and queue requests until cancelled."""
         while True:
             frames = await self._requests.recv_multipart(copy=False)
             self._queue.put_nowait(tensor_message.decode([frame.buffer for frame in frames]))
             del frames  # only the queue has them
 
     async def prefill(self) -> None:
-        """One request after another, until cancelled."""
+        """Prefill one request after another until cancelled."""
         while True:
             number, features = await self._queue.get()
             await asyncio.sleep(self._prefill_s)

@@ -1,13 +1,13 @@
-"""A frontend that keeps everything on the heap: the body as a whole, images, features.
+"""A frontend that has everything on the heap: the whole body, the images, the features.
 
-vLLM's API server and SGLang's tokenizer process work so: the body is parsed when it is complete;
-base64 and image are decoded on a pool of threads, one image each; the processor makes tensors on
-the heap, under a hash of the content.
+vLLM's API server and SGLang's tokenizer process work like this: they parse the body when it is
+complete, decode base64 and images on a pool of threads, one image each, and make tensors on the
+heap, under a hash of the content.
 
-What it is spared: the decoders and the processor are ours (`benchmarks.preprocess` tells how much
-faster they are than Pillow and Hugging Face's), they let go of the interpreter's lock, base64 is
-pybase64's, and the JSON is not validated. vLLM's processor has one thread; here each thread decodes
-and processes.
+The baseline is faster than these: it uses Afferent's decoders and processor
+(`benchmarks.preprocess` compares them with Pillow and Hugging Face's), which release the
+interpreter's lock, and pybase64; it does not validate the JSON. vLLM's processor has one thread;
+here each thread decodes and processes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from afferent.media.headers.probe import probe_image
 
 
 class HeapFrontend:
-    """``num_threads`` decode and process; the caller's parses the body."""
+    """A frontend with ``num_threads`` that decode and process; the caller's thread parses."""
 
     def __init__(self, family: AnyFamily, *, num_threads: int) -> None:
         self._family, self._limits = family, Limits()
         self._threads = ThreadPoolExecutor(num_threads)
 
     async def features(self, body: bytes) -> list[dict[str, Any]]:
-        """Of each image of a chat completion's body, in order."""
+        """Return the features of each image of a chat completion's body, in order."""
         messages = msgspec.json.decode(body)["messages"]
         parts = [part for message in messages for part in message["content"]]
         urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
@@ -49,7 +49,7 @@ class HeapFrontend:
 
     def _one(self, url: str) -> dict[str, Any]:
         data = memoryview(pybase64.b64decode(url.partition(",")[2]))
-        keys.digest(data)  # under which a cache would keep them
+        keys.digest(data)  # the key for a cache
         header = probe_image(data, self._limits)
         image = decode_image(data, header, self._limits)
         specs = self._family.plan_exactly(header).specs

@@ -1,8 +1,8 @@
-"""A request's items in a list, in the order of the prompt, and those that a window touches.
+"""A request's items in a list, in the order of the prompt, and a search for those in a window.
 
-vLLM's scheduler finds them so since its change of June 2026 from every item to a bisection
-(vllm-project/vllm#44212): the first item that ends after the window's start by a bisection over the
-list itself, with a key function; then item by item, until one begins after its end.
+vLLM's scheduler searches like this since June 2026 (vllm-project/vllm#44212). Before, it checked
+every item. A bisection over the list itself, with a key function, finds the first item that ends
+after the window's start; then it goes on item by item, until one begins after the window's end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from afferent.schedule.step import EncoderInput
 
 
 def items_in_window(items: Sequence[EncoderInput], start: int, end: int) -> list[int]:
-    """The indices of the items with a position in ``[start, end)``."""
+    """Return the indices of the items with a position in ``[start, end)``."""
     first = bisect_right(items, start, key=_end)
     found = []
     for index in range(first, len(items)):

@@ -1,13 +1,13 @@
-"""A ring of chunks in shared memory: one process writes, others read, each its own copy.
+"""A ring of chunks in shared memory: one process writes, and each reader makes its own copy.
 
-vLLM's `MessageQueue` hands steps to the workers of one machine so, and its shared-memory cache of
-processed items is built alike. Each chunk has flags: one that it is written, and one for each
-reader that it has been read; a chunk is written again when everybody has read it.
+vLLM's `MessageQueue` sends steps to the workers of one machine in this way, and its shared-memory
+cache of processed items is similar. Each chunk has flags: one for the writer, and one for each
+reader. A chunk is reused when all readers have read it.
 
-What this one is spared: its memory is warm on both sides; a chunk is as large as it need be (vLLM's
-are 16 MiB, and what is larger goes through sockets); readers are told when to read, and don't poll;
-and a reader copies into warm memory that it keeps. So its price is a memcpy of the writer, and one
-of each reader.
+The baseline is faster than these: its memory is warm on both sides; a chunk is as large as needed
+(vLLM's are 16 MiB, and larger data go through sockets); readers are notified and don't poll; and a
+reader copies into warm memory that it reuses. So it costs one memcpy of the writer, and one of each
+reader.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _TIMEOUT_S = 60.0
 
 
 class Ring:
-    """One process's map of a ring. The process that made it writes."""
+    """One process's map of a ring; the process that creates the ring writes."""
 
     def __init__(self, fd: int, *, num_chunks: int, chunk_nbytes: int, num_readers: int) -> None:
-        """Map it, with all pages in this process's tables. ``fd`` stays the caller's."""
+        """Map the ring, with all pages in this process's tables; ``fd`` belongs to the caller."""
         self._chunk_nbytes = _aligned(_HEAD_NBYTES + chunk_nbytes + _MAX_PARTS * _ALIGNMENT)
         num_flags = num_chunks * (1 + num_readers)
         flags_nbytes = _aligned(8 * num_flags)
@@ -50,11 +50,11 @@ class Ring:
 
     @property
     def chunk_nbytes(self) -> int:
-        """What a reader's own memory has to have room for."""
+        """Size of a reader's own memory."""
         return self._chunk_nbytes
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Waits for the readers of what was in the chunk before."""
+        """Write the next chunk; wait for its readers of the previous round."""
         flags, chunk = self._at(self._num_written)
         _wait(lambda: bool((flags[1:] == flags[0]).all()))
         head, position = chunk[:_HEAD_NBYTES].view(np.int64), _HEAD_NBYTES
@@ -65,7 +65,7 @@ class Ring:
             np.copyto(chunk[position : position + data.nbytes], data)
             position = _aligned(position + data.nbytes)
         self._num_written += 1
-        flags[0] = self._num_written  # last: from now on it is read
+        flags[0] = self._num_written  # last: readers may read it now
 
     def _at(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         index = number % len(self._chunks)
@@ -73,15 +73,15 @@ class Ring:
 
 
 class RingReader:
-    """One of a ring's readers, with warm memory of its own."""
+    """A reader of a ring, with warm memory of its own."""
 
     def __init__(self, ring: Ring, index: int) -> None:
         self._ring, self._index, self._num_read = ring, index, 0
         self._memory = np.zeros(ring.chunk_nbytes, np.uint8)
-        self._memory[:] = 1  # zeros alone are not touched
+        self._memory[:] = 1  # zeros alone would not touch the pages
 
     def read(self) -> list[memoryview]:
-        """The next parts that were written, copied; valid until the next call."""
+        """Return a copy of the next written parts, valid until the next call."""
         flags, chunk = self._ring._at(self._num_read)
         _wait(lambda: flags[0] == self._num_read + 1)
         head = chunk[:_HEAD_NBYTES].view(np.int64)

@@ -1,4 +1,4 @@
-"""ZMQ, which engines' processes talk through: vLLM's, SGLang's and LMDeploy's."""
+"""ZMQ, with which the processes of vLLM, SGLang and LMDeploy communicate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from afferent.errors import ConfigError
 
 
 def load_zmq() -> Any:
-    """Only those who run a control need it.
+    """Import pyzmq, which only the baselines need.
 
     Raises:
         ConfigError: It is not installed.

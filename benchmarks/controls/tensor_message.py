@@ -1,9 +1,9 @@
 """Trees of tensors as msgpack, with the tensors out of band.
 
-vLLM's processes talk so (its `MsgpackEncoder`; TokenSpeed's follow it): a header, in which a tensor
-is an extension with its type, its shape and the number of a buffer, and the buffers, which nobody
-copies to send them. Tensors of fewer than 256 bytes stand in the header. Arrays of numpy take the
-place of torch's here, which spares it a conversion.
+vLLM's processes communicate in this format (`MsgpackEncoder`, and TokenSpeed's after it): a header,
+in which a tensor is an extension with its type, its shape and the number of a buffer, followed by
+the buffers, which are sent without a copy. The header contains tensors of fewer than 256 bytes.
+This baseline uses numpy arrays instead of torch tensors, which avoids a conversion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 
 
 def encode(tree: Any) -> list[Buffer]:
-    """The header, then the buffers: views of the tree's arrays."""
+    """Return the header and the buffers, which are views of the tree's arrays."""
     parts: list[Buffer] = [b""]
 
     def pack(value: Any) -> msgspec.msgpack.Ext:
@@ -42,7 +42,7 @@ def encode(tree: Any) -> list[Buffer]:
 
 
 def decode(parts: Sequence[Buffer]) -> Any:
-    """The tree; its arrays are views of the buffers."""
+    """Return the tree; its arrays are views of the buffers."""
 
     def unpack(code: int, data: memoryview) -> Any:
         if code != _TENSOR:

@@ -1,9 +1,9 @@
-"""What nobody is spared who reads a request with an image: its bytes, base64 and a digest.
+"""A server with the minimal work for a request with an image: its bytes, base64 and a digest.
 
 python -m benchmarks.peers.floor PORT
 
-Nothing else is done: no JSON is read, nothing is looked up, checked, counted or answered. The HTTP
-server is the one that Afferent's frontends have.
+It reads no JSON, looks nothing up, checks and counts nothing, and has no real answer. The HTTP
+server is that of Afferent's frontends.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""A cache server for a request's images, in a process of its own, with lists in each call.
+"""A cache server for a request's images, in its own process, with lists in each call.
 
     python -m benchmarks.peers.lightllm FD
 
-LightLLM's newest works so: a server on a TCP socket without Nagle's delay keeps a record of each
-item by md5, with its ids and its place in the order of use. A frontend allocates all items of a
-request in one call, asks in a second which of them have their data, writes those that have none
-into a segment of shared memory each, and says so in a third.
+LightLLM's newest version works like this. A server on a TCP socket without Nagle's delay has a
+record of each item by md5, with its ids and its place in the order of use. A frontend allocates all
+items of a request in one call. It asks for the ready ones in a second call, writes each of the
+others into a segment of shared memory, and reports this in a third.
 
-What it is spared: rpyc, which wraps each call in proxies and pickles lists (here it is msgpack, one
-write and one read a side), the tracker process behind Python's `SharedMemory`, and locks.
+This server is faster than LightLLM's: it has no rpyc, which wraps each call in proxies and pickles
+lists (here it is msgpack, with one write and one read on each side), no tracker process of Python's
+`SharedMemory`, and no locks.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ import msgspec
 from msgspec import Struct
 
 _LENGTH = struct.Struct("<I")
-_SHARED = Path("/dev/shm")  # noqa: S108  (where segments of shared memory have their names)
+_SHARED = Path("/dev/shm")  # noqa: S108  (the folder of shared memory segments)
 
 
 class Call(Struct, array_like=True):
-    """``digests`` to allocate with the number of tokens of each, or the ``ids`` of records."""
+    """A call; ``digests`` and their numbers of tokens to allocate, or the ``ids`` of records."""
 
     what: Literal["allocate", "is_ready", "set_ready", "clear"]
     digests: list[str] = []
@@ -58,7 +59,7 @@ class _Entry:
 
 
 class _Records:
-    """What the server knows, least recently used first."""
+    """The records of the server, the least recently used first."""
 
     def __init__(self) -> None:
         self._by_digest: OrderedDict[str, _Entry] = OrderedDict()
@@ -103,7 +104,7 @@ class CacheClient:
         return self._record_decoder.decode(answer)
 
     def store(self, records: Sequence[Record], media: Sequence[bytes]) -> list[Path]:
-        """The data of those records that have none yet; their segments, for who removes them."""
+        """Write the missing data of these records; return the segments, for their removal."""
         ids = [record.id for record in records]
         is_ready = msgspec.msgpack.decode(self._call(Call("is_ready", ids=ids)))
         missing = [number for number, yes in enumerate(is_ready) if not yes]
@@ -120,7 +121,7 @@ class CacheClient:
 
 
 def md5(data: bytes) -> str:
-    """What it knows an item by: 128 bits, in hexadecimal."""
+    """Return the server's key of an item: 128 bits in hexadecimal."""
     return hashlib.md5(data).hexdigest()  # noqa: S324
 
 
@@ -139,7 +140,11 @@ def _send(sock: socket.socket, frame: bytes) -> None:
 
 
 def _receive(sock: socket.socket) -> bytes:
-    """Raises: ConnectionError: The other side has gone."""
+    """Receive a message.
+
+    Raises:
+        ConnectionError: The other side has disconnected.
+    """
     frame = bytearray()
     needed = _LENGTH.size
     while len(frame) < needed:
@@ -153,7 +158,7 @@ def _receive(sock: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def cache_server() -> Iterator[CacheClient]:
-    """A server, and a connection to it."""
+    """Run a server; yield a connection to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "benchmarks.peers.lightllm"]
         command.append(str(listener.fileno()))

@@ -1,4 +1,4 @@
-"""Requests to a server, by so many clients at a time, and what they took of the machine."""
+"""Requests to a server by concurrent clients, with times and processor time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S = 300.0
 
 @dataclass(slots=True)
 class Load:
-    """What one side took for a number of requests; ``cpu_ms`` without its engine."""
+    """Results of one side for a number of requests; ``cpu_ms`` is without its engine."""
 
     requests_per_s: float
     p50_ms: float
@@ -30,7 +30,7 @@ class Load:
 
 
 class Pages:
-    """Bodies of requests, each with a page that nobody has seen, for an answer of one token."""
+    """Bodies of requests, each with a new page, for an answer of one token."""
 
     def __init__(self) -> None:
         self._files, self._next = PageFiles(1275, 1650), itertools.count()
@@ -49,10 +49,11 @@ def _body(png: bytes) -> bytes:
 
 
 def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None) -> Load:
-    """
+    """Send the requests and measure.
+
     Args:
-        c: So many clients, each of which waits for its answer.
-        uds: Of the vLLM behind the side, to go there straight.
+        c: The number of clients, each of which waits for its answer.
+        uds: The socket of the vLLM behind the side, to bypass Afferent.
 
     Raises:
         RuntimeError: An answer is not 200.
@@ -75,7 +76,7 @@ def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | No
 async def post_all(
     url: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None
 ) -> list[float]:
-    """Seconds of each request; answers are thrown away.
+    """Send all requests; return the seconds of each. Answers are discarded.
 
     Raises:
         RuntimeError: An answer is not 200.
@@ -95,7 +96,7 @@ async def post_all(
                     if answer.status_code != 200:
                         said = (await answer.aread())[:300]
                         raise RuntimeError(f"{url} answered {answer.status_code}: {said!r}")
-                    async for _ in answer.aiter_raw():  # of some answers it is tens of megabytes
+                    async for _ in answer.aiter_raw():  # some answers have tens of megabytes
                         pass
                 seconds.append(time.monotonic() - start_s)
 

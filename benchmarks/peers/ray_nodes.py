@@ -1,8 +1,8 @@
-"""Ray's object transfer: arrays from the object store of another node into this one's.
+"""Ray's object transfer: arrays from the object store of another node into this node's.
 
-Ray's own library, where it is installed (``make bench-ray``). Two nodes with a store each on this
-machine, one of them at the other end of a link; an actor there makes arrays, and who asks for one
-has it pulled over the link, in place in shared memory. Nothing is copied after that, nor checked.
+It uses Ray's own library, where it is installed (``make bench-ray``). Two nodes on this machine
+have a store each, and one of them is at the other end of a link. An actor there makes arrays; a get
+of one transfers it over the link, into shared memory. After that, it is neither copied nor checked.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _THERE = "there"
 
 
 class RayNodes:
-    """Two nodes, and an actor on the other one."""
+    """Two nodes, with an actor on the other one."""
 
     def __init__(self, ray: Any, holder: Any) -> None:
         self._ray, self._holder = ray, holder
 
     def fetch(self, number: int, nbytes: int) -> float:
-        """So many new arrays of so many bytes each; the milliseconds until all are here."""
+        """Get new arrays of this size from the other node; return the milliseconds for all."""
         references = self._ray.get(self._holder.make.remote(number, nbytes))
         start_s = time.perf_counter()
         arrays = self._ray.get(references)
@@ -55,10 +55,10 @@ class _Holder:
 
 @contextlib.contextmanager
 def ray_nodes(net: Link) -> Iterator[RayNodes | None]:
-    """``None`` where Ray is not installed.
+    """Run two nodes; yield ``None`` where Ray is not installed.
 
     Raises:
-        ConfigError: Its nodes do not start.
+        ConfigError: The nodes do not start.
     """
     if not is_installed():
         yield None
@@ -76,7 +76,7 @@ def ray_nodes(net: Link) -> Iterator[RayNodes | None]:
             _wait_for(ray, f"{net.here}:{port}", net.here)
             actor = ray.remote(num_cpus=0, resources={_THERE: 0.1})(_Holder)
             nodes = RayNodes(ray, actor.remote())
-            nodes.fetch(1, 1 << 20)  # it is there
+            nodes.fetch(1, 1 << 20)  # wait until it runs
             yield nodes
         finally:
             ray.shutdown()

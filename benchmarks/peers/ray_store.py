@@ -1,8 +1,8 @@
 """Ray's object store, a Plasma: objects in shared memory that other processes view in place.
 
-Ray's own library, where it is installed (``make bench-ray``); else there is nothing to compare
-with. Its memory is allocated up front, and each reader is an actor with a process of its own;
-behind both are Ray's own daemons.
+It uses Ray's own library, where it is installed (``make bench-ray``); otherwise this comparison is
+left out. Its memory is allocated up front. Each reader is an actor with its own process; Ray's own
+daemons run beside them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class RayStore:
         self._ray, self._readers = ray, readers
 
     def put(self, array: NDArray[np.uint8]) -> Any:
-        """A reference; the object goes with the last of them."""
+        """Store an array; return a reference. The object is deleted with its last reference."""
         return self._ray.put(array)
 
     def get_all(self, references: Sequence[Any], num_readers: int) -> list[list[list[float]]]:
-        """Of each of so many readers at once: microseconds until there is an array of each object,
-        and until all its bytes have been read.
+        """Get all objects in several readers at once; return the times of each reader.
+
+        The times are microseconds until there is an array of each object, and until all its bytes
+        are read.
         """
         calls = [reader.get_all.remote(list(references)) for reader in self._readers[:num_readers]]
         taken: list[list[list[float]]] = self._ray.get(calls)
@@ -60,11 +62,11 @@ class _Reader:
 
 @contextlib.contextmanager
 def ray_store(nbytes: int, num_readers: int) -> Iterator[RayStore | None]:
-    """``None`` where Ray is not installed."""
+    """Run a store; yield ``None`` where Ray is not installed."""
     if not is_installed():
         yield None
         return
-    os.environ |= {"RAY_preallocate_plasma_memory": "1"}  # or its pages are touched when used
+    os.environ |= {"RAY_preallocate_plasma_memory": "1"}  # else the first use touches the pages
     ray: Any = importlib.import_module("ray")
     ray.init(
         object_store_memory=nbytes,

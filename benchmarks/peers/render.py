@@ -1,19 +1,20 @@
-"""What do the images of a request cost until their features exist, beside vLLM's render server?
+"""Measure the cost of a request's images until their features exist, beside vLLM's render server.
 
-Two servers that only prepare, with the same model, which run at the same time and work in turn:
-``vllm launch render``, and Afferent at its defaults, asked for ``render?features=1``. Pages of 1275
-x 1650 as PNG. Memory is read every half second: what the processes have for themselves, and what
-they share beside it (the arena). The floor of a hit is a third server in the same turns, which
-reads the request, decodes its base64 and digests that, and does nothing else.
+Two servers that only preprocess, with the same model, run at the same time and work in turn: ``vllm
+launch render``, and Afferent at its defaults with requests to ``render?features=1``. Pages are PNGs
+of 1275 x 1650. Memory is measured every half second: the private memory of the processes, and the
+shared memory (the arena). The lower bound of a hit is a third server in the same turns, which reads
+the request, decodes its base64, digests it, and does nothing else.
 
-vLLM's answer holds the features themselves, as base64 in JSON; ours says where they lie in the
-arena. That is what each of them does for the engine that comes next, and so it is compared; who
-asks throws the answers away as they come.
+vLLM's answer contains the features themselves, as base64 in JSON; ours contains handles to the
+arena. Each is what the engine behind it needs, so this is a fair comparison. The clients discard
+the answers.
 
-It needs an environment with vLLM (``make setup-vllm``), and takes a quarter of an hour.
+The benchmark needs an environment with vLLM (``make setup-vllm``), and takes a quarter of an hour.
 
-Expected before: misses 2 to 2.5 times vLLM's, hits 12 times, since that is what the parts were
-measured to take; after a trial, a hit 1.5 floors where they come one by one, 2.5 where many do.
+Expected before the measurement: misses 2 to 2.5 times vLLM's rate, hits 12 times, from measurements
+of the parts; after a trial, a hit costs 1.5 times the lower bound for one client, and 2.5 times for
+many.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _CASES = (
     ("hits", 1, 96),
     ("hits", 16, 192),
 )
-"""What is asked, by how many at a time, and how often in a sample."""
+"""The cases: hits or misses, the number of clients, and the requests in a sample."""
 _NUM_KNOWN = 16
 _SAMPLE_EVERY_S = 0.5
 
@@ -60,7 +61,7 @@ AfterSample = Callable[[], None]
 
 @dataclass(slots=True)
 class _Most:
-    """The most that a server had while something was asked of it, in bytes."""
+    """The maximal memory of a server during a measurement, in bytes."""
 
     private: float = 0.0
     whole: float = 0.0
@@ -99,14 +100,14 @@ def run(*, quick: bool, python: Path, after_sample: AfterSample) -> Report:
             meter = BusyMeter()
             known = pages.fresh(_NUM_KNOWN)
             for case, c, number in _CASES:
-                if case == "hits":  # the misses may be all that is kept now
+                if case == "hits":  # the misses may have evicted them
                     for name, side in sides.items():
                         put(side, _PATHS[name], known, 4)
                 asked = {name: side for name, side in sides.items() if _is_asked(name, case)}
 
                 def one_round() -> dict[str, tuple[Load, float]]:
                     found = {}
-                    for name, side in asked.items():  # noqa: B023 - it is called before the next
+                    for name, side in asked.items():  # noqa: B023 - called before the next case
                         bodies = _bodies(case, known, pages, number)  # noqa: B023
                         with _watching(side, most[name]) as now:
                             load = put(side, _PATHS[name], bodies, c)  # noqa: B023
@@ -145,7 +146,7 @@ def _bodies(case: str, known: Sequence[bytes], pages: Pages, number: int) -> lis
 
 @contextmanager
 def _watching(side: Side, most: _Most) -> Iterator[_Most]:
-    """The most of this block; ``most`` has what all blocks had."""
+    """Measure the maximal memory in this block; ``most`` has the maximum of all blocks."""
     now, is_over = _Most(), threading.Event()
 
     def look() -> None:
@@ -167,7 +168,7 @@ def _watching(side: Side, most: _Most) -> Iterator[_Most]:
 
 
 def _row(name: str, case: str, c: int, rounds: Sequence[tuple[Load, float]]) -> Row:
-    """Of each round what was asked, and by how many MB the server had grown at most."""
+    """Return a row with the results of all rounds, and the maximal growth of the server in MB."""
     names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms")
     samples = {each: [float(getattr(load, each)) for load, _ in rounds] for each in names}
     samples["growth_mb"] = [growth_mb for _, growth_mb in rounds]

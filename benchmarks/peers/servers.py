@@ -1,4 +1,4 @@
-"""The servers that are compared: vLLM's, with its best settings too, and Afferent's."""
+"""The compared servers: vLLM's, also with its best settings, and Afferent's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BEST = ("--api-server-count", "2", "--mm-processor-cache-type", "shm")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes, shared pages by their share."""
+    """Memory in bytes; shared pages count in part."""
 
     outside: float
     worker: float
@@ -41,7 +41,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes: what processes have for themselves, and shared memory, by their share."""
+    """Private and shared memory of processes in bytes; shared pages count in part."""
 
     private: float
     shared: float
@@ -49,17 +49,17 @@ class Parts:
 
 @dataclass(slots=True)
 class Side:
-    """A server, and what its processes use."""
+    """A server, and the resources of its processes."""
 
     name: str
     url: str
     popen: subprocess.Popen[bytes]
     arena_nbytes: int = 0
     uds: str = ""
-    """Of the vLLM behind it."""
+    """The socket of the vLLM behind it."""
 
     def cpu_s(self) -> tuple[float, float]:
-        """Outside of the engine, and in it, so far."""
+        """Return the processor time so far, outside of the engine and in it."""
         outside = engine = 0.0
         for pid, line in _tree(self.popen.pid):
             ticks = cpu_s(pid)
@@ -70,7 +70,7 @@ class Side:
         return outside, engine
 
     def memory_parts(self) -> Parts:
-        """Of all processes."""
+        """Return the memory of all processes."""
         found = [_pss(pid) for pid, _ in _tree(self.popen.pid)]
         return Parts(sum(private for private, _ in found), sum(shmem for _, shmem in found))
 
@@ -87,9 +87,9 @@ class Side:
 
 
 def make_model(folder: Path) -> Path:
-    """A tiny Qwen2.5-VL with random weights, which takes pages at their own size.
+    """Make a tiny Qwen2.5-VL with random weights, which takes pages at their own size.
 
-    Its encoder attends within windows only, so that the engine is not all that is measured. Its
+    Its encoder has only window attention, so that the engine does not dominate the results. Its
     tokenizer and chat template are those of the built-in model.
     """
     import torch
@@ -137,7 +137,7 @@ def make_model(folder: Path) -> Path:
 
 @contextmanager
 def stock(name: str, python: Path, model: Path, *arguments: str) -> Iterator[Side]:
-    """``vllm serve``."""
+    """Run ``vllm serve``."""
     port = free_port()
     line = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
@@ -147,7 +147,7 @@ def stock(name: str, python: Path, model: Path, *arguments: str) -> Iterator[Sid
 
 @contextmanager
 def afferent(python: Path, model: Path) -> Iterator[Side]:
-    """``afferent serve``, which starts a vLLM of its own."""
+    """Run ``afferent serve``, which starts its own vLLM."""
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     line += ["--engine", "vllm", "--engine-python", str(python)]
@@ -161,7 +161,7 @@ def afferent(python: Path, model: Path) -> Iterator[Side]:
 
 @contextmanager
 def stock_render(python: Path, model: Path) -> Iterator[Side]:
-    """``vllm launch render``: no engine."""
+    """Run ``vllm launch render``, without an engine."""
     port = free_port()
     line = [str(python), "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model)]
     line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port)]
@@ -171,7 +171,7 @@ def stock_render(python: Path, model: Path) -> Iterator[Side]:
 
 @contextmanager
 def afferent_render(model: Path, *flags: str) -> Iterator[Side]:
-    """``afferent serve`` with its own engine, which is asked nothing."""
+    """Run ``afferent serve`` with its own engine, which gets no requests."""
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     with _running("afferent", [*line, *flags], f"http://127.0.0.1:{port}", "/ready") as side:
@@ -180,7 +180,7 @@ def afferent_render(model: Path, *flags: str) -> Iterator[Side]:
 
 @contextmanager
 def floor() -> Iterator[Side]:
-    """What reads, decodes and digests, and nothing else."""
+    """Run a server that reads, decodes and digests, and does nothing else."""
     port = free_port()
     line = [sys.executable, "-m", "benchmarks.peers.floor", str(port)]
     with _running("floor", line, f"http://127.0.0.1:{port}", "/") as side:
@@ -202,7 +202,7 @@ def _running(name: str, line: Sequence[str], url: str, path: str) -> Iterator[Si
 
 
 def _tree(root: int) -> list[tuple[int, str]]:
-    """All processes below one, itself included, with their command lines."""
+    """Return all processes below one, itself included, with their command lines."""
     found = []
     for pid in trees([root]):
         with contextlib.suppress(OSError):  # it has just ended
@@ -215,7 +215,7 @@ _PSS = re.compile(rb"^(Pss|Pss_Shmem): +(\d+) kB", re.MULTILINE)
 
 
 def _pss(pid: int) -> tuple[float, float]:
-    """What is not shared memory, and what is; in bytes."""
+    """Return the bytes of private memory, and of shared memory."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
     except OSError:
@@ -226,7 +226,7 @@ def _pss(pid: int) -> tuple[float, float]:
 
 
 def _socket_of(pid: int) -> str:
-    """Where the vLLM below a process listens."""
+    """Return the socket of the vLLM below a process."""
     for _, line in _tree(pid):
         if match := re.search(r"--uds (\S+)", line):
             return match[1]

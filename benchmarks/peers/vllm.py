@@ -1,12 +1,12 @@
-"""What do images cost in front of vLLM, and behind its own API server?
+"""Measure the cost of images in front of vLLM, compared with vLLM's own API server.
 
-Two servers with the same model, which run at the same time and work in turn: Afferent with a vLLM
-of its own, and a stock ``vllm serve``, or one with the settings that suit it best (``--against
-best``: two API servers, the processor cache in shared memory). Pages of 1275 x 1650 as PNG, one
-token of answer. The engine (core and worker) computes on the same two cores, so it bounds the
-misses; what is compared is the processor time of all other processes, and memory.
+Two servers with the same model run at the same time and work in turn: Afferent with its own vLLM,
+and a stock ``vllm serve``, or one with the best settings for this load (``--against best``: two API
+servers, the processor cache in shared memory). Pages are PNGs of 1275 x 1650, with an answer of one
+token. The engine (core and worker) runs on the same two cores, so it limits the rate of misses. The
+compared values are the processor time of all other processes, and memory.
 
-It needs an environment with vLLM (``make setup-vllm``), and takes some twenty minutes.
+The benchmark needs an environment with vLLM (``make setup-vllm``), and takes some twenty minutes.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def run(
         base = {side.name: side.memory() for side in sides}
         meter = BusyMeter()
         for case, c in _cases(only):
-            if (case, c) == _FIRST_REPEATS:  # the misses may be all that is kept now
+            if (case, c) == _FIRST_REPEATS:  # the misses may have evicted them
                 for side in sides:
                     put(side, _PATH, known, 4)
 
@@ -140,7 +140,7 @@ def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
 
 
 def _text_pairs(side: Side, report: Report, after_sample: AfterSample) -> list[Row]:
-    """Requests without media, to the same vLLM: straight, and through Afferent."""
+    """Measure requests without media to the same vLLM: directly, and through Afferent."""
     body = (
         f'{{"model":"{MODEL}","max_tokens":8,"temperature":0,"ignore_eos":true,'
         '"messages":[{"role":"user","content":"What is this?"}]}'

@@ -1,4 +1,4 @@
-"""The gate alone: waits, what is told to those who wait in vain, and that nothing stays behind."""
+"""The gate alone: waits, refusals with a retry time, and releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server() -> Iterator[StoreServer]:
 
 
 class FakeBudget:
-    """Grants after as many seconds as it is told, on a clock that it moves itself."""
+    """A budget that grants after a given time, on a simulated clock."""
 
     def __init__(self) -> None:
         self.now_s, self.wait_s = 100.0, 0.0
@@ -66,7 +66,7 @@ def test_a_refusal_says_when_to_try_again() -> None:
     async def main() -> None:
         assert gate.retry_after_s == 1.0
         budget.wait_s = 4.0
-        for _ in range(10):  # one every four seconds
+        for _ in range(10):  # one grant every four seconds
             await gate.admit("r", [ReserveItem(FEATURES, 10)])
         budget.refusal = DeadlineExceeded
         with pytest.raises(DeadlineExceeded) as refused:
@@ -115,7 +115,7 @@ def test_forwarded_media_take_what_the_engine_makes_of_them_and_a_turn() -> None
 
 
 def test_large_bodies_take_turns_and_small_ones_do_not() -> None:
-    """Of 64 MiB: what is no larger than 2 is small; anna's take half of them at most."""
+    """A body of at most 2 of 64 MiB needs no permits; one tenant gets at most half of them."""
 
     class Permits(FakeBudget):
         def __init__(self) -> None:
@@ -167,12 +167,12 @@ def test_only_what_was_granted_lately_says_when_to_try_again() -> None:
             await gate.admit("r", [ReserveItem(FEATURES, 10)])
         budget.now_s += 61.0
         assert await retry_after_s() == 40.0, "nothing has moved for a minute"
-        for _ in range(10):  # ten a second: what was granted before counts no more
+        for _ in range(10):  # ten grants a second: earlier grants do not matter
             budget.now_s += 0.1
             await gate.admit("r", [ReserveItem(FEATURES, 10)])
         assert await retry_after_s() == 1.0
         budget.now_s += 50.0
-        for _ in range(32):  # and all before these is forgotten
+        for _ in range(32):  # earlier grants are forgotten
             await gate.admit("r", [ReserveItem(FEATURES, 10)])
         assert await retry_after_s() == 1.0
 
@@ -180,7 +180,7 @@ def test_only_what_was_granted_lately_says_when_to_try_again() -> None:
 
 
 def told(gate: Gate, budget: FakeBudget, *, num_waiting: int = 1) -> list[float]:
-    """What those who are refused together hear of when to come again."""
+    """Return the retry times of requests that are refused together."""
     room = [ReserveItem(FEATURES, 10)]
 
     async def main() -> list[float]:
@@ -209,17 +209,17 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     assert told(gate, budget) == [5.0]  # no grant yet
     grant(gate, budget, times=1, every_s=1.0)
     budget.now_s += 20.0
-    assert told(gate, budget) == [5.0]  # one grant is no rate
+    assert told(gate, budget) == [5.0]  # one grant gives no rate
     grant(gate, budget, times=1, every_s=20.0)
-    # Two, the first of them 40 s ago: one in 20 s, for whoever waits and for whom comes next.
+    # Two grants within 40 s, so one in 20 s: the waiting request is first, this client second.
     assert told(gate, budget) == [20.0 * 2]
     budget.now_s += 20.0
-    assert told(gate, budget) == [30.0 * 2]  # a minute is recent still
+    assert told(gate, budget) == [30.0 * 2]  # grants of the last minute count
     budget.now_s += 0.5
-    assert told(gate, budget) == [5.0]  # and more than a minute is not
+    assert told(gate, budget) == [5.0]  # older grants do not
     grant(gate, budget, times=3, every_s=2.0)
     budget.now_s += 2.0
-    # The second one of all is 28.5 s old and counts, the first does not.
+    # The second grant is 28.5 s old and counts; the first one does not.
     assert told(gate, budget) == [15.0]
     budget.now_s += 120.0
     assert told(gate, budget) == [5.0]
@@ -231,7 +231,7 @@ def test_who_waits_is_counted() -> None:
     grant(gate, budget, times=10, every_s=1.0)
     budget.now_s += 1.0
     assert told(gate, budget, num_waiting=4) == [5.0, 4.0, 3.0, 2.0]
-    # Refusals are no grants.
+    # Refusals do not count as grants.
     assert told(gate, budget) == [2.0]
     assert max(told(gate, budget, num_waiting=100)) == 60.0
 
@@ -288,7 +288,7 @@ def test_a_block_that_is_not_entered_holds_nothing() -> None:
 
 
 def test_the_budget_is_hard_and_in_order(server: StoreServer) -> None:
-    """Ten requests of a third of the arena each: three at a time at most, first come first."""
+    """Ten requests of a third of the arena each: at most three run at a time, in order."""
 
     async def main() -> tuple[list[int], int]:
         store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
@@ -353,7 +353,7 @@ def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str, wants: 
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
-            else:  # what it held is free, and who waited is let in
+            else:  # its memory is free, and the waiting request is admitted
                 await holder.close()
                 await waiting
                 store.forget("r")
@@ -367,7 +367,7 @@ def test_who_is_not_let_in_leaves_nothing(server: StoreServer, how: str, wants: 
 
 
 def test_blocks_are_given_at_once_where_nobody_waits(server: StoreServer) -> None:
-    """A small one does not wait for a large one that waits for room."""
+    """A small block does not wait for a large one that waits for space."""
 
     async def main() -> list[str]:
         store = await AsyncDaemonStore.connect(server.address, name="gate", writable=True)
@@ -402,7 +402,7 @@ def test_blocks_are_given_at_once_where_nobody_waits(server: StoreServer) -> Non
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_so_many_at_a_time_over_all_processes(server: StoreServer, limit: int) -> None:
-    """Three gates over one store: first come first served."""
+    """Three gates share one store, which grants in the order of arrival."""
 
     async def main() -> tuple[list[int], int]:
         stores = [await AsyncDaemonStore.connect(server.address, name="gate") for _ in range(3)]
@@ -435,13 +435,13 @@ def test_so_many_at_a_time_over_all_processes(server: StoreServer, limit: int) -
         return order, most
 
     order, most = asyncio.run(main())
-    # With two places, whose answer is read first of two that were sent at once is by chance.
+    # With two permits, the order of two requests that are granted at once is random.
     assert all(abs(number - place) < limit for place, number in enumerate(order))
     assert most == limit
 
 
 async def places(store: AsyncDaemonStore) -> tuple[int, int, int]:
-    """Of the count gate: taken, waited for, and both."""
+    """Return the held permits, the queued ones, and the sum, of the semaphore for preprocessing."""
     slots = (await store.stat()).permits.get("preprocess", PermitStatistics(0, 0))
     return slots.num_held, slots.num_queued, slots.num_held + slots.num_queued
 

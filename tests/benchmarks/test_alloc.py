@@ -1,4 +1,4 @@
-"""``make bench ARGS=alloc`` measures what its record promises, and its control does all of it."""
+"""``make bench ARGS=alloc`` measures what its record promises, and its baseline works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of bodies: what it measures, on a small scale."""
+"""The benchmark of request bodies, with small bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import body
 def test_the_heap_and_the_processor_time_of_a_body() -> None:
     data = body._request(bytes(4_000_000))
     with StoreServer(32 * MiB, shares=DEFAULT_SHARES) as server, body._host(server.address) as host:
-        for _ in range(2):  # the first also makes what stays
+        for _ in range(2):  # the first call also allocates memory that stays
             cut_mb, parsed_mb = host.heap_mb("/cut", data), host.heap_mb("/parse", data)
         assert 0 < cut_mb < 2
         assert parsed_mb > 12

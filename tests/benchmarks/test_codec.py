@@ -26,7 +26,7 @@ KEYS = (
 def test_the_record_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A small run: what it measured on this busy machine is not judged, what it writes is."""
+    """A small run checks the record, not the measured values."""
     monkeypatch.setattr(codec, "IMAGES", (1, 2))
     monkeypatch.setattr(codec, "_PATCHES", 50)
     file = tmp_path / "record.json"

@@ -18,7 +18,7 @@ from tests.tier.servers import server_program
 @pytest.mark.storm
 @pytest.mark.timeout(1200)
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few requests; over whatever link there may be here."""
+    """A run with few requests, over the links that are possible here."""
     server_program()
     assert BENCHMARKS["fleet"] is fleet
     monkeypatch.setattr(fleet, "_NUM_QUICK", 4)

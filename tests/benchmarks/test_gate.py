@@ -29,7 +29,7 @@ SMALL = Scenario(
     prefill_s={"engine": 0.2},
     page=(280, 364),
 )
-HEAP_NBYTES = 32 * MiB  # that a process may have grown by though its pages are small
+HEAP_NBYTES = 32 * MiB  # growth of a process's heap, even with small pages
 
 
 @pytest.mark.timeout(240)
@@ -51,11 +51,11 @@ def test_the_record_has_its_keys() -> None:
         assert row["samples"]["refused"] == [0] * SMALL.runs
     for growth in rows["bytes"]["samples"]["peak_growth_nbytes"]:
         assert SMALL.arena_nbytes <= growth < SMALL.arena_nbytes + 2 * HEAP_NBYTES
-    # A count gate lets go when the engine has accepted, so that requests wait there.
+    # A count gate releases its permit at the engine's acceptance, so requests queue there.
     one_nbytes = SMALL.features_nbytes / SMALL.num_requests
     for growth in rows["1"]["samples"]["peak_growth_nbytes"]:
         assert 2 * one_nbytes < growth < 2 * (HEAP_NBYTES + SMALL.features_nbytes)
-    # One that holds its permits until the end is bounded by their number.
+    # A gate that keeps permits until the end limits the memory by their number.
     held = rows["4-held"]["samples"]["peak_growth_nbytes"]
     assert all(growth < 4 * one_nbytes + 2 * HEAP_NBYTES for growth in held)
     assert "on Afferent's own architecture" in record["notes"][0]
@@ -131,5 +131,5 @@ def test_no_two_pages_are_the_same() -> None:
 def test_a_sampler_raises_what_its_figure_raises() -> None:
     figures = iter([3, 9])
     with pytest.raises(StopIteration), Sampler(lambda: next(figures)) as sampler:
-        sampler._thread.join()  # it has ended by itself
+        sampler._thread.join()  # the thread ends by itself
     assert sampler.peak == 9

@@ -1,4 +1,4 @@
-"""``make bench ARGS=gpu`` says so where there is none, and without importing torch until then."""
+"""``make bench ARGS=gpu`` reports a missing GPU, without an earlier import of torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_goals_are_judged_at_the_largest_size() -> None:
 
 
 class PretendedCuda:
-    """As much of ``torch.cuda`` as the benchmark uses; copies and products are made on the CPU."""
+    """A stand-in for the used part of ``torch.cuda``, which works on the CPU."""
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
@@ -89,7 +89,7 @@ class PretendedTorch:
 @needs_none
 def test_each_way_copies_and_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    arena: Any = None  # without a GPU there is nothing to lock
+    arena: Any = None  # nothing to lock without a GPU
     case = gpu._Case(PretendedTorch(), arena, torch.arange(100_000, dtype=torch.uint8))
     for way in gpu._WAYS:
         for target in case._targets:

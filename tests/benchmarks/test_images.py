@@ -62,7 +62,7 @@ def test_both_sides_make_the_same_features(tmp_path: Path) -> None:
         StoreServer(config.arena_nbytes, shares=config.shares) as server,
         preprocess.workers(server.address, family),
     ):
-        # One that stays on the heap while it arrives, and one that goes into the arena.
+        # One body that stays on the heap while it arrives, and one in the arena.
         for body in (chat_body(1), chat_body(8)):
             found, handles = asyncio.run(ours(server.address, body))
             expected = asyncio.run(control.features(body))

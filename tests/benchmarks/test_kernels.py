@@ -1,4 +1,4 @@
-"""The benchmark of kernels: what it measures, on a small scale."""
+"""The benchmark of kernels, with small images."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def test_each_side_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(sides) == kernels._num_sides(name)
         samples = {side: [measure()] for side, measure in sides.items()}
         assert all(values[0] > 0 for values in samples.values())
-        assert resize.compiled is not None  # what was taken away for a moment is back
+        assert resize.compiled is not None  # the compiled part is restored
         row = kernels._row(name, "1 megapixel", samples)
         assert row.median("ms") == pytest.approx(row.median("decode") + row.median("resize"))

@@ -18,6 +18,6 @@ def test_the_record_has_its_keys() -> None:
     for row in record["rows"]:
         assert row["case"] == case
         assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["longest_ms"]
-        assert 0 < row["per_s"] < 210  # at most 200 a second are asked
+        assert 0 < row["per_s"] < 210  # at most 200 requests a second are sent
     assert [row["path"] for row in record["rows"]] == ["/health", "/ready", "/metrics"]
     assert len(record["goals"]) == 3

@@ -1,4 +1,4 @@
-"""Rounds that count are those with nobody else at work."""
+"""Rounds count only if no other process was busy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.record import Report, quiet_rounds
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, busy: list[float], number: int) -> Report:
-    """The rounds that count are the rows of what is returned, by their number."""
+    """Run rounds with this load of other processes; the rows are the numbers of counted rounds."""
     made, left = [], iter(busy)
 
     class Meter:

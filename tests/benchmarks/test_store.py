@@ -1,4 +1,4 @@
-"""``make bench ARGS=store`` measures what its record promises, and its controls do all of it."""
+"""``make bench ARGS=store`` measures what its record promises, and its baselines work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes_nbytes=(100_000, 10_000_000, 12_000_000),
         num_readers=(1, 2),
     )
-    # memcpy, put by one thread and by two, segment and ring; get, and from the ring
+    # puts: memcpy, one thread, two threads, segment and ring; gets: ours and the ring's
     assert len(samples) == ((4 + 5 + 4) + 2 * (2 + 2 + 1)) * (MIN_SAMPLES + 1)
     record = json.loads(report.as_json())
     assert [(row["nbytes"], row["readers"], row["threads"]) for row in record["rows"]] == [
@@ -59,7 +59,7 @@ def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("quick", [True, False])
 def test_the_steps_are_counted(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_store, "is_installed", lambda: False)
-    # of each size: puts, and gets for each number of readers
+    # for each size: puts, and gets for each number of readers
     expected = (4 + 5 + 2 * 4) * 8 if quick else (4 + 4 + 5 + 4 + 4 * (2 + 2 + 2 + 1)) * 22
     assert store.num_steps(quick=quick) == expected
 
@@ -80,7 +80,7 @@ def test_every_reader_of_a_ring_gets_every_message() -> None:
     readers = [threading.Thread(target=read, args=[index]) for index in found]
     for thread in readers:
         thread.start()
-    for tree in trees:  # more than there are chunks: it waits for the readers
+    for tree in trees:  # more than there are chunks: the writer waits for the readers
         writer.write(tensor_message.encode(tree))
     for thread in readers:
         thread.join()

@@ -18,7 +18,7 @@ SIDES = {"floor_ms", "ours_ms", "ours_raw_ms", "plain_ms", "py_ms"}
 
 @pytest.mark.timeout(180)
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With smaller values; over whatever link there may be here."""
+    """A run with smaller values, over the links that are possible here."""
     server_program()
     assert BENCHMARKS["tier"] is tier
     for module in (tier, ray_nodes):

@@ -1,6 +1,6 @@
-"""Runs a client's program section by section: ``python -m tests.clients.sections PROGRAM URL``.
+"""Run a client's program section by section: ``python -m tests.clients.sections PROGRAM URL``.
 
-Prints what each did as JSON. It runs in the client's environment, and imports nothing else.
+The results are printed as JSON. This runs in the client's environment, and imports nothing else.
 """
 
 from __future__ import annotations

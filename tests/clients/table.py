@@ -1,7 +1,8 @@
-"""The clients that are tried: by a program each, of which `docs/clients.md` is made, too.
+"""The tested clients, with a program for each; the programs are also the source of docs/clients.md.
 
-A program is a beginning, and a section for each feature behind a comment of one word. It prints
-what `EXPECTED` says; sections of Python programs know what stands before them, others begin anew.
+A program has a beginning, and a section for each feature, behind a comment of one word. It prints
+the text in `EXPECTED`. Sections of Python programs run one after another; in other languages, each
+runs separately behind the beginning.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Final
 PROGRAMS: Final = Path(__file__).parent / "programs"
 
 URL: Final = "http://127.0.0.1:8000"
-"""Of the server that the programs ask."""
+"""The URL of the server in the programs."""
 
 STRUCTURED: Final = True
-"""Whether the built-in engine gives answers that follow a schema."""
+"""Whether the built-in engine supports structured output."""
 
 FEATURES: Final = ("text", "image", "stream", "structured", "usage", "errors")
 
@@ -28,13 +29,13 @@ _SECTION: Final = re.compile(rf"^(?:#|//) ({'|'.join(FEATURES)})\n", re.MULTILIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """``lacks`` says of features that the client has no place for, what it has instead."""
+    """A client; ``lacks`` has the features without support in the client, and a replacement."""
 
     title: str
     program: str
     api: str
     environment: str = ""
-    """Where it is installed; nowhere, for those of the default one."""
+    """The environment with the client; empty for the default one."""
     advice: str = ""
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -43,7 +44,7 @@ class Client:
         return PROGRAMS / self.program
 
     def parts(self) -> tuple[str, dict[str, str]]:
-        """The beginning, and the sections by their features."""
+        """Return the beginning, and the sections by their features."""
         beginning, *rest = _SECTION.split(self.path.read_text())
         return beginning, dict(zip(rest[::2], rest[1::2], strict=True))
 
@@ -57,7 +58,7 @@ ENVIRONMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "node": ("ai", "@ai-sdk/openai-compatible", "zod"),
     "pydantic-ai": ("pydantic-ai-slim[openai]",),
 }
-"""What is installed into each, by pip or npm: together they could not be."""
+"""The packages of each environment, from pip or npm; some of them conflict."""
 
 CLIENTS: Final = (
     Client(

@@ -1,6 +1,6 @@
-"""Each client does each thing: text, image, stream, structured answers, usage, errors.
+"""All features of all clients: text, image, stream, structured output, usage, errors.
 
-Those of the default environment are tried by every run, the others by ``make test-clients``.
+Each run tests the clients of the default environment; ``make test-clients`` tests the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a section printed, and what went wrong."""
+    """The output of a section, and its error."""
 
     printed: str
     failure: str
@@ -49,8 +49,8 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 @pytest.fixture(scope="module")
 def ran(client: Client, server: Server) -> Mapping[str, Ran]:
-    """What each of the client's sections did."""
-    if client.path.suffix == ".py":  # in one process: imports take longest
+    """Run the client's sections; return the results."""
+    if client.path.suffix == ".py":  # in one process, because the imports take most of the time
         done = start(client, "python", "-m", "tests.clients.sections", client.program, server.url)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
@@ -63,9 +63,9 @@ def ran(client: Client, server: Server) -> Mapping[str, Ran]:
 
 
 def run(client: Client, text: str) -> Ran:
-    """One section, behind the program's beginning."""
+    """Run one section behind the program's beginning."""
     if client.environment == clients_env.NODE:
-        file = home_of(client) / client.program  # modules are looked for beside it
+        file = home_of(client) / client.program  # Node.js searches modules beside the file
         file.write_text(text)
         done = start(client, "node", str(file))
     else:
@@ -78,7 +78,7 @@ def home_of(client: Client) -> Path:
 
 
 def start(client: Client, *command: str) -> subprocess.CompletedProcess[str]:
-    """In the client's environment, as if it were activated."""
+    """Run a command in the client's environment, as if it were activated."""
     programs = home_of(client) / "bin" if client.environment else Path(sys.executable).parent
     environment = {
         **os.environ,
@@ -98,7 +98,7 @@ def start(client: Client, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def usage(server: Server) -> tuple[int, int]:
-    """How many tokens question and answer have, asked without a client."""
+    """Return the numbers of tokens of the question and of the answer, without a client."""
     picture = data_url((ROOT / "docs" / "pictures" / "one.jpg").read_bytes())
     counted = server.post(ask([picture], QUESTION)).json()["usage"]
     return counted["prompt_tokens"], counted["completion_tokens"]
@@ -138,12 +138,12 @@ def test_a_feature(
 
 
 def test_the_page_of_clients_is_up_to_date() -> None:
-    """Else: ``python -m tools.clients_page --write``."""
+    """If it fails: ``python -m tools.clients_page --write``."""
     assert clients_page.PAGE.read_text() == clients_page.page()
 
 
 def test_a_section_is_what_its_feature_says() -> None:
-    """Each has all of them, or says what it lacks."""
+    """Each program has sections for all features that the client supports."""
     for client in CLIENTS:
         _, sections = client.parts()
         assert [*sections] == [each for each in FEATURES if each not in client.lacks], client.title

@@ -1,7 +1,7 @@
-"""Tiny folders of any image-text model that `transformers` knows: its default configuration, made
-small, with random weights and its own processor.
+"""Tiny folders of any image-text model of `transformers`, with random weights.
 
-What is particular to a type is only what the sizes of its parts have to agree on.
+Each has the default configuration, made small, and the model's own processor. The tables below have
+only the sizes that must agree with each other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "decoder_start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """``config`` changes the small configuration; the others are what the processors are given."""
+    """Changes of a type's small configuration (``config``), and arguments for its processors."""
 
     config: Callable[[dict[str, Any]], None] = lambda _: None
     image_token: str = "<image>"
@@ -116,7 +116,7 @@ def _smaller(name: str, value: Any) -> Any:
         case int() if name in _ENDS:
             return _ENDS[name]
         case float() if name == "initializer_range":
-            return 0.2  # wide, so that what is done to the weights shows
+            return 0.2  # large, so that changed weights change the output
     return value
 
 
@@ -163,7 +163,7 @@ SERVED = {
         },
     ),
 }
-"""Types that nobody has described, served by their own processors."""
+"""Types without a family, which are served by their own processors."""
 
 TORCHVISION = "torchvision"
 REFUSED: dict[str, tuple[Kind, str]] = {
@@ -229,4 +229,4 @@ REFUSED: dict[str, tuple[Kind, str]] = {
     "video_llama_3": (Kind(), TORCHVISION),
     "minicpmv4_6": (Kind(), TORCHVISION),
 }
-"""Types that are not served, and what is said of them; `TORCHVISION`: where that is missing."""
+"""Types that are not served, with the error message; `TORCHVISION`: only where it is missing."""

@@ -1,7 +1,7 @@
-"""A question about media, answered by us and by `transformers`: prompt and answer as token ids.
+"""A question about media, answered by Afferent and by `transformers`: prompt and answer as tokens.
 
-Theirs is all their own: the chat template as they render it, the model's whole processor, and plain
-``generate``.
+The answer of `transformers` uses only its own code: its chat template, the model's whole processor,
+and plain ``generate``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Answer:
 
 
 def ours(folder: Path, media: Sequence[Media]) -> Answer:
-    """As a server does it, in one process."""
+    """Answer as a server does, in one process."""
     family = describe(folder) or measure(folder)
     kind = Modality.AUDIO if isinstance(media[0], DecodedAudio) else Modality.IMAGE
     written = [family.plan_exactly(item.header).prompt for item in media]
@@ -74,7 +74,7 @@ def ours(folder: Path, media: Sequence[Media]) -> Answer:
 
 
 def theirs(folder: Path, media: Sequence[Media]) -> Answer:
-    """As `transformers` answers."""
+    """Answer with `transformers`."""
     model = load_model(folder)
     with torch.inference_mode():
         is_audio = isinstance(media[0], DecodedAudio)
@@ -98,21 +98,22 @@ def _image_inputs(folder: Path, media: Sequence[Any]) -> dict[str, Any]:
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
     )
     images = [Image.fromarray(item.pixels) for item in media]
-    # The template has written all that stands in the prompt.
+    # The text from the template is complete.
     given = {"text": text, "images": images, "add_special_tokens": False}
     made = processor(**given, return_tensors="np")
     return {name: torch.from_numpy(value) for name, value in made.items()}
 
 
 def processor_of(folder: Path) -> Any:
-    """The model's whole processor; without its half for videos, which can't be loaded without
-    torchvision. Where it can be, this is what `AutoProcessor` gives.
+    """Return the model's whole processor, without its part for videos, which needs torchvision.
+
+    With torchvision, `AutoProcessor` returns the same.
     """
     path = folder / "processor_config.json"
     settings = read_json(path) if path.exists() else {}
     model_type = read_json(folder / "config.json")["model_type"]
     name = settings.pop("processor_class", None) or PROCESSOR_MAPPING_NAMES[model_type]
-    # Asked for by name, classes say what is missing, whether it is needed or not.
+    # The import of the class alone reports a missing library even if it is not needed.
     (module,) = {each for each in _MODULES if each.replace("_", "") == _module_of(name)}
     with mock.patch.dict(sys.modules, {each: _pretended(each) for each in _NOT_NEEDED}):
         file = importlib.import_module(f"transformers.models.{module}.processing_{module}")
@@ -142,7 +143,7 @@ _NOT_NEEDED = [
     )
     if find_spec(name.partition(".")[0]) is None
 ]
-"""What the modules of processors import for videos."""
+"""Modules that the processors import for videos."""
 
 
 def _pretended(name: str) -> Any:
@@ -155,13 +156,14 @@ _MODULES = [path.name for path in (Path(transformers.__file__).parent / "models"
 
 
 def _module_of(class_name: str) -> str:
-    """``Qwen2_5_VLProcessor`` is in ``qwen2_5_vl``, and there is no rule for its underscores."""
+    """Return the module's name without underscores: `transformers` has no rule where they stand."""
     return class_name.removesuffix("Processor").replace("_", "").lower()
 
 
 def _audio_inputs(folder: Path, model: Any, media: Sequence[Any]) -> dict[str, Any]:
-    """Voxtral's own processor wants a tokenizer of Mistral's library: as many tokens are written as
-    the model makes embeddings.
+    """Return the inputs of Voxtral without its processor, which needs Mistral's tokenizer library.
+
+    The prompt has as many tokens as the model makes embeddings.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     extract = AutoFeatureExtractor.from_pretrained(folder)

@@ -1,6 +1,7 @@
 """Tiny models of many families, with random weights, as `transformers` saves them.
 
-Weights are wide, so that media change the tokens; windows and tiles are small, so that both matter.
+The weights are large, so that media change the tokens; windows and tiles are small, so that they
+matter in short prompts.
 """
 
 from __future__ import annotations
@@ -106,13 +107,13 @@ QWEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
 }
-"""Configuration, model, and what is particular to the encoder."""
+"""Configuration, model, and the settings of the encoder."""
 
 SUPPRESSED = list(range(3, 160))
 
 
 def template(marker: str) -> str:
-    """Writes an item as ``marker``."""
+    """Return a chat template that writes an item as ``marker``."""
     return f"""\
 {{%- for message in messages -%}}
 {{%- for part in message['content'] -%}}
@@ -125,7 +126,7 @@ def template(marker: str) -> str:
 
 
 def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, marker: str) -> None:
-    """The weights, and what the prompt is built with."""
+    """Save the weights, the tokenizer and the chat template."""
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.chat_template = template(marker)
@@ -133,7 +134,7 @@ def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, marker: s
 
 
 def make_qwen_vl(folder: Path, generation: str, **text: int) -> None:
-    """``qwen2``, ``qwen2_5`` (windows in its encoder) or ``qwen3`` (deepstack)."""
+    """Make a ``qwen2``, a ``qwen2_5`` (windows in its encoder) or a ``qwen3`` (deepstack)."""
     tokenizer = make_tokenizer(
         image="<|image_pad|>",
         video="<|video_pad|>",
@@ -168,7 +169,10 @@ def make_qwen_vl(folder: Path, generation: str, **text: int) -> None:
 
 
 def make_gemma3(folder: Path) -> None:
-    """A layer with a window of 16 and one without; pictures of 16 tokens that see each other."""
+    """Make a Gemma 3: one layer with a window of 16, one without; images of 16 tokens.
+
+    The tokens of an image attend to each other.
+    """
     tokenizer = make_tokenizer(
         boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
     )
@@ -196,7 +200,7 @@ def make_gemma3(folder: Path) -> None:
             image_token_index=ids("<image_soft_token>"),
         )
     )
-    # Made as zeros, with which every picture would be the same.
+    # Its initial value is zero, with which all images would be the same.
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
     Gemma3Processor(
         image_processor=Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
@@ -207,7 +211,7 @@ def make_gemma3(folder: Path) -> None:
 
 
 def make_internvl(folder: Path) -> None:
-    """Tiles of 28 pixels, 4 tokens each."""
+    """Make an InternVL with tiles of 28 pixels, 4 tokens each."""
     tokenizer = make_tokenizer(
         start_image_token="<img>",
         end_image_token="</img>",
@@ -239,14 +243,14 @@ def make_internvl(folder: Path) -> None:
 
 
 def make_idefics3(folder: Path) -> None:
-    """Pictures cut up, 4 tokens a piece, with text between them."""
+    """Make an Idefics3: it cuts images into pieces of 4 tokens, with text between them."""
     _make_idefics3(folder, Idefics3Config, Idefics3ForConditionalGeneration)
     Idefics3ImageProcessorPil(**_PIECES).save_pretrained(folder)
     write(folder, processor_class="Idefics3Processor", image_seq_len=4)
 
 
 def make_smolvlm(folder: Path) -> None:
-    """The same, with names of its own."""
+    """Make a SmolVLM, which is an Idefics3 with other names."""
     _make_idefics3(folder, SmolVLMConfig, SmolVLMForConditionalGeneration)
     SmolVLMImageProcessorPil(**_PIECES).save_pretrained(folder)
     write(folder, processor_class="SmolVLMProcessor", image_seq_len=4)
@@ -278,7 +282,7 @@ def _make_idefics3(folder: Path, config_of: Any, model_of: Any) -> None:
 
 
 def make_llava_next(folder: Path) -> None:
-    """Tiles of 56 pixels, 16 tokens each, two or three of them beside the whole."""
+    """Make a LLaVA-NeXT: tiles of 56 pixels, 16 tokens each, and the whole image."""
     _make_any_resolution(
         folder,
         LlavaNextConfig,
@@ -302,7 +306,7 @@ def make_llava_next(folder: Path) -> None:
 
 
 def make_llava_onevision(folder: Path) -> None:
-    """The same; of more than 9 tiles fewer tokens are made."""
+    """Make a LLaVA-OneVision: a LLaVA-NeXT that uses fewer tokens for more than 9 tiles."""
     _make_any_resolution(
         folder,
         LlavaOnevisionConfig,
@@ -343,12 +347,12 @@ def _make_any_resolution(folder: Path, config_of: Any, model_of: Any, **config: 
 
 
 def make_pixtral(folder: Path) -> None:
-    """Patches of 14 pixels, as a LLaVA."""
+    """Make a Pixtral, which is a LLaVA with patches of 14 pixels."""
     _make_pixtral(folder, LlavaConfig, LlavaForConditionalGeneration, merge=1)
 
 
 def make_mistral3(folder: Path) -> None:
-    """The same, four of them to a token."""
+    """Make a Mistral 3, which is a Pixtral with one token for four patches."""
     _make_pixtral(
         folder, Mistral3Config, Mistral3ForConditionalGeneration, merge=2, spatial_merge_size=2
     )
@@ -378,7 +382,7 @@ def _make_pixtral(folder: Path, config_of: Any, model_of: Any, *, merge: int, **
 
 
 def make_lighton_ocr(folder: Path) -> None:
-    """The same, with nothing behind the rows."""
+    """Make a LightOnOCR, which is a Mistral 3 without tokens at the ends of rows."""
     _make_pixtral(
         folder, LightOnOcrConfig, LightOnOcrForConditionalGeneration, merge=2, spatial_merge_size=2
     )
@@ -386,14 +390,14 @@ def make_lighton_ocr(folder: Path) -> None:
 
 
 def make_glm4v(folder: Path) -> None:
-    """Patches of 14 pixels, four of them to a token."""
+    """Make a GLM-4V with patches of 14 pixels, four for each token."""
     _make_glm(folder, Glm4vConfig, Glm4vForConditionalGeneration)
     Glm4vImageProcessorPil(**_GLM_SIZE).save_pretrained(folder)
     write(folder, processor_class="Glm4vProcessor")
 
 
 def make_glm_ocr(folder: Path) -> None:
-    """The same, for pages."""
+    """Make a GLM-OCR, which is a GLM-4V for pages."""
     _make_glm(folder, GlmOcrConfig, GlmOcrForConditionalGeneration)
     Glm46VImageProcessorPil(**_GLM_SIZE).save_pretrained(folder)
     write(folder, processor_class="Glm46VProcessor")
@@ -450,12 +454,12 @@ def _tower(image_size: int, patch_size: int) -> dict[str, Any]:
 
 
 def write(folder: Path, **processor: Any) -> None:
-    """The file of a whole processor, which can't be made here where it needs torchvision."""
+    """Write the settings of the whole processor, which needs torchvision to save itself."""
     (folder / "processor_config.json").write_text(json.dumps(processor))
 
 
 def make_qwen2_audio(folder: Path) -> None:
-    """Clips of up to 30 s."""
+    """Make a Qwen2-Audio for clips of up to 30 s."""
     tokenizer = make_tokenizer(
         audio_token="<|AUDIO|>", audio_bos_token="<|audio_bos|>", audio_eos_token="<|audio_eos|>"
     )
@@ -481,7 +485,7 @@ def make_qwen2_audio(folder: Path) -> None:
 
 
 def make_whisper(folder: Path) -> None:
-    """An encoder of 2 s, and tokens that must not be chosen."""
+    """Make a Whisper with an encoder of 2 s, and with tokens that are suppressed."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     model = WhisperForConditionalGeneration(

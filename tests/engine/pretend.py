@@ -51,9 +51,10 @@ _SETTINGS: dict[str, Any] = {
 
 
 class PretendWorker:
-    """Chooses as its next token how many tokens a sequence has; checks that it knows what it must.
+    """A worker whose next token is the length of the sequence; it checks its orders.
 
-    While `hold` is cleared it answers nothing; it clears it by itself where it `pauses_at` a work.
+    While `hold` is cleared it answers nothing. It clears `hold` at the first step for which
+    `pauses_at` returns true.
     """
 
     def __init__(self, rank: int, store: AsyncDaemonStore, info: EngineInfo) -> None:
@@ -138,7 +139,7 @@ class PretendWorker:
 
 @dataclass
 class Bench:
-    """A core, its workers, a frontend, and what they hold in the store."""
+    """A core, its workers and a frontend, with their connections to the store."""
 
     address: str
     core: EngineCore
@@ -160,7 +161,7 @@ class Bench:
         await until(lambda: self.client.info is not None)
 
     async def put(self, *keys: bytes) -> None:
-        """Features that nobody holds, under these keys."""
+        """Store features under these keys, without pins."""
         tree: Any = {"image_grid_thw": np.array([[1, 2, 2]]), "prompt": ["x"]}
         nbytes = codec.plan(tree).nbytes
         items = [CreateItem(ObjectKind.FEATURES, nbytes, key_of(key)) for key in keys]
@@ -201,7 +202,7 @@ def request(
 
 
 async def tokens_of(bench: Bench, wanted: EngineRequest) -> list[int]:
-    """The answer; a pretended engine's is how long the sequence was each time."""
+    """Return the tokens of the answer: each is the length of the sequence at its step."""
     tokens: list[int] = []
     kinds = []
     async for event in bench.client.submit(wanted):
@@ -218,7 +219,7 @@ async def tokens_of(bench: Bench, wanted: EngineRequest) -> list[int]:
 async def bench_of(
     address: str, *, info: EngineInfo | None = None, **settings: Any
 ) -> AsyncIterator[Bench]:
-    """``settings`` of the core; ``address`` of a store."""
+    """Run a core with these ``settings``, and a frontend, both with the store at ``address``."""
     core_address = new_address("core")
     listener = wire.listen(core_address)
     stores = [await AsyncDaemonStore.connect(address, name=name, writable=True)

@@ -1,4 +1,4 @@
-"""Requests run together in steps drawn at random: chunks of any size, tokens, preemptions."""
+"""Requests that run together in random steps: chunks of any size, tokens, preemptions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.engine.runner_model import GREEDY, NUM_TOKENS, Model, Prepared
 
 
 class RandomSteps:
-    """``tokens`` are the answers by the requests' numbers; whole ones after `run`."""
+    """A random run of requests; `tokens` has the answer of each request, by its number."""
 
     def __init__(self, model: Model, prepared: list[Prepared], rng: np.random.Generator) -> None:
         self._model, self._rng = model, rng
         self._prepared = {str(number): each for number, each in enumerate(prepared)}
-        self._computed = dict.fromkeys(self._prepared, -1)  # not begun
+        self._computed = dict.fromkeys(self._prepared, -1)  # -1: not begun
         self.tokens: dict[str, list[int]] = {name: [] for name in self._prepared}
         self.num_preempted = self.num_mixed = 0
 
@@ -40,7 +40,7 @@ class RandomSteps:
             self.num_preempted += 1
 
     def _next(self, name: str) -> Chunk | None:
-        """A chunk of any size; nothing if only the last token is to be computed."""
+        """Return a chunk of random size, or nothing if only the last token is left to compute."""
         each, chosen = self._prepared[name], self.tokens[name]
         known = [*each.prompt.token_ids, *chosen]
         if self._computed[name] < 0:
@@ -63,7 +63,7 @@ class RandomSteps:
         for chunk in chunks:
             each, end = self._prepared[chunk.sequence_id], chunk.start + chunk.num_tokens
             self._computed[chunk.sequence_id] = end
-            for item in each.items:  # only what the chunk's window touches
+            for item in each.items:  # only the items that the chunk's window touches
                 first, length = item.placeholder.offset, item.placeholder.length
                 if chunk.start < first + length and first < end:
                     embeddings[item.key] = each.embeddings[item.key]

@@ -1,10 +1,10 @@
-"""The ranks of models that are tested: processes of `tests.engine.test_group`.
+"""The ranks of models under test: processes of `tests.engine.test_group`.
 
     python -m tests.engine.rank SIZE FOLDER MODEL...
 
-``FOLDER`` holds the models' folders by their names. Each rank prints a line for each model: JSON
-with the answers that it chose, and those of the whole model. All are forked from one process, which
-has imported what takes long.
+``FOLDER`` holds the models' folders by their names. Each rank prints a line of JSON for each model:
+its answers, and those of the whole model. All ranks are forked from one process after its slow
+imports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECIPES = {**MODELS, "four heads": FOUR_HEADS}
 
 
 def main(size: int, folder: Path, names: list[str]) -> int:
-    """Rank 0 is the parent of the others, and tells them its port."""
+    """Fork the other ranks; rank 0 is this process, and sends its port to them."""
     parent, pipes, others = os.getpid(), [os.pipe() for _ in range(size - 1)], []
     for rank, (read, _) in enumerate(pipes, start=1):
         if (pid := os.fork()) == 0:
@@ -47,7 +47,7 @@ def run_all(folder: Path, names: list[str], group: Group) -> None:
     torch.set_num_threads(1)
     for name in names:
         said = {"model": name, **run(name, folder / name, group)}
-        os.write(1, json.dumps(said).encode() + b"\n")  # in one piece: others write there too
+        os.write(1, json.dumps(said).encode() + b"\n")  # one write, as other ranks write there too
     group.close()
 
 

@@ -1,4 +1,4 @@
-"""One model, run by us and by `transformers`, on media of one kind."""
+"""One model, run by Afferent and by `transformers`, on media of one kind."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from tests.models import make_features, make_llava, make_voxtral
 NUM_TOKENS = 12
 GREEDY = Sampling(max_tokens=NUM_TOKENS)
 SMALLEST_LEAD = 1e-3
-"""Between the two best tokens: with less, rounding could choose."""
+"""Smallest difference between the two best logits: with less, rounding could choose."""
 
 _QUESTION = "What is in the picture?"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as the runner takes it, and the answer of `transformers`."""
+    """A request as the runner gets it, and the answer of `transformers`."""
 
     prompt: Prompt
     items: list[PlacedItem]
@@ -52,7 +52,7 @@ class Prepared:
 
 
 class Frames:
-    """A video that is decoded already."""
+    """A decoded video."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         self._pixels = pixels
@@ -64,7 +64,7 @@ class Frames:
 
 
 class Model:
-    """``runner`` is ours; the reference is a model of its own."""
+    """A model in Afferent's ``runner``, and the same in `transformers` as the ``reference``."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class Model:
         return make_features(self.family, media)
 
     def inputs(self, num_items: int, rng: np.random.Generator) -> tuple[Prompt, list[Media]]:
-        """A prompt of another length each time, with its items in the middle."""
+        """Return a prompt of random length, with its items in the middle, and the media."""
         media = [self.draw(rng) for _ in range(num_items)]
         before = TextPart("So. " * int(rng.integers(1, 8)))
         items = [MediaPart(self.kind, "") for _ in media]
         parts: tuple[MediaPart | TextPart, ...] = (before, *items, TextPart(_QUESTION))
         message = Message("user", parts)
-        if self.runner.info.cross_attention:  # nothing of the item stands in the prompt
+        if self.runner.info.cross_attention:  # the prompt has no positions for the item
             text = self.prompts.build([Message("user", (before, TextPart(_QUESTION)))], [])
             num_embeds = self.reference.config.max_source_positions
             return Prompt(text.token_ids, [Placeholder(0, num_embeds) for _ in media]), media
@@ -130,28 +130,28 @@ class Model:
             made[key] = self.runner.encode(self.kind, features)
         return placed, made
 
-    # Ours
+    # In Afferent
 
     def begin(self, name: str, prepared: Prepared, sampling: Sampling = GREEDY) -> None:
         self.runner.begin(name, prepared.prompt.token_ids, prepared.items, sampling)
 
     def whole(self, name: str, prepared: Prepared) -> int:
-        """The whole prompt in one chunk; the first token."""
+        """Compute the whole prompt in one chunk; return the first token."""
         chunk = Chunk(name, 0, len(prepared.prompt.token_ids), samples=True)
         return _only(self.runner.run([chunk], [], prepared.embeddings))
 
     def decode(self, name: str) -> int:
         return _only(self.runner.run([], [name], {}))
 
-    # Theirs
+    # In `transformers`
 
     def generate(self, prompt: Prompt, media: list[Media]) -> list[int]:
-        """Greedy tokens; there is none that another is close to."""
+        """Return the greedy tokens; check that each has a clear lead."""
         ids = torch.tensor([prompt.token_ids])
         named = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if self.runner.info.cross_attention:
             named = {"decoder_input_ids": ids}
-        # Whisper's own `generate` cuts long clips and takes care of time stamps.
+        # Whisper's own `generate` cuts long clips and adds time stamps.
         out = GenerationMixin.generate(
             self.reference,
             **named,
@@ -180,14 +180,14 @@ class Model:
         return arguments
 
     def _encoder_arguments(self, media: list[Any]) -> dict[str, Any]:
-        """What `transformers`' own processors make, where they can be loaded here."""
+        """Return the encoder's inputs, made by `transformers` where its processor loads here."""
         if isinstance(self.family, AdapterFamily) and self.family.native is not None:
             processor = AutoImageProcessor.from_pretrained(self.folder)
             images = [Image.fromarray(item.pixels) for item in media]
             layout = self.family.native.processor_layout
             arguments = {} if layout is None else layout.arguments
             made = dict(processor(images=images, return_tensors="pt", **arguments))
-            made.pop("num_crops", None)  # Gemma 3's, for its whole processor
+            made.pop("num_crops", None)  # only for Gemma 3's whole processor
             return made
         if self.kind is Modality.AUDIO:
             extractor = WhisperFeatureExtractor.from_pretrained(self.folder)
@@ -199,7 +199,7 @@ class Model:
         features = [self.features(item) for item in media]
         tensors = [{k: torch.from_numpy(v) for k, v in item.items()} for item in features]
         inputs = [self.family.model_inputs(item) for item in tensors]
-        # Idefics3's pictures are of one request, not of one batch.
+        # Idefics3's encoder takes the images of one request, not a batch of images.
         dim = 1 if self.reference.config.model_type == "idefics3" else 0
         joined = {name: torch.cat([each[name] for each in inputs], dim) for name in inputs[0]}
         if "second_per_grid_ts" in tensors[0]:
@@ -213,7 +213,7 @@ def _only(chosen: list[Chosen]) -> int:
 
 
 def prepare_all(model: Model) -> list[Prepared]:
-    """Requests with 0 to 4 items; Whisper takes exactly one."""
+    """Return requests with 0 to 4 items; a request to Whisper has exactly one."""
     rng = np.random.default_rng(model.seed)
     nums = (1, 1, 1, 1) if model.runner.info.cross_attention else (2, 0, 4, 1, 3)
     return [model.prepare(num_items, rng) for num_items in nums]
@@ -221,9 +221,10 @@ def prepare_all(model: Model) -> list[Prepared]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make a model's folder, with weights that are the same each time, and to load it.
+    """A recipe for a model's folder, with the same weights each time.
 
-    ``make`` is ``None`` for the built-in model; ``seed`` draws requests whose answers are clear.
+    ``make`` is ``None`` for the built-in model; ``seed`` draws requests whose tokens have a clear
+    lead.
     """
 
     make: Callable[[Path], None] | None
@@ -232,7 +233,7 @@ class Recipe:
     seed: int = 5
 
     def load(self, folder: Path, group: Group | None = None) -> Model:
-        """From a folder that ``make`` has filled."""
+        """Load the model from a folder that ``make`` has filled."""
         found = BUILT_IN_MODELS / "shapes" if self.make is None else folder
         return Model(found, self.kind, is_reference=self.is_reference, seed=self.seed, group=group)
 
@@ -250,7 +251,7 @@ def _qwen(generation: str, kind: Modality, num_kv_heads: int = 2, seed: int = 5)
 
 
 MODELS: dict[str, Recipe] = {
-    # Bytes may change a value by 1 of 255, and must not change the answer.
+    # uint8 features may differ by 1 of 255, which must not change the answer.
     "shapes": Recipe(None, is_reference=False),
     "shapes reference": Recipe(None),
     "shapes video": Recipe(None, Modality.VIDEO, is_reference=False),
@@ -277,4 +278,4 @@ MODELS: dict[str, Recipe] = {
 }
 
 FOUR_HEADS = _qwen("qwen2", Modality.IMAGE, num_kv_heads=4, seed=1)
-"""For four ranks."""
+"""A model that four ranks can share."""

@@ -1,4 +1,4 @@
-"""Embeddings are fetched for an encoder that has said which one it is."""
+"""Embeddings are fetched ahead for encoders that have announced themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def address() -> Iterator[str]:
 
 
 def asked_for(address: str, *said: tuple[Encoder, bool]) -> list[bytes]:
-    """The keys that a tier is asked for, after encoders have announced themselves."""
+    """Return the keys that the tier process fetches after encoders have announced themselves."""
 
     async def main() -> list[bytes]:
         with DaemonStore(address, name="worker", writable=True) as worker:
@@ -56,10 +56,10 @@ def asked_for(address: str, *said: tuple[Encoder, bool]) -> list[bytes]:
         serving = asyncio.create_task(serve())
         async with asyncio.timeout(20):
             await asyncio.sleep(0)
-            await tier.stat()  # after its call for something to fetch
+            await tier.stat()  # the tier process waits for a task now
             ahead = Ahead(store)
             await ahead.fetch_announced({KEY: ROWS})
-            await ahead.fetch_announced({KEY: ROWS})  # now it is there
+            await ahead.fetch_announced({KEY: ROWS})  # now it is in the store
         serving.cancel()
         outcomes = await store.acquire("look", [Find(key) for key in asked])
         assert [outcome.state for outcome in outcomes] == ["hit"] * len(asked)
@@ -106,7 +106,7 @@ def test_what_is_absent_costs_a_round_trip_and_no_store_is_no_failure(address: s
         serving = asyncio.create_task(serve())
         async with asyncio.timeout(20):
             await asyncio.sleep(0)
-            await tier.stat()  # after its call for something to fetch
+            await tier.stat()  # the tier process waits for a task now
             start_s = time.monotonic()
             assert await Ahead(store).fetch({KEY: ROWS}, ONE) == []
             assert time.monotonic() - start_s < 5

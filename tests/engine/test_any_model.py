@@ -1,4 +1,4 @@
-"""Models that nobody has described: served as they compute themselves, or refused in a line."""
+"""Models without a family: served with their own code, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _one_thread() -> None:
 
 
 def run(folder: Path) -> Runner:
-    """As a server does it, in one process."""
+    """Load the model as a server does, in one process."""
     return Runner(folder, describe(folder) or measure(folder))
 
 
@@ -57,7 +57,7 @@ def test_refused_in_a_line(model_type: str, tmp_path: Path) -> None:
 def test_what_is_computed_otherwise_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model that is served, by a fault of ours in each of what it goes through."""
+    """The self-test notices a fault in any step of the computation."""
     make(tmp_path, "paddleocr_vl", SERVED["paddleocr_vl"])
     family = measure(tmp_path)
     Runner(tmp_path, family)
@@ -81,7 +81,7 @@ def _reversed(embeddings: rehearsal.Embeddings) -> rehearsal.Embeddings:
 
 
 def test_weights_that_are_missing(tmp_path: Path) -> None:
-    """Random numbers in their place would answer, too."""
+    """`transformers` would fill missing tensors with random numbers."""
     make_llava(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -93,7 +93,7 @@ def test_weights_that_are_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names_one", [True, False])
 def test_no_end_token_in_the_configuration(names_one: bool, tmp_path: Path) -> None:
-    """The tokenizer's counts then; where that has none, answers end by their length alone."""
+    """The tokenizer's end token is used; without one, answers end at their maximal length."""
     make_llava(tmp_path)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((tmp_path / name).read_text())

@@ -38,7 +38,7 @@ def server() -> Iterator[StoreServer]:
 
 
 def question(number: int) -> Question:
-    """Two plain pictures, which are their own mean colour."""
+    """Return a question about two images of one colour, with the expected answer."""
     colours = [(number % 256, 10, 250), (3, (7 * number) % 256, 77)]
     parts = [
         Part(Modality.IMAGE, tiny.plain_image(colour, 24), placeholder)
@@ -82,7 +82,7 @@ def test_the_tiny_engine_conforms(name: str, server: StoreServer) -> None:
 
 
 class _OtherStore:
-    """An engine's store, but for what a test changes."""
+    """A store with some methods replaced."""
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         self._store = store
@@ -101,7 +101,7 @@ class TakesNoPins(tiny.TinyEngine):
 
 
 class LetsGoTooEarly(tiny.TinyEngine):
-    """Its pins are gone by the time that it reads."""
+    """An engine that unpins the features before it reads them."""
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         handles = [item.handle for item in request.items]
@@ -135,7 +135,7 @@ class AcceptsBeforeItLooks(tiny.TinyEngine):
 
 
 class LeaksOnAbort(tiny.TinyEngine):
-    """It lets go at the end of an answer only."""
+    """An engine that does not unpin the features of an aborted request."""
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         class Store(_OtherStore):
@@ -153,7 +153,7 @@ class LeaksOnAbort(tiny.TinyEngine):
 
 
 class LetsGoTooLate(LeaksOnAbort):
-    """Also when it is closed, but not before."""
+    """An engine that unpins only when the stream of events is closed."""
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async with aclosing(super().submit(request)) as events:
@@ -206,7 +206,7 @@ def test_what_is_said_to_be_unsupported_is_not_asked_for(server: StoreServer) ->
 
 
 class DoesMore(tiny.TinyEngine):
-    """It ends at tokens that are named, not before it has to, and says 1 for what is biased."""
+    """An engine that supports stop tokens, a minimal length, and biases (the answer is then 1)."""
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         super().__init__(store)
@@ -239,7 +239,7 @@ def test_one_that_does_more_conforms_too(name: str, server: StoreServer) -> None
 
 
 def says(field: Any) -> Any:
-    """An engine that says that it supports a field of the sampling, and does not look at it."""
+    """Return an engine that declares support of a sampling parameter, but ignores it."""
 
     class Says(tiny.TinyEngine):
         def __init__(self, store: AsyncDaemonStore) -> None:

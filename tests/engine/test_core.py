@@ -1,4 +1,4 @@
-"""The core between a real store and workers that pretend: who holds what, what is told to whom."""
+"""The core between a real store and pretended workers: pins, steps and failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Workers that would be killed: here they are in the same process."""
+    """Record the workers that the core kills, instead of killing them: they are in this process."""
     pidfds: list[int] = []
 
     def kill(pidfd: int) -> None:
@@ -87,7 +87,7 @@ def test_features_are_let_go_of_when_they_are_encoded(address: str) -> None:
 
 
 def test_features_are_let_go_of_item_by_item(address: str) -> None:
-    """Of an item that stands twice in the prompt, once for each."""
+    """An item that occurs twice in the prompt is pinned twice, and unpinned after each."""
 
     async def run() -> None:
         async with bench_of(address, max_num_batched_tokens=16) as bench:
@@ -138,7 +138,7 @@ def test_a_bad_item_fails_those_who_hold_it(address: str) -> None:
     async def run() -> None:
         async with bench_of(address, num_workers=2) as bench:
             workers = [await bench.add_worker(rank) for rank in range(2)]
-            workers[1].bad = {key_of(b"c-bad")}  # one can't, the other can
+            workers[1].bad = {key_of(b"c-bad")}  # only one of the workers fails
             await bench.ready()
             await bench.put(b"c-bad", b"c-good")
             bad, good = await bench.item(b"c-bad", 0, 4), await bench.item(b"c-good", 4, 4)
@@ -156,7 +156,7 @@ def test_a_bad_item_fails_those_who_hold_it(address: str) -> None:
 
 
 def test_a_sequence_that_one_worker_can_not_begin_is_computed_by_none(address: str) -> None:
-    """They would wait for each other within the layers."""
+    """The ranks would wait for each other in the layers."""
 
     async def run() -> None:
         async with bench_of(address, num_workers=2) as bench:
@@ -197,7 +197,7 @@ def test_one_worker_is_told_to_begin_and_to_compute_at_once(address: str) -> Non
 
 @pytest.mark.parametrize("forget_dog", [False, True])
 def test_a_preempted_request_begins_again(address: str, forget_dog: bool) -> None:
-    """The cache holds one item, so the first is encoded again, if its features are still there."""
+    """The cache has space for one item: the first is encoded again if its features still exist."""
 
     async def run() -> None:
         kv_budget = KvBudget(num_tokens=80)
@@ -261,12 +261,12 @@ def test_a_lost_worker_ends_all_and_others_take_over(address: str, killed: list[
             for rank in range(2):
                 await bench.add_worker(rank)
             await bench.ready()
-            old[0].hold.set()  # whatever it says now, nobody hears it
+            old[0].hold.set()  # no process receives its late answer
             assert await tokens_of(bench, request("a", 9, [dog])) == [9, 10, 11]
             stats = await bench.client.stats()
             assert stats is not None
             assert stats.num_restarts == 1
-            # A worker that was cut off may still read: its pins go when its process does.
+            # A disconnected worker may still read: its pins last until its process ends.
             old[0].store.forget(old[0].works[0].lease)
             old[1].store.forget(old[0].works[0].lease)
             await bench.until_nothing_is_pinned()
@@ -327,7 +327,7 @@ def test_a_frontend_goes(address: str) -> None:
 
 
 def test_a_worker_that_is_new_to_the_store_pins_by_itself(address: str) -> None:
-    """The store calls it otherwise than the core was told."""
+    """The core pins for the worker's old client id; the worker itself pins for the new one."""
 
     async def run() -> None:
         async with bench_of(address) as bench:
@@ -393,7 +393,7 @@ def test_what_a_former_store_had_fails_alone(address: str) -> None:
 
 
 def test_what_was_made_again_is_found_by_its_key(address: str) -> None:
-    """Else a request that was preempted would fail all others with that item."""
+    """Else a preempted request would fail all other requests with that item."""
 
     async def run() -> None:
         async with bench_of(address) as bench:

@@ -1,4 +1,4 @@
-"""The core has embeddings come from beyond this machine, if somebody there has them."""
+"""The core requests embeddings from the tier."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def address() -> Iterator[str]:
 
 
 def request() -> EngineRequest:
-    """Two items, one of them twice; their features do not matter here."""
+    """Return a request with two items, one of them twice; their features are not used."""
     items = [
         Item(Modality.IMAGE, key, Handle(1, 0, 64, 1), Placeholder(2 + index * ROWS, ROWS))
         for index, key in enumerate((KEYS[0], KEYS[1], KEYS[0]))
@@ -57,7 +57,7 @@ Answer = Callable[[AsyncDaemonStore, Order, Fetching], Awaitable[None]]
 
 
 async def has_one(store: AsyncDaemonStore, order: Order, fetching: Fetching) -> None:
-    """A tier that has the embeddings of the first item."""
+    """Answer as a tier that has only the embeddings of the first item."""
     assert fetching.kind is ObjectKind.EMBEDDINGS
     if fetching.key == NAMES[0]:
         nbytes = codec.write_into(TREE, store.block(order.target))
@@ -67,7 +67,7 @@ async def has_one(store: AsyncDaemonStore, order: Order, fetching: Fetching) -> 
 
 
 def fetched(address: str, answer: Answer | None, **options: bool) -> list[str]:
-    """What became of both items' embeddings."""
+    """Return the outcomes of the lookups for the embeddings of both items."""
 
     async def main() -> list[str]:
         store = await AsyncDaemonStore.connect(address, name="core")

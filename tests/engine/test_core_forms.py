@@ -1,4 +1,4 @@
-"""Forms in the core: asked for once, kept within bounds, and who tries them may go at any time."""
+"""Response formats in the core: compiled once, within limits, by a process that may die."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def address() -> Iterator[str]:
 
 
 class Trier:
-    """Says of forms that hold an x that they are wrong; while `hold` is cleared it says nothing."""
+    """A compile process that refuses formats with an x; it answers only while `hold` is set."""
 
     def __init__(self) -> None:
         self.asked: list[m.TryForm] = []

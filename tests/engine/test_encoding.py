@@ -1,4 +1,4 @@
-"""A worker's embeddings: made in place, copied, published, forgotten."""
+"""A worker's embeddings: computed from features in place, copied, published and evicted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.store.stores import SHARES
 
 
 class DoublingRunner:
-    """Its embeddings are the features twice; an item of odd numbers is bad."""
+    """A runner that doubles the features; it fails for odd numbers."""
 
     def encode(self, modality: Modality, features: Features) -> Embeddings:
         rows = torch.from_numpy(features["pixels"] * 2)
@@ -43,7 +43,7 @@ class DoublingRunner:
 
 
 class NumberedStore(LocalStore):
-    """It has a number, as who is connected to a store has."""
+    """A local store with a client id, which only a connection to a daemon has."""
 
     client_number = 7
 
@@ -78,7 +78,7 @@ def pins(store: Store) -> list[list[int]]:
 
 
 def find(store: Store, name: bytes, weights: bytes) -> Handle | None:
-    """Where the published embeddings are; not pinned any more."""
+    """Return the handle of the published embeddings, without a pin."""
     wanted = ItemCache(store, weights=weights)._embeddings_key(ContentKey(key_of(name)))
     item = Find(wanted)
     (outcome,) = store.acquire("find", [item])
@@ -129,7 +129,7 @@ def test_what_is_gone_fails_the_step_s_items(store: Store) -> None:
 def test_a_store_that_is_started_again_over_an_item(
     store: NumberedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is kept for as long as somebody uses it: what was read is right."""
+    """The old arena stays mapped while it is used: what was read is right."""
 
     class Restarting(DoublingRunner):
         def encode(self, modality: Modality, features: Features) -> Embeddings:
@@ -149,7 +149,7 @@ def test_a_store_that_is_started_again_over_an_item(
 
 @pytest.mark.parametrize("are_lost", [False, True])
 def test_a_connection_that_is_lost_over_an_item(store: NumberedStore, are_lost: bool) -> None:
-    """And the pins with it; the core's may be lost as well."""
+    """The worker's pins are lost with the connection; the core's may be lost, too."""
 
     class Losing(DoublingRunner):
         def encode(self, modality: Modality, features: Features) -> Embeddings:
@@ -197,7 +197,7 @@ def test_embeddings_are_published_and_used_again(store: Store) -> None:
     made, copied = first.embeddings[dog.key], second.embeddings[dog.key]
     assert torch.equal(made.rows, copied.rows)
     assert torch.equal(made.layers[0], copied.layers[0])
-    # What is kept is no view: the block may be used for something else.
+    # The cached tensors are copies: the block can be reused.
     np.frombuffer(store.block(handle), np.uint8)[:] = 0
     assert torch.equal(made.rows, copied.rows)
     assert pins(store) == []
@@ -214,7 +214,7 @@ def test_no_room_to_publish_is_no_failure() -> None:
 
 
 class PretendRuntime:
-    """Of CUDA; ``error`` is what registering answers."""
+    """A stand-in for the CUDA runtime; ``error`` is the result of each registration."""
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
@@ -231,7 +231,7 @@ class PretendRuntime:
 
 @contextmanager
 def whole_arena(nbytes: int) -> Iterator[ArenaMap]:
-    """As with --preallocate-arena."""
+    """Map an arena with all pages allocated, as with --preallocate-arena."""
     fd = create_segment(nbytes)
     with ArenaMap(fd, writable=False) as arena:
         os.close(fd)
@@ -257,7 +257,7 @@ def test_the_arena_is_locked_once() -> None:
 def test_an_arena_that_is_allocated_as_it_is_filled_is_not_locked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """To lock its pages would take their memory all at once."""
+    """To lock its pages would allocate all of them at once."""
     with LocalStore(MiB, shares=SHARES) as store:
         runtime = PretendRuntime()
         lock = PageLock(runtime)
@@ -358,7 +358,7 @@ def test_weights_that_are_broken_are_refused_by_their_headers(
 
 
 def test_codec_round_trip(store: Store) -> None:
-    """As it is published: in the machine's memory, bfloat16 included."""
+    """Embeddings survive the way through the store, in bfloat16, too."""
     rows = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     handle = store.put("a", Embeddings(rows, (rows * 2,)).tree(), kind=ObjectKind.EMBEDDINGS)
     again = Embeddings.from_tree(codec.view(store.block(handle)))

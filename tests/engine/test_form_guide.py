@@ -1,4 +1,4 @@
-"""Following answers of a given form: which tokens may come, by a guide alone and in the runner."""
+"""Answers in a response format: the allowed tokens, from a guide alone and in the runner."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_only_what_may_come_is_chosen() -> None:
         Wanted(greedy, 1, mask=mask_of(0, 2)),
         Wanted(greedy, 1),
         Wanted(hot, 1, mask=mask_of(0)),
-        Wanted(greedy, 1, mask=mask_of(0, 3, 9)),  # one that the model does not have
+        Wanted(greedy, 1, mask=mask_of(0, 3, 9)),  # an id beyond the model's vocabulary
     ]
     assert choose(logits, wanted) == [2, 1, 0, 3]
     assert logits[0].tolist() == [0.0, 9.0, 1.0, 2.0], "they are kept"
@@ -193,10 +193,10 @@ SCHEMA = {
 def answer(
     model: Model, prepared: Prepared, *, again_every: int = 0, **parameters: Any
 ) -> tuple[str, bool]:
-    """The text, and whether it has ended.
+    """Return the text, and whether it has ended.
 
     Args:
-        again_every: After so many tokens the sequence is dropped, and begins again.
+        again_every: Drop the sequence after this many tokens, and begin it again.
     """
     sampling = Sampling(**{"max_tokens": NUM_TOKENS, "seed": 5, **parameters})
     prompt, tokens, runner = prepared.prompt.token_ids, [], model.runner
@@ -254,7 +254,7 @@ def test_a_limit_ends_it_anywhere(model: Model, text: Prepared) -> None:
 
 
 def test_sequences_of_no_form_are_as_ever(model: Model, text: Prepared) -> None:
-    """Beside one that has a form."""
+    """A sequence with a response format does not change the others of its step."""
     prompt, runner = text.prompt.token_ids, model.runner
     plain = Sampling(max_tokens=9)
     runner.begin("plain", list(prompt), [], plain)

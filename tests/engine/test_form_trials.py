@@ -1,4 +1,4 @@
-"""Trying forms: what is found of them, in which time, and what becomes of who tries."""
+"""The compile process for response formats: its verdicts, its limits, and its deaths."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ REFUSED = [
 
 
 def test_counts_decide_and_not_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that is fifty times as slow, and within memory for twice as much."""
+    """Counts of work decide, not time: other limits of time and memory give the same verdicts."""
     monkeypatch.setattr(trial, "CPU_S", 50 * trial.CPU_S)
     monkeypatch.setattr(trial, "MEMORY_NBYTES", 2 * trial.MEMORY_NBYTES)
     assert [verdict.failure is None for verdict in tried(*FINE)] == [True] * len(FINE)
@@ -142,14 +142,14 @@ def test_time_is_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(trial, "_try", dies_by(loop))
     monkeypatch.setattr(trial, "CPU_S", 0.2)
-    monkeypatch.setattr(main, "_TRIAL_TIMEOUT_S", 120.0)  # the machine may be busy
+    monkeypatch.setattr(main, "_TRIAL_TIMEOUT_S", 120.0)  # generous, as the machine may be busy
     (verdict,) = tried(regex("a"))
     assert verdict.failure is not None
     assert "too much time" in verdict.failure.message
 
 
 def test_who_gets_no_time_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request is not at fault."""
+    """The error does not blame the request."""
     monkeypatch.setattr(trial, "_try", dies_by(signal.pause))
     monkeypatch.setattr(main, "_TRIAL_TIMEOUT_S", 0.2)
     others = psutil.Process().children()
@@ -161,7 +161,7 @@ def test_who_gets_no_time_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("where", ["os.nice", "sandbox.enter", "os.open"])
 def test_who_can_not_begin_says_so(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """The request is not at fault, and may come again."""
+    """The error does not blame the request, which may be sent again."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
@@ -199,7 +199,7 @@ def test_who_can_not_try_says_so_and_holds_nothing(
 
 
 def test_it_can_do_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """No file, no socket, no other's descriptor."""
+    """The sandbox allows no new file, no socket and no inherited descriptor."""
     (tmp_path / "known").write_text("x")
     known = os.open(tmp_path / "known", os.O_RDONLY)
 

@@ -1,4 +1,4 @@
-"""Models in shards, a process for each rank: the same tokens as of the whole model."""
+"""Models with a process for each rank choose the same tokens as the whole model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.runner_model import FOUR_HEADS, MODELS
 
 
 def run_ranks(size: int, folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What each rank says of each model."""
+    """Return the results of all ranks for all models."""
     for name in names:
         if make := RECIPES[name].make:
             (folder / name).mkdir()
@@ -38,7 +38,7 @@ def check(size: int, folder: Path, names: Sequence[str]) -> None:
     for each in run_ranks(size, folder, names):
         assert "error" not in each
         assert each["tokens"] == each["expected"]
-        # Besides the matrices there are norms, and biases that every rank has.
+        # Each rank has the norms and some biases besides its shard of the matrices.
         assert each["num_weights"] < each["whole"] / size * 1.1
 
 

@@ -1,4 +1,4 @@
-"""What parameters do to logits, against a reference that goes token by token."""
+"""Parameters that change logits, against a reference that goes token by token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rules_of(sampling: Sampling, prompt: list[int], answer: list[int]) -> LogitR
 
 
 def obvious(logits: list[float], case: Case) -> list[float]:
-    """One token after another, one rule after another."""
+    """Apply the rules one token after another."""
     sampling, counts, changed = case.sampling, Counter(case.answer), []
     for token, given in enumerate(logits):
         value = given
@@ -107,13 +107,13 @@ def test_who_asks_for_nothing_has_no_rules() -> None:
     ],
 )
 def test_what_begins_again_goes_on_as_it_would_have(parameters: dict[str, Any]) -> None:
-    """Rules that were made anew, with the answer so far, are as those that saw each token."""
+    """Rules that are rebuilt from the answer so far equal those that saw each token."""
     rng = random.Random(11)
     sampling, prompt = Sampling(max_tokens=200, **parameters), [1, 1, 30, 3]
     kept = rules_of(sampling, prompt, [])
     assert kept is not None
     answer: list[int] = []
-    for _ in range(150):  # more distinct tokens than there is room for at first
+    for _ in range(150):  # more distinct tokens than the initial capacity
         answer.append(rng.randrange(VOCABULARY * 4))
         kept.add(answer[-1])
         anew = rules_of(sampling, prompt, answer)
@@ -139,7 +139,7 @@ def test_the_rules_of_some_leave_others_alone() -> None:
 
 
 def test_rules_come_before_the_draw() -> None:
-    """A token that is forbidden or pushed down is not drawn, and does not count for top_k."""
+    """A token that is forbidden or biased down is not drawn, and does not count for top_k."""
     logits = torch.tensor([[9.0, 1.0, 8.0, 1.0, 1.0, 7.0]])
     sampling = Sampling(
         max_tokens=9, temperature=1.0, top_k=1, min_tokens=1, logit_bias=((0, -50.0),)

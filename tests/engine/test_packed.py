@@ -1,4 +1,4 @@
-"""Packed attention against the plain formula; and models that must not be packed."""
+"""Packed attention against the plain formula, and models that can't be packed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(
     window: int | None,
     blocks: torch.Tensor,
 ) -> torch.Tensor:
-    """All tokens of one sequence at once: ``(num_tokens, heads, head_dim)``."""
+    """Compute the attention of a whole sequence; return ``(num_tokens, heads, head_dim)``."""
     places = torch.arange(query.shape[1])
     queries, others = places[:, None], places[None]
     allowed = (others <= queries) | ((blocks[:, None] == blocks) & (blocks >= 0))
@@ -42,7 +42,7 @@ def plain(
 
 
 def draw_blocks(num_tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """Runs of positions that see each other, with others between them."""
+    """Draw blocks of positions that attend to each other, with other positions between them."""
     lengths = torch.randint(1, 6, (num_tokens,), generator=generator)
     numbers = torch.arange(num_tokens).repeat_interleave(lengths)[:num_tokens]
     return torch.where(numbers % 2 == 1, numbers, -1)
@@ -72,7 +72,7 @@ def test_as_each_sequence_alone(
         for number, length in enumerate(lengths):
             end = min(length, starts[number] + int(torch.randint(1, 30, (), generator=generator)))
             while 0 < end < length and blocks[number][end] == blocks[number][end - 1] >= 0:
-                end += 1  # no block is cut
+                end += 1  # a chunk never cuts a block
             cuts.append((starts[number], end))
         there = [number for number, (start, end) in enumerate(cuts) if start < end]
         segments = []

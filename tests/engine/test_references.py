@@ -1,4 +1,4 @@
-"""References: what is signed comes back as it was, and nothing else does."""
+"""Media handles: a signed handle is read back as it was, and any other one is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_expires_and_is_of_one_secret() -> None:
 
 @given(st.data())
 def test_whatever_is_changed_is_refused(data: st.DataObject) -> None:
-    """Any bit: the MAC covers all of it."""
+    """The MAC covers every bit."""
     raw = bytearray(base64.urlsafe_b64decode(sign(features(), SECRET)[len(SCHEME) :]))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -73,7 +73,7 @@ def test_other_text_is_refused(text: str) -> None:
 
 
 def test_a_name_in_the_engines_caches_is_of_one_generation() -> None:
-    """What was computed of lost features must not be found by those that are made anew."""
+    """Embeddings of lost features must not be found for the new ones."""
     names = {
         features().cache_name,
         features(handle=Handle(3, 4096, 6400, 18)).cache_name,

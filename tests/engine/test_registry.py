@@ -1,4 +1,4 @@
-"""Which engine a name is, and what is said where it is none."""
+"""Engines by their names, and the error messages for wrong names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Odd(ReferenceEngine):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that offers an engine, as pip would leave it."""
+    """Install a package that offers an engine, as pip would."""
     about = tmp_path / "pocket_engine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pocket-engine\nVersion: 1.0\n")

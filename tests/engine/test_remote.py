@@ -1,4 +1,4 @@
-"""An engine in a process of its own: what comes over the socket is what it does."""
+"""An engine in another process behaves over the socket as it does directly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOKENS = Tokens([5], [], [TokenLogprobs(-0.5, [(5, -0.5)])])
 
 @dataclass(eq=False)
 class Pretend:
-    """Does what a request's first token stands for."""
+    """An engine that behaves as the first token of the request selects."""
 
     info: EngineInfo | None = INFO
     ended: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Place:
     engine: Engine
     address: str
     leave: Callable[[], Awaitable[None]]
-    """The frontend goes."""
+    """Disconnect the frontend."""
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +109,7 @@ def test_all_events_and_figures_arrive() -> None:
 
 @pytest.mark.parametrize(("what", "error"), [(1, StaleHandle), (2, InternalError)])
 def test_errors_keep_their_class(what: int, error: type[Exception]) -> None:
-    """What is none of ours is an internal one, and the next request is served."""
+    """A foreign exception becomes an internal error, and the next request is served."""
 
     async def run() -> None:
         async with place() as at:
@@ -158,7 +158,7 @@ def test_a_change_is_announced() -> None:
 
 
 def test_who_was_refused_may_come_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As fast as can be: when the refusal is on its way."""
+    """The client sends the id again while the refusal is on its way."""
 
     async def run() -> None:
         async with place() as at:
@@ -185,7 +185,7 @@ def test_who_was_refused_may_come_again_at_once(monkeypatch: pytest.MonkeyPatch)
     "messages", [[m.Submit(request(3)), m.Submit(request(3))], [m.Health(INFO)]]
 )
 def test_who_breaks_the_protocol_is_cut_off(messages: list[Any]) -> None:
-    """Answers of two requests of one id would be mixed up."""
+    """Else answers of two requests with one id would be mixed up."""
 
     async def run() -> None:
         async with place() as at:
@@ -201,7 +201,7 @@ def test_who_breaks_the_protocol_is_cut_off(messages: list[Any]) -> None:
     asyncio.run(run())
 
 
-# What an author gets wrong
+# Mistakes of an engine's author
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_who_is_out_of_threads_or_files_connects_later(
 def test_what_can_not_be_understood_is_named_and_asked_for_ever_less_often(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until it is understood."""
+    """The pauses between the tries grow until the message can be decoded."""
     pauses: list[float] = []
     info = [100, [2], 0, True, False, 0, ["image"], ["logprobs"]]
     said = [encode(["health", info])] * 6 + [encode(m.Health(INFO))]

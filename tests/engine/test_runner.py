@@ -19,7 +19,7 @@ from tests.engine.runner_model import GREEDY, MODELS, NUM_TOKENS, Model, Prepare
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    torch.set_num_threads(1)  # small tensors: with more, threads wait for each other
+    torch.set_num_threads(1)  # with small tensors, more threads only wait for each other
     return MODELS[request.param].make_and_load(tmp_path_factory.mktemp("model"))
 
 
@@ -38,7 +38,7 @@ def test_same_tokens_as_generate(model: Model, prepared: list[Prepared]) -> None
 
 
 def test_the_media_matter(prepared: list[Prepared]) -> None:
-    """Or else the tests here would prove little."""
+    """Else the other tests would prove little."""
     assert len({tuple(each.expected) for each in prepared}) > 2
 
 
@@ -52,7 +52,7 @@ def test_packed_in_random_steps(model: Model, prepared: list[Prepared], seed: in
 
 
 def test_embeddings_must_fill_the_placeholder(model: Model, prepared: list[Prepared]) -> None:
-    """And a step that lacks them has done nothing: it can be done without that sequence."""
+    """The failed step changes nothing: the next step runs without that sequence."""
     each = prepared[0]
     model.begin("bad", each)
     chunk = Chunk("bad", 0, len(each.prompt.token_ids), samples=True)
@@ -119,7 +119,7 @@ def test_embeddings_in_the_store(model: Model, prepared: list[Prepared]) -> None
 
 
 def test_features_are_read_in_place(model: Model) -> None:
-    """What the family finishes lies at the address where the features lie; read-only is fine."""
+    """The encoder's input has the address of the features, which may be read-only."""
     features = model.features(model.draw(np.random.default_rng(0)))
     for array in features.values():
         array.flags.writeable = False
@@ -139,7 +139,7 @@ def test_features_are_read_in_place(model: Model) -> None:
 
 
 def test_a_token_takes_the_memory_that_is_said(model: Model, prepared: list[Prepared]) -> None:
-    if model.runner.info.cross_attention:  # most of it is for items, whatever the prompt
+    if model.runner.info.cross_attention:  # most of the memory is for items
         assert model.runner.info.kv_token_nbytes == 0
         return
     each = prepared[0]

@@ -1,4 +1,4 @@
-"""The runner with parameters that change logits: as plain ``generate``, and after preemptions."""
+"""Parameters that change logits in the runner: as in plain ``generate``, with preemptions too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def all_prepared(model: Model) -> list[Prepared]:
 
 @pytest.fixture(scope="module")
 def prepared(all_prepared: list[Prepared]) -> Prepared:
-    """With items: their places in the prompt are tokens, too."""
+    """Return a request with items: their placeholders are tokens, too."""
     return next(each for each in all_prepared if each.items)
 
 
@@ -40,9 +40,10 @@ def text(all_prepared: list[Prepared]) -> Prepared:
 def answer(
     model: Model, prepared: Prepared, *, again_every: int = 0, **parameters: Any
 ) -> list[int]:
-    """
+    """Return the tokens of the answer.
+
     Args:
-        again_every: After so many tokens the sequence is dropped, and begins again.
+        again_every: Drop the sequence after this many tokens, and begin it again.
     """
     sampling = Sampling(max_tokens=NUM_TOKENS, **parameters)
     prompt, tokens = prepared.prompt.token_ids, []
@@ -102,7 +103,7 @@ def test_a_frequency_penalty_spreads_the_answer(model: Model, prepared: Prepared
 
 
 class OtherRank:
-    """What a rank other than the first hears: other choices than its own."""
+    """A group in which rank 0 broadcasts other tokens than this rank has chosen."""
 
     def broadcast(self, tokens: list[int]) -> list[int]:
         return [token ^ 1 for token in tokens]
@@ -111,7 +112,7 @@ class OtherRank:
 def test_ranks_remember_what_the_first_of_them_chose(
     model: Model, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The history of penalties, and the count of what was said, are those of rank 0's choices."""
+    """Penalties and counts follow the tokens of rank 0."""
     parameters = {"frequency_penalty": 1.5, "repetition_penalty": 1.2, "min_tokens": 5}
     monkeypatch.setattr(model.runner, "_group", OtherRank())
     heard = answer(model, prepared, **parameters)

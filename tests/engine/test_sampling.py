@@ -1,4 +1,4 @@
-"""Choosing tokens: what is drawn, how often, and that nothing but seed and index matter."""
+"""Sampling: the drawn tokens, their frequencies, and that only the seed and the index matter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_can_be_drawn() -> None:
     assert set(draws(top_k=100)) == {0, 1, 2, 3}
     assert set(draws(top_p=0.01)) == {1}
     assert set(draws(top_p=0.6)) == {1, 3}
-    assert set(draws(min_p=0.3)) == {1, 2, 3}  # of the likeliest: 1, 0.61, 0.37, 0.22
+    assert set(draws(min_p=0.3)) == {1, 2, 3}  # relative to the likeliest: 1, 0.61, 0.37, 0.22
     assert set(draws(min_p=0.5)) == {1, 3}
     assert set(draws(min_p=1.0)) == {1}
     assert set(draws(top_k=3, min_p=0.3, top_p=0.75)) == {1, 3}
@@ -59,7 +59,7 @@ def test_as_often_as_it_is_likely(temperature: float) -> None:
 
 
 def test_nobody_draws_otherwise_because_of_others() -> None:
-    """Each with parameters of its own: together as alone."""
+    """Each request with its own parameters gets the same tokens in a batch as alone."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(64, 500, generator=generator).bfloat16()  # with ties
     choices: list[dict[str, Any]] = [

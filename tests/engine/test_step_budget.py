@@ -1,4 +1,4 @@
-"""How much work a step may have."""
+"""The amount of work that a step may have."""
 
 from __future__ import annotations
 

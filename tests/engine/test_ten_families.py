@@ -1,6 +1,6 @@
-"""Families that people serve: prompt and greedy tokens are those of `transformers`.
+"""Popular families: the prompt and the greedy tokens are those of `transformers`.
 
-In one process each; whole servers are in `tests/end_to_end/test_families.py`.
+Each runs in one process; `tests/end_to_end/test_families.py` tests whole servers.
 """
 
 from __future__ import annotations

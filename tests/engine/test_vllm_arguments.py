@@ -1,4 +1,4 @@
-"""What arguments of vLLM change, asked of an interpreter that has a stand-in for its parser."""
+"""vLLM's arguments, read by an interpreter with a stand-in for vLLM's parser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cmd_init():
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
-    """An interpreter that has a `vllm` with the two modules whose names are used."""
+    """Return an interpreter with a stand-in for `vllm` that has the two imported modules."""
     files = {
         "vllm-0.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.0\n",
         "vllm/__init__.py": "",

@@ -1,4 +1,4 @@
-"""What the store is told of references as they come to a process of vLLM."""
+"""The messages to the store when media handles arrive in a process of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's pages of metrics say, of one server and of several."""
+"""Statistics from the metrics pages of one vLLM server, and of several."""
 
 from __future__ import annotations
 

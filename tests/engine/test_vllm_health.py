@@ -1,4 +1,4 @@
-"""A vLLM that does not go on is told from one that is only busy."""
+"""The watch tells a vLLM that hangs from one that is busy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[str]]:
-    """A process with a child, in a session of their own."""
+    """Start a process with a child, in a session of their own."""
     command = [sys.executable, "-c", TWO]
     with subprocess.Popen(
         command, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -67,14 +67,14 @@ def test_who_answers_or_computes_goes_on(server: subprocess.Popen[str], board: B
     child = int(line_of(server))
     wait_until(lambda: is_asleep(server.pid))
     watch = VllmWatch(board, server.pid)
-    watch.look(has_answered=False)  # from now on it is known what it has used
+    watch.look(has_answered=False)  # the first poll records the processor time so far
     assert not has_beaten(board, watch, has_answered=False)
     assert has_beaten(board, watch, has_answered=True)
     assert server.stdin is not None
     print("compute", file=server.stdin, flush=True)
     assert line_of(server) == "computed"
     assert has_beaten(board, watch, has_answered=False)
-    os.kill(child, signal.SIGSTOP)  # the engine's core, say; the API server answers all the same
+    os.kill(child, signal.SIGSTOP)  # as if the engine core hung while the API server still answers
     wait_until(lambda: is_stopped(child))
     assert not has_beaten(board, watch, has_answered=True)
     os.kill(child, signal.SIGCONT)
@@ -101,7 +101,7 @@ def test_who_goes_on_no_more_is_to_be_replaced(
 def test_an_upstream_that_answers_no_more_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps its connections, and what it is given."""
+    """It hangs with open connections and unanswered requests."""
     monkeypatch.setattr(client, "_LOOK_S", 0.01)
     monkeypatch.setattr(client, "_LOOK_TIMEOUT_S", 0.1)
     asyncio.run(asyncio.wait_for(until_it_freezes(tmp_path / "vllm.sock"), 30))

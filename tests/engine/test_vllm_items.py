@@ -1,6 +1,6 @@
-"""vLLM's items as trees: classes that are shaped like vLLM's, which is not installed here.
+"""vLLM's items as trees, with classes like vLLM's, which is not installed here.
 
-`tests/vllm/inside.py` has the same with vLLM's own classes.
+`tests/vllm/inside.py` tests the same with vLLM's own classes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def described(number: int) -> dict[str, Any]:
 
 
 def as_lists(tree: Any) -> Any:
-    """The tree with lists for tensors."""
+    """Return the tree with lists instead of tensors."""
     if isinstance(tree, dict):
         return {name: as_lists(each) for name, each in tree.items()}
     if isinstance(tree, list):

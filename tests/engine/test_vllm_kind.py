@@ -1,4 +1,4 @@
-"""vLLM as an engine that is chosen: what is refused, what is started, and who gets a request."""
+"""vLLM as the selected engine: refused settings, started processes, and the choice of a server."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_an_engine_that_takes_features_says_when_there_are_none() -> None:
 
 
 class TestServers:
-    """Several vLLM: by hash to one, and not if that one has much more to do."""
+    """Several vLLM servers: an item's hash chooses one, unless it is much busier than another."""
 
     def client(self, *running: int, ready: bool = True) -> VllmClient:
         servers = [

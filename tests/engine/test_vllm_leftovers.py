@@ -1,4 +1,4 @@
-"""What a vLLM that was killed leaves behind goes; what is of others stays."""
+"""The files of a killed vLLM are removed; those of other programs stay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def others() -> Iterator[SharedMemory]:
 def test_shared_memory_of_a_killed_vllm_is_removed_and_of_others_stays(
     is_noted: bool, others: SharedMemory, tmp_path: Path
 ) -> None:
-    """It may be killed after its files were noted, or be there when it is to be ended."""
+    """vLLM is killed after its files were noted, or while it is ended."""
     out = tmp_path / "names"
     os.mkfifo(f"{out}.fifo")
     command = (sys.executable, "-c", LEAVES, str(out), others.name)
@@ -55,7 +55,7 @@ def test_shared_memory_of_a_killed_vllm_is_removed_and_of_others_stays(
         command=command, socket_path=str(tmp_path / "socket"), start_timeout_s=10.0
     )
     with started(settings) as (vllm, leftovers):
-        descriptor = os.open(f"{out}.fifo", os.O_WRONLY)  # opened when the names are written
+        descriptor = os.open(f"{out}.fifo", os.O_WRONLY)  # blocks until the names are written
         segment, semaphore, folder = out.read_text().splitlines()
         files = [Path("/dev/shm") / name for name in (segment, semaphore)]
         assert all(file.exists() for file in files)

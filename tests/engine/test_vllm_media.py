@@ -1,4 +1,4 @@
-"""Of which files vLLM would make the same features."""
+"""Files for which vLLM would compute the same features."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_of_a_model(tmp_path: Path) -> None:
 def test_frames_that_vllm_takes_as_well(
     model_type: str, own: dict[str, Any], taken: bool, tmp_path: Path
 ) -> None:
-    """However few the server itself takes at most."""
+    """The server's own limit of frames may be lower."""
     make_qwen(tmp_path, model_type)
     edges = {"size": {"shortest_edge": 4096, "longest_edge": 9_000_000}}
     path = tmp_path / "video_preprocessor_config.json"

@@ -1,4 +1,4 @@
-"""What a worker makes of the core's words when the model fails."""
+"""A worker's answers to the core when the model fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from afferent.types import Failure, MiB, Sampling, decode, encode
 
 
 class FragileRunner:
-    """Sequences fail by their names."""
+    """A runner in which a sequence fails as its name says."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
@@ -58,7 +58,7 @@ class FragileRunner:
 
 
 class Core:
-    """The other end of a worker's connection."""
+    """The core's end of a worker's connection."""
 
     def __init__(self, channel: wire.SyncChannel, runner: FragileRunner) -> None:
         self._channel, self.runner = channel, runner
@@ -78,7 +78,7 @@ class Core:
 
 @contextlib.contextmanager
 def worker(*, has_partners: bool) -> Iterator[tuple[Core, list[Exception]]]:
-    """A worker in a thread, and what ended it."""
+    """Run a worker in a thread; yield the exception with which it ended."""
     ours, theirs = socket.socketpair()
     ends: list[Exception] = []
     with ours, theirs, LocalStore(MiB) as store:

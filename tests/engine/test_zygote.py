@@ -1,4 +1,4 @@
-"""An engine worker's zygote: who is lost is forked again, and who can't begin is not."""
+"""A worker's zygote forks a lost worker again, but not one that fails at its start."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NAME = "worker"
 
 
 class Settings(Struct):
-    """What each fork does, one after another: the last again and again."""
+    """The behaviour of each fork in turn; the last one is repeated."""
 
     lives: list[str]
 
 
 def main() -> None:
-    """The zygote, as `spawn` starts it."""
+    """Run the zygote, as `spawn` starts it."""
     from afferent.builtin.engine.worker.zygote import keep_one
     from afferent.runtime.process import ChildProcess
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _count() -> None:
-    """Forks know which one they are."""
+    """Count the forks in an environment variable, so that each knows its number."""
     os.environ["LIVES"] = str(int(os.environ.get("LIVES", "-1")) + 1)
 
 
@@ -80,7 +80,7 @@ def zygote(*lives: str) -> Iterator[tuple[Child, Board]]:
 
 
 def next_pid(child: Child, life: int) -> int:
-    """Of the fork that says that it is ready."""
+    """Return the process id of the fork that reports to be ready."""
     said = b""
     while True:
         assert select.select([child.status_fd], [], [], 30)[0]
@@ -131,7 +131,7 @@ def test_a_worker_does_not_outlive_its_zygote() -> None:
 
 
 def is_there(pid: int) -> bool:
-    """And is no zombie that nobody has taken note of."""
+    """Return whether the process runs, and is no zombie."""
     state = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()

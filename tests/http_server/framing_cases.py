@@ -1,8 +1,8 @@
-"""Requests that two programs in a row could read differently, and what this server must do.
+"""Requests that a proxy and a server could read differently, and the required answers.
 
-`UPGRADES` are requests with a body that ask for another protocol: each is answered once, with its
-body. `ACCEPTED` and `REFUSED` are the others: a request that is accepted has exactly one body, and
-behind one that is refused nothing is read as a request.
+- `UPGRADES` have a body and ask for another protocol: each is answered once, with its body.
+- `ACCEPTED` have exactly one body each.
+- `REFUSED` are refused, and nothing behind them is read as a request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SMUGGLED: Final = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request, and the length of its body; ``None``: it is refused."""
+    """A request, and the length of its body; ``None`` if it is refused."""
 
     name: str
     data: bytes
@@ -52,7 +52,7 @@ def upgrades_around(body: bytes) -> list[Case]:
             (_GET, length, "GET, length"),
         ):
             cases.append(Case(f"{name}: {how}", method + fields + framed, len(body)))
-    alone = _POST + b"Upgrade: websocket\r\n" + length  # `Connection` does not name it
+    alone = _POST + b"Upgrade: websocket\r\n" + length  # without `Connection`
     return [*cases, Case("without Connection", alone, len(body))]
 
 

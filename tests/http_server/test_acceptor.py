@@ -1,4 +1,4 @@
-"""Hundreds who connect at a time are let in at once."""
+"""Hundreds of concurrent connections are accepted at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_CLIENTS = 200
 
 
 class Door:
-    """An acceptor, who came in, and in which turn of the loop."""
+    """An acceptor, its connections, and the iteration of the loop that accepted each."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.acceptor = Acceptor(listener, lambda: Echo(self))
@@ -35,7 +35,7 @@ class Door:
         await self.acceptor.close()
         for transport in self.inside:
             transport.abort()
-        await asyncio.sleep(0.01)  # for the loop to let go of them
+        await asyncio.sleep(0.01)  # the loop closes them
 
 
 class Echo(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""Connections of clients that are slow, endless, or gone: real sockets, a small application."""
+"""Slow, endless and disconnected clients: real sockets, and a small application."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ POST = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
 
 @dataclass
 class App:
-    """``/read`` answers with the body's length, ``/digest`` with its digest, ``/refuse`` at once;
-    ``/endless`` never stops.
+    """An application with one behaviour for each path.
 
-    ``/pause`` reads no more than what comes first, and waits. ``/events`` is an endless stream with
-    a deadline, ``/silent`` one in which nothing happens, ``/short`` one that is empty; ``/large``
-    is an answer of 8 MiB.
+    - ``/read`` answers with the length of the body, ``/digest`` with its digest.
+    - ``/refuse`` answers at once; ``/pause`` reads the first piece only, and waits.
+    - ``/endless`` never stops; ``/events`` is an endless stream with a deadline.
+    - ``/silent`` is a stream without events, ``/short`` is an empty one; ``/large`` has 8 MiB.
     """
 
     began: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Host:
     def connect_with_little_room(
         self, data: bytes, *, nbytes: int = KiB
     ) -> Iterator[socket.socket]:
-        """The kernel of this client keeps next to nothing for it."""
+        """Connect with a small receive buffer."""
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
             sock.settimeout(60)
@@ -136,7 +136,7 @@ class Host:
 
 @pytest.fixture
 def host(caplog: pytest.LogCaptureFixture) -> Iterator[Host]:
-    """It waits for as long as a test may take."""
+    """Run a server with long timeouts."""
     with serving(PATIENT, 120.0, caplog) as running:
         yield running
 
@@ -175,7 +175,7 @@ def serving(
 
 
 def rest_of(sock: socket.socket) -> bytes:
-    """All that comes until the connection ends."""
+    """Return everything up to the end of the connection."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(1 << 16):
@@ -184,7 +184,7 @@ def rest_of(sock: socket.socket) -> bytes:
 
 
 def answer_to(sock: socket.socket, end: bytes) -> bytes:
-    """What comes, up to this."""
+    """Return the received bytes up to this end."""
     found = b""
     while not found.endswith(end):
         data = sock.recv(4096)
@@ -197,7 +197,7 @@ def drain(sock: socket.socket) -> None:
     """Read until the connection ends.
 
     Raises:
-        ConnectionError: It did not end in order.
+        ConnectionError: The connection was reset.
     """
     while sock.recv(1 << 16):
         pass
@@ -207,14 +207,14 @@ def drip_from(sock: socket.socket) -> None:
     """Read a few bytes every 2 ms until the connection ends.
 
     Raises:
-        ConnectionError: It did not end in order.
+        ConnectionError: The connection was reset.
     """
     while sock.recv(16):
         time.sleep(0.002)
 
 
 def drip(sock: socket.socket, byte: bytes = b"x") -> bytes:
-    """What is answered to a byte every 50 ms, until the connection ends."""
+    """Send a byte every 50 ms until the connection ends; return the answer."""
     sock.settimeout(0.05)
     found, deadline = b"", time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -233,7 +233,7 @@ def drip(sock: socket.socket, byte: bytes = b"x") -> bytes:
 
 def test_an_ordinary_client(host: Host) -> None:
     with host.connect() as sock:
-        for _ in range(5):  # kept open
+        for _ in range(5):  # the connection is reused
             sock.sendall(POST % (b"/read", 300_000) + bytes(300_000))
             answer_to(sock, b"300000")
     assert host.app.began == host.app.ended == ["/read"] * 5
@@ -263,7 +263,7 @@ def test_a_few_requests_ahead_of_their_answers(host: Host) -> None:
 
 
 def test_thousands_of_requests_ahead_of_their_answers(host: Host) -> None:
-    """They wait in the socket: the server reads no more than what fits into one read."""
+    """They wait in the socket: the server reads only as much as fits into one read."""
     with host.connect() as sock:
         sock.settimeout(0.5)
         sent, request = 0, b"GET /pause HTTP/1.1\r\nHost: a\r\n\r\n" * 1000
@@ -277,7 +277,7 @@ def test_thousands_of_requests_ahead_of_their_answers(host: Host) -> None:
 def test_a_client_that_leaves_behind_requests_ahead_of_their_answers(host: Host) -> None:
     with host.connect(b"GET /pause HTTP/1.1\r\nHost: a\r\n\r\n" * 2000):
         wait_until(lambda: host.app.began == ["/pause"])
-    wait_until(lambda: host.app.ended == ["/pause"], timeout_s=30)  # not the end of its pause
+    wait_until(lambda: host.app.ended == ["/pause"], timeout_s=30)  # before the pause ends
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_headers_that_do_not_come(hasty_host: Host, data: bytes, answer: bytes) 
     with hasty_host.connect(data) as sock:
         assert rest_of(sock)[:12] == answer
     assert 0.3 < time.monotonic() - start < 30
-    with hasty_host.connect(data) as sock:  # not for each byte anew
+    with hasty_host.connect(data) as sock:  # the timeout does not start again with each byte
         if data:
             assert drip(sock)[:12] == answer
 
@@ -339,7 +339,7 @@ def test_each_request_of_a_connection_may_have_a_header(host: Host) -> None:
     ],
 )
 def test_what_others_may_read_differently_is_refused(host: Host, head: bytes) -> None:
-    """In the form of all refusals; nothing of what stands behind it is read as a request."""
+    """The refusal has the usual format, and nothing behind the header is read as a request."""
     behind = b"0\r\n\r\nGET /read HTTP/1.1\r\nHost: a\r\n\r\n"
     with host.connect(head + b"\r\n\r\n" + behind) as sock:
         status, _, body = rest_of(sock).partition(b"\r\n\r\n")
@@ -353,7 +353,7 @@ def test_what_others_may_read_differently_is_refused(host: Host, head: bytes) ->
     "end", [b"%0A", b"%0a", b"%0D", b"%00", b"%1f/x", b"%7F", b"%09", b"%C2%85", b"%c2%9f?a=b"]
 )
 def test_path_with_control_character_is_refused(host: Host, end: bytes) -> None:
-    """A router of Starlette takes ``/read%0A`` for ``/read``."""
+    """Starlette's router matches ``/read%0A`` with ``/read``."""
     for target in (b"/read" + end, b"http://a/read" + end):
         with host.connect(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n") as sock:
             assert rest_of(sock).startswith(b"HTTP/1.1 400")
@@ -395,7 +395,7 @@ def test_a_header_that_is_too_large_is_told_so(host: Host) -> None:
 
 
 def test_the_body_of_a_refused_request_has_an_end(hasty_host: Host, host: Host) -> None:
-    """It is discarded, so that the connection can be kept, but not for ever."""
+    """The body is discarded so that the connection can be reused, but only for a limited time."""
     start = time.monotonic()
     with hasty_host.connect(POST % (b"/refuse", 10 * MiB)) as sock:
         assert drip(sock).startswith(b"HTTP/1.1 413")
@@ -405,7 +405,7 @@ def test_the_body_of_a_refused_request_has_an_end(hasty_host: Host, host: Host) 
         sock.sendall(POST % (b"/read", 3) + b"abc")
         answer_to(sock, b"\r\n\r\n3")
     with hasty_host.connect(POST % (b"/refuse", 1 * MiB) + bytes(MiB)) as sock:
-        assert rest_of(sock).startswith(b"HTTP/1.1 413")  # and then, nothing: it is closed
+        assert rest_of(sock).startswith(b"HTTP/1.1 413")  # the connection is closed
 
 
 @pytest.mark.parametrize("nbytes", [10, 200 * KiB])
@@ -419,11 +419,11 @@ def test_a_client_that_leaves_while_nobody_reads(host: Host, nbytes: int, how: s
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         if how != "half":
             sock.close()
-        wait_until(lambda: host.app.ended == ["/pause"], timeout_s=30)  # not the end of its pause
+        wait_until(lambda: host.app.ended == ["/pause"], timeout_s=30)  # before the pause ends
 
 
 def test_an_answer_that_nobody_reads(hasty_host: Host) -> None:
-    """What is written ahead is bounded, and the kernel ends the connection after a while."""
+    """The buffered bytes are limited, and the kernel ends the connection after a timeout."""
     with hasty_host.connect(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n") as sock:
         app = hasty_host.app
         wait_until(lambda: app.sent_nbytes > 0)
@@ -434,14 +434,14 @@ def test_an_answer_that_nobody_reads(hasty_host: Host) -> None:
 
 
 def test_a_stream_that_is_read_a_byte_at_a_time(host: Host) -> None:
-    """Its deadline ends it and the connection, though its client always takes something."""
+    """The deadline ends the stream and the connection, although the client always reads."""
     start = time.monotonic()
     with host.connect_with_little_room(b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n") as sock:
         while not host.app.ended:
-            assert sock.recv(16)  # and so on, for so long that the kernel sees that it goes on
+            assert sock.recv(16)  # the kernel sees progress for a long time
             time.sleep(0.002)
         took_s = time.monotonic() - start
-        with pytest.raises(ConnectionResetError):  # what the kernel has of it is dropped, too
+        with pytest.raises(ConnectionResetError):  # the kernel's buffer is dropped, too
             drain(sock)
     assert DEADLINE_S < took_s < 30
     assert host.app.ends == ["deadline_exceeded"]
@@ -449,7 +449,7 @@ def test_a_stream_that_is_read_a_byte_at_a_time(host: Host) -> None:
 
 
 def test_an_answer_that_is_read_a_byte_at_a_time(hasty_host: Host) -> None:
-    """It is complete, and what the client has not taken of it by then is dropped."""
+    """The server has written the whole answer; the timeout drops the unread rest."""
     start = time.monotonic()
     asked = b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"
     with hasty_host.connect_with_little_room(asked) as sock, pytest.raises(ConnectionResetError):
@@ -463,14 +463,14 @@ def test_an_answer_that_is_read_a_byte_at_a_time(hasty_host: Host) -> None:
 
 
 def test_an_answer_that_is_taken_slowly_and_steadily(hasty_host: Host) -> None:
-    """It may take longer than a client may take nothing."""
+    """A steady client may take longer than the write timeout."""
     with hasty_host.connect_with_little_room(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n") as sock:
         start, nbytes = time.monotonic(), 0
         while nbytes < 8 * MiB:
             data = sock.recv(64 * KiB)
             assert data, nbytes
             nbytes += len(data)
-            # By the clock: what each small sleep takes too long must not add up.
+            # Sleep by the clock, so that the inaccuracies of the sleeps do not add up.
             time.sleep(max(0.0, start + nbytes / (2 * MiB) - time.monotonic()))
         assert time.monotonic() - start > 2 * HASTY.write_timeout_s
 
@@ -505,12 +505,12 @@ def test_last_answer_that_is_not_taken_is_dropped(hasty_host: Host) -> None:
 
 
 def test_a_client_that_leaves_while_its_next_request_is_worked_on(host: Host) -> None:
-    """It was sent behind one that was answered with a stream."""
+    """The request followed one that was answered with a stream."""
     stream = b"GET /short HTTP/1.1\r\nHost: a\r\n\r\n"
     with host.connect(stream + POST % (b"/pause", 1) + b"x") as sock:
         answer_to(sock, b"0\r\n\r\n")
         wait_until(lambda: host.app.ended == ["/short"] and host.app.began[-1] == "/pause")
-    wait_until(lambda: host.app.ended == ["/short", "/pause"], timeout_s=30)  # not the end of it
+    wait_until(lambda: host.app.ended == ["/short", "/pause"], timeout_s=30)  # long before its end
 
 
 def test_a_stream_that_is_read_hears_of_its_deadline(host: Host) -> None:
@@ -519,14 +519,14 @@ def test_a_stream_that_is_read_hears_of_its_deadline(host: Host) -> None:
         while not answer.endswith(b"0\r\n\r\n"):
             answer += sock.recv(4096)
         assert b'"code":"deadline_exceeded"' in answer
-        sock.sendall(POST % (b"/read", 3) + b"abc")  # the connection is kept
+        sock.sendall(POST % (b"/read", 3) + b"abc")  # the connection is reused
         assert sock.recv(4096).endswith(b"3")
     wait_until(lambda: len(host.app.ended) == 2)
     assert host.app.ends == ["deadline_exceeded"]
 
 
 def settled(figure: Callable[[], int]) -> int:
-    """The figure when it has stayed for a while."""
+    """Return the value when it has not changed for a while."""
     last, since = figure(), time.monotonic()
     while time.monotonic() - since < 0.2:
         if (now := figure()) != last:

@@ -1,4 +1,4 @@
-"""Each request is framed in one way, whatever it looks like and however it is cut."""
+"""A request has the same body for any spelling and in any pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_MUTATIONS = 20_000
 
 
 class NoHangUps:
-    """Stands in for the poll of sockets: there are none."""
+    """A stand-in for the disconnect watcher: there are no sockets."""
 
     def watch(self, fd: int, call: Any) -> None: ...
 
@@ -32,7 +32,7 @@ class NoHangUps:
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written to it."""
+    """A transport that records the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Wire(asyncio.Transport):
 
 @dataclass
 class App:
-    """Reads each body to its end, and answers with its length."""
+    """An application that reads each body to its end, and answers with its length."""
 
     bodies: list[tuple[str, bytes]] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class App:
 
 @dataclass
 class Outcome:
-    """What one connection came to."""
+    """The result of one connection."""
 
     bodies: list[tuple[str, bytes]]
     written: bytes
@@ -110,7 +110,7 @@ class Outcome:
 
 
 def connected(app: App) -> tuple[HttpConnection, Wire]:
-    """Open a connection, of which nothing has come yet."""
+    """Open a connection without data."""
     wire = Wire()
     shared = Shared(
         app=app,
@@ -128,7 +128,7 @@ def connected(app: App) -> tuple[HttpConnection, Wire]:
 
 
 async def fed(pieces: list[bytes]) -> Outcome:
-    """Feed a connection piece by piece; between two of them the application runs."""
+    """Feed a connection piece by piece; the application runs after each of them."""
     app = App()
     connection, wire = connected(app)
     shared = connection._shared
@@ -174,7 +174,7 @@ def test_case_is_framed_as_required_whole_and_cut_at_every_position(case: Case) 
 
 
 def test_request_behind_an_accepted_one_is_read() -> None:
-    """The end of each body is where it should be: what follows is a request of its own."""
+    """The body ends at the right place, so the next request is read."""
     following = b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
 
     async def main() -> None:
@@ -208,7 +208,7 @@ def test_trailer_never_becomes_a_header() -> None:
     assert {name for name, _ in seen} == {b"host", b"transfer-encoding"}
 
 
-# Oracles: whatever this server accepts, both others read with the same body
+# Oracles: two other parsers read the same body of each request that this server accepts
 
 
 def of_h11(data: bytes) -> int | None:
@@ -244,7 +244,7 @@ class _Parsed:
 def of_httptools(data: bytes) -> int | None:
     """Return the length of the body that llhttp reads; ``None`` where it refuses.
 
-    It hands over to another protocol at an upgrade; that this server does not is tested above.
+    At an upgrade llhttp stops; other tests check that this server does not.
     """
     parsed = _Parsed()
     parser = httptools.HttpRequestParser(parsed)
@@ -258,7 +258,7 @@ def of_httptools(data: bytes) -> int | None:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Change a few bytes, or pieces, of a request."""
+    """Change a few bytes or pieces of a request."""
     bits = (b"\r\n", b"\n", b" ", b"\t", b":", b"0", b"5", b";", b",", b"\0", b"\x0b", b"chunked")
     changed = bytearray(data)
     for _ in range(rng.randint(1, 3)):
@@ -321,7 +321,7 @@ def test_head_is_parsed() -> None:
 
 
 def test_head_in_small_pieces_is_searched_once() -> None:
-    """Before, each piece had all of the head searched again."""
+    """Each byte searched the whole header again."""
     head = b"GET /read HTTP/1.1\r\nHost: a\r\nX: " + b"a: b\r\n" * 10_000 + b"x" * 2_000
 
     async def main() -> None:

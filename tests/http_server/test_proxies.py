@@ -1,4 +1,4 @@
-"""Behind real proxies, each client gets its own answer, whatever another client sends."""
+"""Behind real proxies, each client gets its own answers, for any request of another client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.server import wait_until
 
 LIMITS = ConnectionLimits(header_timeout_s=30.0, discard_timeout_s=30.0, write_timeout_s=30.0)
 MUST_BE_THERE = "TESTS_NEED_PROXIES"
-"""Names programs of which the absence fails, with spaces between."""
+"""Lists programs, with spaces between them: the tests fail if one is not installed."""
 ROUNDS = 2
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\nX-Client: attacker\r\n\r\n"
 VICTIM = b"GET /victim HTTP/1.1\r\nHost: a\r\nX-Client: %s\r\n\r\n"
@@ -47,7 +47,7 @@ http:// {{
     reverse_proxy {server}
 }}
 """
-# As nginx's own page on WebSockets has it, with connections that are used again.
+# From nginx's documentation of WebSockets, with reused connections.
 NGINX = """
 daemon off;
 pid {folder}/nginx.pid;
@@ -106,7 +106,7 @@ PROXIES: dict[str, tuple[str, str, Callable[[Path], list[str]]]] = {
 
 @dataclass
 class Echo:
-    """Answers with the path, the client's name and the digest of the body."""
+    """An application that answers with the path, the client's name and the digest of the body."""
 
     paths: list[str] = field(default_factory=list)
 
@@ -126,7 +126,7 @@ class Echo:
 
 @contextlib.contextmanager
 def serving(app: Any, *, websocket_paths: frozenset[str] = frozenset()) -> Iterator[int]:
-    """Serve in a thread of its own; yield the port."""
+    """Serve in a thread; yield the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port, started = listener.getsockname()[1], threading.Event()
     servers: list[HttpServer] = []
@@ -154,7 +154,7 @@ def serving(app: Any, *, websocket_paths: frozenset[str] = frozenset()) -> Itera
 
 
 def need(program: str) -> None:
-    """Skip where a program is not installed; where it must be, fail."""
+    """Skip the test if a program is not installed, or fail if it is required."""
     if shutil.which(program) is None:
         why = f"there is no {program} here"
         if program in os.environ.get(MUST_BE_THERE, "").split():
@@ -200,20 +200,20 @@ def connect(address: Path | int) -> socket.socket:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, from its head to the end of its body."""
+    """One answer: its status and its body."""
 
     status: int
     body: bytes
 
 
 class Client:
-    """Reads whole answers, one after another, from one connection."""
+    """A client that reads whole answers from one connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._data, self._has_ended = sock, b"", False
 
     def send(self, data: bytes) -> None:
-        """Send this, unless the other side has ended the connection."""
+        """Send this, unless the connection has ended."""
         with contextlib.suppress(ConnectionError):
             self._sock.sendall(data)
 
@@ -270,9 +270,9 @@ class Client:
 
 
 def attack(address: Path | int, case: Case, app: Echo) -> None:
-    """Send the case as one client, and ask as another; each must get its own answers.
+    """Send the case as one client, and requests as another; each must get its own answers.
 
-    A last request of each client is the marker behind which no answer can come.
+    Each client's last request closes its connection, so no answer can follow.
     """
     for round_ in range(ROUNDS):
         with connect(address) as first, connect(address) as second:
@@ -290,7 +290,7 @@ def attack(address: Path | int, case: Case, app: Echo) -> None:
             if got[0] is not None:
                 attacker.send(LAST % b"attacker-last")
                 got += attacker.rest()
-                # The connection may have ended behind the answer to the case.
+                # The connection may end after the answer to the case.
                 assert [
                     each for each in got[1:] if each and b"attacker-last" not in each.body
                 ] == []
@@ -319,7 +319,7 @@ def test_attack_sees_an_answer_that_comes_late() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def confuse() -> None:
-        """Answer the first request once more, a little later, and others as they want it."""
+        """Send the first answer twice, the second time later; answer other requests correctly."""
         attacker, victim = listener.accept()[0], listener.accept()[0]
         with listener, attacker, victim:
             attacker.recv(65_536)
@@ -342,7 +342,7 @@ def test_attack_sees_an_answer_that_comes_late() -> None:
 @pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("path", [b"/ask", b"/about"])
 def test_live_page_gives_one_answer(path: bytes, is_own: bool) -> None:
-    """Whether the page asks, or the request is refused before its body is read."""
+    """The page is asked, or the request is refused before its body is read."""
     fields = b"Host: localhost\r\nSec-Fetch-Site: same-origin\r\nContent-Type: application/json\r\n"
     settings = PageSettings(
         sockets_folder="/nowhere",
@@ -383,7 +383,7 @@ def test_answers_behind_proxy_are_not_crossed(proxy: str, tmp_path: Path) -> Non
         assert "/victim" in app.paths
 
 
-# Clients that ask for HTTP/2 in the legal way
+# Clients that request HTTP/2 as the standard defines it
 
 _JAVA = """
 import java.net.URI;
@@ -415,7 +415,7 @@ def test_curl_asking_for_h2c_gets_its_answer() -> None:
 
 
 def test_java_client_asking_for_h2c_gets_its_answer(tmp_path: Path) -> None:
-    need("javac")  # `java Ask.java` compiles
+    need("javac")  # to compile Ask.java
     (tmp_path / "Ask.java").write_text(_JAVA)
     with serving(Echo()) as port:
         command = ["java", str(tmp_path / "Ask.java"), f"http://127.0.0.1:{port}"]

@@ -1,4 +1,4 @@
-"""A server ends after the requests that it serves, and writes dates."""
+"""A server finishes its running requests before it ends, and writes dates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_server_ends_in_order_on_sigterm() -> None:
 
 
 class Slow:
-    """Application that answers when it is allowed to."""
+    """An application that waits before it answers."""
 
     def __init__(self) -> None:
         self.began, self.may_answer = asyncio.Event(), asyncio.Event()
@@ -138,13 +138,13 @@ def test_end_soon_waits_for_running_request_and_closes_idle_connection() -> None
 def test_end_soon_closes_connection_that_is_being_accepted(
     new_loop: Callable[[], asyncio.AbstractEventLoop], num_iterations: int
 ) -> None:
-    """The server ends in each of the iterations of the loop that it takes to accept."""
+    """The server ends after any number of the loop's iterations that accept a connection."""
     errors: list[dict[str, object]] = []
 
     async def main() -> bytes:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         running = Running()
-        await asyncio.sleep(0)  # it listens
+        await asyncio.sleep(0)  # starts the server
         with socket.create_connection(running.address) as client:
             for _ in range(num_iterations):
                 await asyncio.sleep(0)
@@ -185,7 +185,7 @@ def test_leave_serves_a_request_behind_a_stream_that_promised_to_keep_the_connec
         await running.app.began.wait()
         running.server.leave()
         await running.server.is_ending.wait()
-        await asyncio.sleep(0.01)  # the connection is told
+        await asyncio.sleep(0.01)  # the connection is notified
         running.app.may_answer.set()
         stream = await reader.readuntil(b"0\r\n\r\n")
         writer.write(REQUEST % b"/")

@@ -1,4 +1,4 @@
-"""WebSockets: frames before the handshake's answer, and clients that take no answers."""
+"""WebSockets: early frames, and clients that read no answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PONG_START = b"\x8a\x78ppp"
 
 
 class Echo:
-    """Opens the WebSocket when it may, and answers each message with the same."""
+    """An application that accepts a WebSocket when `may_accept` is set, and echoes each message."""
 
     def __init__(self) -> None:
         self.may_accept = asyncio.Event()
@@ -57,7 +57,7 @@ async def run_tasks() -> None:
 
 
 async def open_wire(app: Any, *pieces: bytes) -> Wire:
-    """Feed a connection the handshake, and more pieces behind it."""
+    """Feed a connection the handshake and further pieces."""
     connection, wire = connected(app)
     connection.data_received(HANDSHAKE + (pieces[0] if pieces else b""))
     for piece in pieces[1:]:
@@ -82,7 +82,7 @@ def test_frames_sent_ahead_are_answered_behind_the_101(is_together: bool) -> Non
 
     before, is_paused, written = asyncio.run(main())
     assert before == b""
-    assert is_paused is not is_together  # in one piece, nothing has come that could be paused
+    assert is_paused is not is_together  # in one piece, no read is left to pause
     assert written.startswith(b"HTTP/1.1 101 ")
     behind = written.partition(b"\r\n\r\n")[2]
     assert behind.startswith(PONG_START)
@@ -125,7 +125,7 @@ def test_reading_pauses_while_nothing_can_be_written() -> None:
 
 
 def test_client_that_takes_no_pongs_is_not_read_without_end() -> None:
-    """Before, all pongs were kept in memory."""
+    """All pongs were buffered in memory."""
 
     async def main() -> int:
         app = Echo()

@@ -1,4 +1,4 @@
-"""JSON bodies for the cutter: written in every way that JSON allows, and what must come of them."""
+"""JSON bodies for the body cutter, in every spelling that JSON allows, and the expected result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEAR_KEYS = ("data", *URL_KEYS, "Url", "url ", "xurl", 'a"url', "ur", "urls", ""
 
 
 class Items:
-    """A sink that keeps what it is given."""
+    """A sink that stores the items."""
 
     def __init__(self) -> None:
         self.items: list[bytes] = []
@@ -49,7 +49,7 @@ def cut(
     keys: MediaKeys = KEYS,
     **limits: Any,
 ) -> tuple[CutBody, Items]:
-    """The body fed in chunks of these sizes, over and over."""
+    """Cut a body that is fed in chunks of these sizes, which are repeated."""
     items = items or Items()
     cutter = BodyCutter(items, keys, **{"max_json_nbytes": 1 << 20, "max_media": 128, **limits})
     pattern = sizes if isinstance(sizes, list) else [sizes]
@@ -62,7 +62,7 @@ def cut(
 
 
 def media_in(key: str | None, value: str) -> bytes | None:
-    """What the string stands for under this key; ``None`` if it is text, by the rules as written.
+    """Return the media in the string under this key, by the written rules; ``None`` if it is text.
 
     Raises:
         binascii.Error: It is media, and malformed.
@@ -89,7 +89,7 @@ def media_in(key: str | None, value: str) -> bytes | None:
 
 
 def check(body: bytes, sizes: list[int] | int) -> None:
-    """Cut it, put the media back, and compare with what a plain parser makes of the body."""
+    """Cut the body, put the media back, and compare with the result of a plain parser."""
     done, items = cut(body, sizes)
     media = {item.marker: data for item, data in zip(done.media, items.items, strict=True)}
     assert [item.nbytes for item in done.media] == [len(data) for data in items.items]
@@ -113,7 +113,7 @@ def compare(whole: Any, parts: Any, media: dict[str, bytes], key: str | None = N
 
 
 def write_json(value: Any, random: random.Random, *, escapes: float = 0.1) -> bytes:
-    """The value with spaces anywhere, and escapes wherever they may be."""
+    """Write the value as JSON with random spaces and escapes."""
     space = "".join(random.choices([" ", "\n", "\t\r", ""], [1, 1, 1, 20], k=3))
     match value:
         case dict():

@@ -1,4 +1,4 @@
-"""A media host on loopback that answers, or misbehaves, as a test wants."""
+"""A media host on loopback with scripted answers, right or wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def media_host(answers: dict[str, Answer]) -> Iterator[str]:
-    """Its ``HOST:PORT``, while it runs."""
+    """Run the host; yield its ``HOST:PORT``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -38,7 +38,7 @@ def media_host(answers: dict[str, Answer]) -> Iterator[str]:
 
 
 def send(body: bytes, status: int = 200, **headers: str) -> Answer:
-    """The body with these headers; ``_`` in their names stands for ``-``."""
+    """Answer with this body and these headers; ``_`` in their names stands for ``-``."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)
@@ -51,14 +51,14 @@ def send(body: bytes, status: int = 200, **headers: str) -> Answer:
 
 
 def send_raw(text: bytes) -> Answer:
-    """These bytes instead of an answer."""
+    """Send these bytes instead of an HTTP answer."""
     return lambda request: request.wfile.write(text) and None
 
 
 def send_slowly(
     piece: bytes, *, num: int, pause_s: float, length: int | None = None, wait: threading.Event
 ) -> Answer:
-    """The piece ``num`` times, with pauses that end early when ``wait`` is set."""
+    """Send the piece ``num`` times, with pauses that end early when ``wait`` is set."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)

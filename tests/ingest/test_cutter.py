@@ -1,4 +1,4 @@
-"""Cutting media out of JSON: a plain parser's values, whatever the body and its chunks."""
+"""Media cut out of JSON: the rest is that of a plain parser, for any body and any chunks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _sizes = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 
 
 def _sound(value: Any, key: str | None = None) -> Any:
-    """Text that is cut, and refused for not being base64, is tried elsewhere."""
+    """Replace malformed media, which have a test of their own."""
     match value:
         case dict():
             return {name: _sound(entry, name) for name, entry in value.items()}
@@ -101,7 +101,7 @@ def test_putting_the_media_back_gives_what_a_plain_parser_gives(
 @examples(100, storm=1000)
 @given(_values, _sizes)
 def test_chunks_make_no_difference(value: Any, sizes: list[int]) -> None:
-    """Neither to what is cut nor to what is refused."""
+    """Chunks change neither the cut media nor the refusals."""
     body = write_json(value, random.Random(0))
     assert outcome(body, sizes) == outcome(body, 1 << 30) == outcome(body, 1)
 
@@ -159,7 +159,7 @@ def test_every_single_split() -> None:
 
 
 def test_the_longest_way_to_write_a_key() -> None:
-    """Split anywhere, it is known as a key, or as what only ends like one."""
+    """At any split it is recognized as this key, or as another key with the same end."""
     key = "".join(f"\\u{ord(char):04X}" for char in "image_url")
     for before, num_items in (("", 1), ("\\u0078", 0), ('\\"', 0), ("\\\\", 0)):
         body = f'{{"{before}{key}":"data:;base64,QUJD"}}'.encode()
@@ -180,7 +180,7 @@ def test_data_urls_are_cut_under_the_keys_of_media(key: str) -> None:
 
 @pytest.mark.parametrize("split", [1, 7, 1000])
 def test_nothing_is_cut_under_other_keys_than_these(split: int) -> None:
-    """Whatever the keys are, and in whatever way they are written."""
+    """The keys are configurable, and may be written with escapes."""
     keys = MediaKeys(urls=("page", "the_media"), base64=("blob",))
     body = f"""{{"url":"{DATA_URL}","data":"{BASE64}","blob":"{DATA_URL}","page":"{BASE64}",
         "list":[{{"page":"{DATA_URL}","the_\\u006dedia":"{DATA_URL}","blob":"{BASE64}"}}]}}"""
@@ -193,7 +193,7 @@ def test_nothing_is_cut_under_other_keys_than_these(split: int) -> None:
 
 
 def test_bare_base64_is_cut_under_the_key_data() -> None:
-    """As OpenAI's ``input_audio`` and Anthropic's ``source`` have it, in any order of keys."""
+    """OpenAI's ``input_audio`` and Anthropic's ``source`` use it, with their keys in any order."""
     for text in (f'{{"data":"{BASE64}","format":"wav"}}', f'{{"format":"wav","data":"{BASE64}"}}'):
         done, items = cut(text.encode())
         assert items.items == [PICTURE]
@@ -270,7 +270,7 @@ def test_sixty_four_characters_decide() -> None:
 
 
 def test_keys_may_stand_twice() -> None:
-    """A parser takes the last; the caller sees that nothing refers to the first."""
+    """A parser uses the last value; the caller notices that no part refers to the first."""
     done, items = cut(b'{"url":"data:;base64,QUJD","url":"data:;base64,QQ=="}')
     assert items.items == [b"ABC", b"A"]
     assert msgspec.json.decode(done.json) == {"url": done.media[1].marker}
@@ -331,7 +331,7 @@ def test_base64_whose_string_never_ends_is_no_json() -> None:
 @pytest.mark.parametrize("line_break", ["\\n", "\\r\\n", "\\u000a"])
 @pytest.mark.parametrize("length", [4, 64, 76])
 def test_base64_in_lines(line_break: str, length: int) -> None:
-    """As encoders for mail write it, wherever it is cut."""
+    """Mail encoders break lines like this; the chunks may end anywhere."""
     data = bytes(range(256)) * 3
     text = base64.b64encode(data).decode()
     lines = line_break.join(text[i : i + length] for i in range(0, len(text), length))
@@ -414,7 +414,7 @@ def test_hostile_bodies_are_refused_early(body: bytes, size: int) -> None:
 
 
 def test_escapes_in_base64_stay_cheap() -> None:
-    """Every character written as an escape: six times the bytes, and no more memory."""
+    """Each character is an escape: the body is six times as long, but needs no more memory."""
     body = b'{"data":"' + b"\\u0041" * 1_000_000 + b'"}'
     done, items = cut(body, 1 << 16)
     assert items.items == [bytes(750_000)]
@@ -448,7 +448,7 @@ def test_little_is_held_in_memory(record_property: pytest.RecordProperty) -> Non
 @pytest.mark.parametrize("kind", ["video/jpeg", "VIDEO/JPEG", "video/jpeg;x=y"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1 << 16])
 def test_cut_video_as_images_stays_text(kind: str, size: int) -> None:
-    """Base64 with commas between images is handed on as it is, line breaks apart."""
+    """Base64 images with commas between them stay as they are, except for line breaks."""
     frames = f"{BASE64},\\r\\n{BASE64},{BASE64}"
     body = f'{{"url": "data:{kind};base64,{frames}", "image_url": "{DATA_URL}"}}'
     done, items = cut(body.encode(), size)

@@ -1,4 +1,4 @@
-"""An item's bytes within its own limit, and within what a request may fetch together."""
+"""The bytes of a download, within the limit of its item and of its request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header of a host's answer comes in small steps, and has an end."""
+"""The header of an HTTP answer is read in small steps, up to a limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADER_NBYTES = 128 << 10
 
 
 class Endless(httpcore.AsyncNetworkStream):
-    """Has as much as it is asked for."""
+    """A stream without an end."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         return b"x" * max_bytes

@@ -1,4 +1,4 @@
-"""Digests of many items: the right ones in the right order, and large ones on threads."""
+"""Digests of many items: in the right order, and on threads for large items."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_has_its_own(media: list[bytes], num_workers: int) -> None:
         (LARGE, 0, 0),
         (LARGE, 1, 1),
         (LARGE, 2, 2),
-        (LARGE, 16, 4),  # nearly five MiB
+        (LARGE, 16, 4),  # almost 5 MiB
         ([b"\0" * ((1 << 20) - 1)], 2, 0),
         ([b"\0" * (1 << 20)], 2, 1),
     ],

@@ -85,9 +85,9 @@ def test_media_host_that_refuses_is_blamed_itself() -> None:
 def test_name_that_can_not_be_looked_up_without_descriptors_is_unavailable() -> None:
     async def main() -> None:
         resolver = Resolver(["127.0.0.1:9"])
-        await resolver("localhost", 80)  # by the file of hosts
+        await resolver("localhost", 80)  # from the hosts file
         with no_descriptors_left():
-            for _ in range(2):  # it is not remembered as a name that does not exist
+            for _ in range(2):  # the failure is not cached as a name that does not exist
                 with pytest.raises(Unavailable, match="can't look up names now"):
                     await resolver("a-name.test", 80)
         await resolver.close()
@@ -101,7 +101,7 @@ def test_file_that_can_not_be_opened_without_descriptors_is_unavailable(tmp_path
     async def main() -> None:
         fetcher = Fetcher(ServeConfig(file_roots=(str(tmp_path),)))
         session = fetcher.session(max_nbytes=1000)
-        await asyncio.to_thread(os.getpid)  # a thread is there
+        await asyncio.to_thread(os.getpid)  # starts a thread
         with no_descriptors_left(), pytest.raises(Unavailable, match="out of file descriptors"):
             await session.read_files([WantedFile(f"file://{tmp_path}/a", 10)], no_blocks)
         with pytest.raises(FetchFailed, match="can't be read"):
@@ -127,5 +127,5 @@ def test_blamed_looks_into_causes_and_groups(number: int) -> None:
 def test_blamed_leaves_errors_of_others(number: int | None) -> None:
     otherwise: AfferentError = FetchFailed("the host")
     error = OSError(number, "why") if number else OSError("why")
-    error.__context__ = error  # a circle, as libraries make them
+    error.__context__ = error  # libraries make such cycles
     assert exhaustion.blamed(error, otherwise) is otherwise

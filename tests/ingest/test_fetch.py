@@ -1,4 +1,4 @@
-"""Fetching: what is dialled and sent, how much, how fast, how many at a time."""
+"""Fetches of URLs: addresses, requests, sizes, times and concurrency."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fetching(
     grace_s: float = 3.0,
     **limits: Any,
 ) -> Any:
-    """What ``use`` makes of a session whose fetcher may reach ``where``."""
+    """Return the result of ``use`` with a session whose fetcher may reach ``where``."""
 
     async def main() -> Any:
         allow = tuple(where.split()) if allowed else ()
@@ -68,13 +68,13 @@ def resolve_to(*addresses: str, asked: list[str] | None = None) -> Any:
 
 @pytest.fixture
 def wait() -> Iterator[threading.Event]:
-    """Set when the test is over, so that no thread of a host outlives it."""
+    """Yield an event that is set at the end of the test, to end the threads of hosts."""
     event = threading.Event()
     yield event
     event.set()
 
 
-# What is dialled, and sent
+# Connections and requests
 
 
 def test_a_host_of_ones_own_can_be_allowed() -> None:
@@ -99,7 +99,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_answer_of_the_resolver_is_checked() -> None:
-    """One public address among private ones does not open the door; a name is resolved once."""
+    """One public address among private ones is refused, and each name is resolved once."""
     asked: list[str] = []
     for addresses in (
         ["1.1.1.1", "127.0.0.1"],
@@ -123,7 +123,7 @@ def test_numbers_that_are_addresses_are_checked_too() -> None:
 
 
 def test_the_checked_address_is_the_one_that_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that changes its address between check and connection gains nothing by it."""
+    """A name that changes its address between check and connection has no effect."""
     hosts: list[str] = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -231,7 +231,7 @@ def test_the_systems_resolver() -> None:
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Says where ``good`` names are and that there are no ``bad`` ones, and nothing of others."""
+    """A name server that knows ``good`` names, denies ``bad`` ones, and ignores all others."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -365,7 +365,7 @@ def test_the_time_of_redirects_adds_up(wait: threading.Event) -> None:
         get(where, "/slow", fetch_total_timeout_s=0.6)
 
 
-# How much
+# Sizes
 
 
 def test_encodings_that_were_not_asked_for() -> None:
@@ -433,7 +433,7 @@ def test_answers_that_are_no_media(answer: bytes) -> None:
 
 
 def test_fetches_side_by_side_never_exceed_their_budget(wait: threading.Event) -> None:
-    """What one has announced is not left for the others, though it has not come yet."""
+    """Announced bytes of one fetch are reserved before they arrive."""
     delivered: dict[str, int] = {"/first": 0, "/second": 0, "/third": 0}
     answers = {
         "/first": send_slowly(b"x" * 300, num=2, pause_s=0.3, length=600, wait=wait),
@@ -507,7 +507,7 @@ def test_errors_of_the_sink_come_through() -> None:
         )
 
 
-# How fast
+# Times
 
 
 def test_hosts_that_fall_silent(wait: threading.Event) -> None:
@@ -546,14 +546,14 @@ def test_each_modality_has_its_own_time(wait: threading.Event) -> None:
         for modality in ("image", "audio"):
             with pytest.raises(FetchFailed, match="too long"):
                 fetch(modality)
-        with pytest.raises(FetchFailed, match="not be reached"):  # it closes too early
+        with pytest.raises(FetchFailed, match="not be reached"):  # it is closed too early
             fetch("video")
 
 
 def test_hosts_that_are_too_slow(wait: threading.Event) -> None:
     answers = {
         "/drip": send_slowly(b"x", num=1000, pause_s=0.02, wait=wait),
-        # The first piece alone would be fast enough for ten seconds.
+        # The first piece alone would satisfy the minimal rate for ten seconds.
         "/fair": send_slowly(b"x" * 4000, num=10, pause_s=0.02, wait=wait),
         "/grace": send_slowly(b"x", num=5, pause_s=0.02, wait=wait),
     }
@@ -572,12 +572,12 @@ def test_hosts_that_are_too_slow(wait: threading.Event) -> None:
         assert get(where, "/grace", fetch_min_nbytes_per_s=400, grace_s=10) == b"x" * 5
 
 
-# How many at a time
+# Concurrency
 
 
 @pytest.mark.parametrize(("num_sessions", "most"), [(1, 4), (3, 5)])
 def test_few_fetches_at_a_time(num_sessions: int, most: int, wait: threading.Event) -> None:
-    """Four of one request; of all requests together, as many as a host may have."""
+    """Four fetches for one request; for all requests together, the limit of the host."""
     running = highest = 0
     lock, is_full = threading.Lock(), threading.Event()
 

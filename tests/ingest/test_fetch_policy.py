@@ -1,4 +1,4 @@
-"""Which URLs and addresses may be fetched from."""
+"""The URLs and addresses that may be fetched from."""
 
 from __future__ import annotations
 

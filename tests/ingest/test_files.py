@@ -1,4 +1,4 @@
-"""Files by ``file:`` URL: what is under the configured folders, and nothing else."""
+"""Files by ``file:`` URL: only those in the configured folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = bytes(range(256)) * 500
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a file in it, and others beside it."""
+    """Return a folder with files; there are other files beside it."""
     folder = tmp_path / "media"
     (folder / "in" / "deep").mkdir(parents=True)
     (folder / "a b.png").write_bytes(IMAGE)
@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 class Room:
-    """On the heap."""
+    """Blocks on the heap."""
 
     def __init__(self) -> None:
         self.blocks: list[memoryview] = []
@@ -73,7 +73,7 @@ def test_files_under_a_root(root: Path) -> None:
 
 
 def test_the_innermost_root_counts(root: Path, tmp_path: Path) -> None:
-    """It may be a link, which the outer one would not follow."""
+    """The inner folder may be a link, which is not followed from the outer one."""
     (root / "other").symlink_to(tmp_path / "media2")
     for roots in ((root, root / "other"), (root / "other", root)):
         assert get(f"file://{root}/other/secret", *roots) == b"secret"
@@ -205,7 +205,7 @@ def test_many_files_have_their_room_made_once(root: Path) -> None:
 
 
 def test_a_file_that_has_changed_is_what_was_read(root: Path) -> None:
-    """Longer than it was when there was room made for it, or shorter."""
+    """The file becomes longer or shorter after its space was reserved."""
     path = root / "changes"
 
     async def main(now: bytes) -> tuple[bytes, ReadFile]:

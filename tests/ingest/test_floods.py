@@ -1,4 +1,4 @@
-"""Media hosts that send what is long to parse: the event loop goes round in between."""
+"""Media hosts whose answers take long to parse do not block the event loop."""
 
 from __future__ import annotations
 

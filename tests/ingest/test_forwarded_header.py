@@ -1,4 +1,4 @@
-"""Files that a server behind decodes: what their headers say, as Pillow reads them."""
+"""The headers of files that are forwarded to an upstream agree with Pillow's."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_cut_files_are_whole_or_refused() -> None:
 
 
 def test_damaged_files_are_never_larger_for_pillow_than_their_header_said() -> None:
-    """Pillow's own reading of a header is the bound that matters: vLLM decodes by it."""
+    """Pillow's size is the relevant limit, because vLLM decodes with Pillow."""
     rng = random.Random(5)
     good, num_opened, longest_s = list(files()), 0, 0.0
     with collector_as_in_a_frontend(), measured() as cost:
@@ -191,7 +191,7 @@ def test_damaged_files_are_never_larger_for_pillow_than_their_header_said() -> N
                 try:
                     with Image.open(io.BytesIO(bytes(data)), formats=PILLOW) as opened:
                         width, height = opened.size
-                except Exception:  # noqa: S112 - whatever Pillow does not open, it does not decode
+                except Exception:  # noqa: S112 - an image that Pillow can't open is not decoded
                     continue
             num_opened += 1
             assert width * height <= max(w * h for w, h in sizes), good[number % len(good)][0]
@@ -209,7 +209,7 @@ def test_arbitrary_bytes_give_sizes_or_a_typed_error(head: bytes, rest: bytes) -
         assert min(map(min, read_sizes(head + rest))) >= 1
 
 
-# What is accepted
+# Accepted files
 
 
 @pytest.mark.parametrize(("name", "parameters"), FORMATS)

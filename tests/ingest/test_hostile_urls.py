@@ -1,7 +1,7 @@
-"""Hundreds of URLs that a server must not follow, names that lie, and hosts that misbehave.
+"""Hundreds of URLs that a server must not follow, lying names, and misbehaving hosts.
 
-The fetcher dials a small internet: one public address, behind which a host answers as the tables
-say. Every other address leads to a listener that nobody may ever reach.
+The fetcher dials a small internet with one public address, where a host answers from the tables
+below. Every other address leads to a listener that must never get a connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.ingest.test_fetch_policy import NOT_PUBLIC
 PUBLIC = "93.184.216.34"
 MAX_NBYTES = 1000
 SECOND_S = 0.4
-"""The time-outs for hosts that take their time; what is endless ends here."""
+"""The timeout for slow hosts; endless answers end here."""
 
 HASTY = Limits(
     fetch_connect_timeout_s=SECOND_S,
@@ -44,7 +44,7 @@ HASTY = Limits(
 
 @dataclass
 class Internet:
-    """``names`` are what the resolver answers, in turn; the last answer is repeated."""
+    """A small internet; ``names`` has the resolver's answers in turn, the last one repeated."""
 
     runner: asyncio.Runner
     internal: socket.socket
@@ -55,7 +55,7 @@ class Internet:
     hasty: Fetcher | None = None
 
     def name(self, *answers: list[str]) -> str:
-        """A new name with these answers."""
+        """Return a new name with these answers."""
         name = f"name{next(self.numbers)}.example"
         self.names[name] = itertools.chain(answers, itertools.repeat(answers[-1]))
         return name
@@ -63,7 +63,7 @@ class Internet:
     async def resolve(self, host: str, port: int) -> list[str]:
         if host in self.names:
             return next(self.names[host])
-        try:  # numbers are what the system takes them for, whatever they look like
+        try:  # getaddrinfo decides which spellings are numbers
             flags = socket.AI_NUMERICHOST
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except (OSError, UnicodeError) as error:
@@ -80,7 +80,7 @@ class Internet:
         return self.runner.run(main())
 
     def refuses(self, url: str, error: type[InvalidMedia], *, is_hasty: bool = False) -> None:
-        """With exactly this error, and nothing but the public address was dialled."""
+        """Check that the URL is refused with this error, and no internal address was dialled."""
         self.dialled.clear()
         with pytest.raises(error) as caught:
             self.fetch(url, is_hasty=is_hasty)
@@ -128,13 +128,13 @@ def internet() -> Iterator[Internet]:
 
 
 def test_the_small_internet(internet: Internet) -> None:
-    """What is not hostile is fetched, and what is would be seen."""
+    """A harmless URL is fetched, and a harmful connection would be noticed."""
     assert internet.fetch("http://media.example/ok") == b"content"
     assert internet.fetch(f"http://{PUBLIC}/ok") == b"content"
     assert set(internet.dialled) == {PUBLIC}
 
 
-# Refused by what is written there
+# Refused by the text of the URL
 
 SCHEMES = """
 ftp gopher dict ldap ldaps ssh telnet sftp tftp smb nfs jar javascript unix http+unix ws wss blob
@@ -199,7 +199,7 @@ def test_what_is_refused_unseen(internet: Internet, url: str) -> None:
     assert not internet.dialled
 
 
-# Refused by where it leads
+# Refused by the address
 
 NUMBERS = """
 127.0.0.1 127.1 127.0.1 0 0.0 0x0 00 0x7f.1 0x7F.0x0.0x0.0x1 0x7f000001 0177.0.0.1 0177.1
@@ -241,14 +241,14 @@ def addresses() -> Iterator[str]:
 
 @pytest.mark.parametrize("address", list(addresses()))
 def test_names_that_lead_inside(internet: Internet, address: str) -> None:
-    """Alone, and among public ones; at once, or after a first answer that was public."""
+    """A private address alone or among public ones, at once or after a public first answer."""
     for lying in ([address], [PUBLIC, address], [address, PUBLIC], [PUBLIC] * 20 + [address]):
         internet.refuses(f"http://{internet.name(lying)}/ok", FetchFailed)
         assert not internet.dialled
     rebinding = internet.name([PUBLIC], [address])
     assert internet.fetch(f"http://{rebinding}/closes") == b"content"
     internet.refuses(f"http://{rebinding}/ok", FetchFailed)
-    # The address that was checked is the one that is dialled: a third answer is never asked for.
+    # The checked address is the dialled one: the name is not resolved a third time.
     hiding = internet.name([PUBLIC], [address], [PUBLIC])
     assert internet.fetch(f"http://{hiding}/closes") == b"content"
     internet.refuses(f"http://{hiding}/ok", FetchFailed)
@@ -318,7 +318,7 @@ def test_https_never_leads_to_http(location: str) -> None:
         check_redirect(check_url("https://media.example/"), location)
 
 
-# Refused by what comes
+# Refused by the answer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 GOOD = b"Content-Length: 7\r\n\r\ncontent"
@@ -407,7 +407,7 @@ def test_what_is_behind_the_announced_length_is_not_looked_at(internet: Internet
 
 
 def answers(over: threading.Event) -> dict[str, Answer]:
-    """All that the public host has."""
+    """Return all answers of the public host."""
 
     def dripping(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(OK + b"X: ")

@@ -1,4 +1,4 @@
-"""A document in which a key stands twice is refused, and every other one passes."""
+"""A document with a duplicate key is refused, and every other one passes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_check_keys_of_a_text_with_many_keys_or_a_long_one_has_a_bound() -> None
 @pytest.mark.parametrize("unit", [b"{},", b"[],", b'"",', b'{"a":0},', b"1,", b'{"":[{}]},'])
 @pytest.mark.parametrize("nbytes", [60_000, 2_000_000])
 def test_steps_of_check_keys_are_short(unit: bytes, nbytes: int) -> None:
-    """Before, a parser in C held up the event loop for seconds, from within another thread, too."""
+    """The C parser blocked the event loop for seconds, even from within another thread."""
     text = b"[" + unit * (nbytes // len(unit)) + b"0]"
     with collector_as_in_a_frontend(), measured() as cost:
         times_s = [time.thread_time()]

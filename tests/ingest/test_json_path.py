@@ -1,4 +1,4 @@
-"""The path through JSON text, whatever its pieces, and the bound of its state."""
+"""The path in a JSON text, for any chunks, with a state of limited size."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_steps_follow_document_as_deep_as_they_are_looked_for(
 
 
 def _ends(before: bytes) -> bool:
-    """Return whether a bracket behind this text is none in a string."""
+    """Return whether the text ends outside of a string."""
     plain = before.replace(b"\\\\", b"").replace(b'\\"', b"")
     return plain.count(b'"') % 2 == 0
 
@@ -74,7 +74,7 @@ def test_steps_beyond_longest_path_are_counted_only() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1_000_000])
 def test_window_of_candidates_costs_the_same_at_any_depth(depth: int) -> None:
-    """Before, each candidate copied the path of all lists around it."""
+    """The cost of a candidate does not depend on the number of lists around it."""
     cutter = BodyCutter(
         *(Items(), KEYS),
         max_json_nbytes=1 << 24,

@@ -1,4 +1,4 @@
-"""Work in many steps lets others have their turn, and not at every step."""
+"""Work in many steps yields to other tasks from time to time, but not at every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_others_have_their_turn(
     async def main() -> int:
         nonlocal now_s
         beside = asyncio.create_task(other())
-        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)  # the task begins
         steady = Pace()
         for _ in range(100):
             now_s += step_s

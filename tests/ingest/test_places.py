@@ -1,4 +1,4 @@
-"""Places: as many as there are, by turns, and none is lost."""
+"""Connection slots: limited, shared fairly, and never lost."""
 
 from __future__ import annotations
 

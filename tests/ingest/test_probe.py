@@ -128,7 +128,7 @@ def test_the_longest_header_that_is_read(format: str) -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
 def test_truncation_at_every_byte(format: str, rng: np.random.Generator) -> None:
-    """A header is whole or refused."""
+    """A truncated header is refused, unless the whole header is there."""
     noise = Image.fromarray(rng.integers(0, 255, (24, 20, 3), dtype=np.uint8))
     data = encoded(noise, format)
     for length in range(len(data)):
@@ -139,7 +139,7 @@ def test_truncation_at_every_byte(format: str, rng: np.random.Generator) -> None
 
 
 def test_hostile_headers_take_no_time() -> None:
-    """This runs on an event loop: whatever the file, it is a matter of milliseconds."""
+    """Headers are read on an event loop, so any of them may take only some milliseconds."""
     longest_s = 0.0
     files = [data for _, data in hostile_images(seed=2, count=2000)]
     with collector_as_in_a_frontend(), measured() as cost:
@@ -177,7 +177,7 @@ def test_probing_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_headers_without_end(padding: bytes) -> None:
-    """A header that goes on and on is refused before it costs time on the event loop."""
+    """An endless header is refused before it blocks the event loop."""
     whole = encoded(four_corners(), "JPEG")
     with pytest.raises(InvalidMedia):
         probe_image(whole[:2] + padding + whole[2:], LIMITS)

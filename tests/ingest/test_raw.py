@@ -1,4 +1,4 @@
-"""Bytes on their way: on the heap while they are few, then in the arena."""
+"""Raw media while they arrive: on the heap while they are small, then in the arena."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_growth_keeps_what_there_is(run: Callable[..., None]) -> None:
 
 def test_no_more_room_than_was_announced(run: Callable[..., None]) -> None:
     async def work(store: AsyncDaemonStore) -> None:
-        for _ in range(2):  # there is room for no third
+        for _ in range(2):  # the arena has no space for a third one
             buffer = RawBuffer(store, "r")
             await buffer.make_room(56 * len(PIECE))
             await fill(buffer, 56)
@@ -89,7 +89,7 @@ def test_all_buffers_of_a_request_share_the_heap(run: Callable[..., None]) -> No
         for buffer in buffers:
             await fill(buffer, 1)
         assert [buffer.is_on_heap for buffer in buffers] == [True] * 4 + [False] * 2
-        await fill(buffers[0], 1)  # it moves, and what it had is free for another
+        await fill(buffers[0], 1)  # it moves, and its bytes on the heap are free for another
         late = RawBuffer(store, "r", allowance)
         await fill(late, 1)
         assert not buffers[0].is_on_heap

@@ -1,4 +1,4 @@
-"""Where an item's bytes come from."""
+"""The sources of an item's bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_data_urls(url: str, error: type[Exception] | None) -> None:
         fetcher = Fetcher(limits)
         try:
             (media,) = await MediaSource(
-                None,  # type: ignore[arg-type]  # nothing comes into it
+                None,  # type: ignore[arg-type]  # not used here
                 "r",
                 limits=limits,
                 fetches=fetcher.session(max_nbytes=1),
@@ -70,7 +70,7 @@ def test_base64_that_is_no_url(text: str) -> None:
         fetcher = Fetcher(ServeConfig())
         try:
             await MediaSource(
-                None,  # type: ignore[arg-type]  # nothing comes into it
+                None,  # type: ignore[arg-type]  # not used here
                 "r",
                 limits=ServeConfig(),
                 fetches=fetcher.session(max_nbytes=1),
@@ -83,7 +83,7 @@ def test_base64_that_is_no_url(text: str) -> None:
 
 
 class Counted:
-    """A store that counts what it is asked for."""
+    """A store that records its calls."""
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         self._store = store
@@ -108,7 +108,7 @@ def read(
     arena_nbytes: int = 16 * MiB,
     **settings: Any,
 ) -> tuple[list[bytes], list[str], int]:
-    """What came, what the store was asked for until all was sealed, and what it held then."""
+    """Return the media, the calls of the store, and the pinned bytes after the last seal."""
 
     async def main(address: str) -> tuple[list[bytes], list[str], int]:
         store = await AsyncDaemonStore.connect(address, name="test", writable=True)
@@ -153,7 +153,7 @@ def test_many_files_are_allocated_and_sealed_together(tmp_path: Path, num_worker
     urls.insert(3, "data:image/png;base64,aGVsbG8=")
     came, calls, _ = read(urls, roots=[tmp_path], num_workers=num_workers)
     assert came == [*CONTENTS[:3], b"hello", *CONTENTS[3:]]
-    assert calls == ["create"] * 3 + ["seal"]  # 32 files are open at a time
+    assert calls == ["create"] * 3 + ["seal"]  # at most 32 files are open at a time
 
 
 def test_a_few_small_files_come_on_the_heap(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_file_that_is_refused_refuses_all(tmp_path: Path) -> None:
 
 
 def test_media_of_a_host_lie_side_by_side() -> None:
-    """And the object that they lie in is no longer than it has to be."""
+    """The media share an object, which is no longer than necessary."""
     with media_host({f"/{n}": send(data) for n, data in enumerate(CONTENTS)}) as where:
         came, calls, held_nbytes = read([f"http://{where}/{number}" for number in range(80)])
     assert came == CONTENTS
@@ -201,7 +201,7 @@ def test_where_there_is_no_room_for_what_is_expected_there_is_for_what_is_needed
 
 
 def test_an_item_lies_in_an_object_as_a_whole() -> None:
-    """To the byte; and what nothing came of is given back."""
+    """An item is never split between objects, and unused bytes are freed."""
 
     async def main(address: str) -> None:
         store = await AsyncDaemonStore.connect(address, name="test", writable=True)

@@ -1,4 +1,4 @@
-"""What URLs led to: for how long it is known, to whom, and who waits for whose fetch."""
+"""Cached results of URLs: their lifetime, their tenants, and requests that share a fetch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations for tests: of a frontend that has answered some requests, and of a store."""
+"""Observations for tests: of a frontend that has answered requests, and of a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND_NS = 1_000_000_000
 
 
 def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test that awaits, in a loop of its own."""
+    """Run an async test in its own event loop."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -33,7 +33,7 @@ def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 
 def journal(*outcomes: str, tenant: str = "") -> Journal:
-    """One request for each; those with an empty outcome still run."""
+    """Return a buffer with one request per outcome; requests with an empty outcome still run."""
     found = Journal()
     for number, outcome in enumerate(outcomes):
         one = Trace(f"request-{number}", "POST /v1/chat/completions", tenant=tenant)

@@ -1,4 +1,4 @@
-"""Frontends and a real store, as the page's process sees them."""
+"""Frontends and a real store, observed by the process of the live page."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_who_was_killed_is_missing_and_the_others_are_seen(
 async def test_a_frontend_that_hangs_is_not_waited_for_long(
     store: StoreServer, tmp_path: Path
 ) -> None:
-    hanging = wire.listen(str(tmp_path / f"{SOCKET_NAME}-00000000.sock"))  # nobody accepts
+    hanging = wire.listen(str(tmp_path / f"{SOCKET_NAME}-00000000.sock"))  # nothing accepts
     with hanging:
         async with frontend(tmp_path, store, journal("ok")), observing(tmp_path) as observer:
             seen = await observer.observe()

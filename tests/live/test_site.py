@@ -1,4 +1,4 @@
-"""What the page answers, whom it refuses, and how a question is passed on."""
+"""The live page's site: answers, refusals, and forwarded questions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_page_is_reached_by_its_names(host: str) -> None:
     "host", ["evil.example:9000", "127.0.0.1.evil.example", "", "localhost.evil", "[::1", "a@b"]
 )
 def test_by_any_other_name_nothing_is_answered(host: str) -> None:
-    """A name of somebody else's that leads here: DNS rebinding."""
+    """DNS rebinding: a foreign name resolves to this address."""
     for path in ("/", "/views", "/ask"):
         assert ask("GET", path, {"host": host}).status_code == 421
 
@@ -123,7 +123,7 @@ def test_there_is_nothing_else() -> None:
 
 
 class Frontend:
-    """Answers with what it was asked, and remembers the head of the request."""
+    """A frontend with a fixed answer, which records the request."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer, self.head, self.body = answer, b"", b""

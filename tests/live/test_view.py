@@ -1,4 +1,4 @@
-"""What two observations say: rates, quantiles, the arena, the gate, and requests in order."""
+"""The view of two observations: rates, quantiles, the arena, the gate, and requests in order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The wheel and the sdist build, install into an empty environment, and type-check as they should.
+"""The wheel and the sdist can be built, installed into an empty environment, and type-checked.
 
-Run by ``make package``: it needs the package index, and takes a minute or two.
+``make package`` runs this: it needs the package index, and takes a minute or two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.package, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "users_program.py"
 MAX_LIBRARY_NBYTES = 120_000_000
-"""Of the library and all that it depends on, without the extras."""
+"""The limit for the library with its dependencies, without extras."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -35,7 +35,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with both: the wheel is built from the sdist."""
+    """Build the sdist and, from it, the wheel; return their folder."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     tracked = run("git", "ls-files", "-z", cwd=ROOT).split("\0")
     for name in filter(None, tracked):
@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The python of an environment with the wheel, and nothing else."""
+    """Yield the interpreter of an environment with the wheel alone."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -72,7 +72,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
 
 
 def test_the_library_is_small(installed: Path) -> None:
-    """Without torch, and without what environments bring along."""
+    """The limit does not count the environment's own packages; torch is not installed."""
     listed = json.loads(run(installed, "-m", "pip", "list", "--format=json"))
     assert not {each["name"] for each in listed} & {"torch", "transformers", "starlette"}
     run(installed, "-m", "pip", "check")
@@ -129,7 +129,7 @@ def total(store: Store, handle: Handle) -> float:
 def test_a_mistake_in_a_users_program_is_seen(
     wrong: str, named: str, installed: Path, tmp_path: Path
 ) -> None:
-    """The types say something: a misspelt name is an error, also one of what a view shows."""
+    """The types are precise: a misspelt name is an error, even for an attribute of a view."""
     (tmp_path / "program.py").write_text(wrong)
     mypy = Path(sys.executable).parent / "mypy"
     done = subprocess.run(

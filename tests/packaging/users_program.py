@@ -1,4 +1,4 @@
-"""What a user of the library writes: checked by strict type checkers, and run."""
+"""A user's program with the library: strict type checkers check it, and it runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def use_the_gate() -> bool:
 
 
 class Silent:
-    """An engine that says nothing."""
+    """An engine with an empty answer."""
 
     @property
     def info(self) -> EngineInfo | None:

@@ -1,4 +1,4 @@
-"""A real browser, and what its console says."""
+"""A real browser and the messages of its console."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-# It runs as whoever runs the tests, perhaps as root in a container with a small /dev/shm.
+# The tests may run as root, in a container with a small /dev/shm.
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-prefers-reduced-motion"]
 
 
 @dataclass
 class Tab:
-    """A page of its own, with all that its console has complained of."""
+    """A browser tab with the errors and warnings of its console."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Tab:
 
 @contextlib.contextmanager
 def launched() -> Iterator[Any]:
-    """Skips, and says why, where there is no browser or nothing to drive it."""
+    """Start a browser; skip the test if there is none, or no driver."""
     driver = pytest.importorskip("playwright.sync_api", reason="pip install '.[page]'")
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
@@ -51,7 +51,7 @@ def launched() -> Iterator[Any]:
 def tab(
     browser: Any, url: str, *, width: int = 1280, height: int = 900, scheme: str = "light"
 ) -> Iterator[Tab]:
-    """Where the page is shown; at the end nobody has complained."""
+    """Open the page in a tab; check at the end that there were no errors or warnings."""
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1.5
     )

@@ -1,4 +1,4 @@
-"""The live page in a real browser: it shows what goes on, asks, and complains of nothing.
+"""The live page in a real browser: it shows the server's activity, without errors.
 
 ``make test-page`` runs it, and takes the pictures of the documentation.
 """
@@ -43,11 +43,11 @@ def server(browser: Any) -> Iterator[Server]:
 
 
 _NEW = itertools.count(100)
-"""Pictures that nobody has asked about."""
+"""Numbers for new pictures."""
 
 
 class Load:
-    """Somebody who asks about pictures, new ones and some that were seen before."""
+    """Clients that ask about pictures, some new and some known."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._stop = server, threading.Event()
@@ -100,14 +100,14 @@ def choose_and_ask(shown: Tab, path: Path) -> None:
 def test_pictures(
     browser: Any, server: Server, red_circle: Path, name: str, width: int, scheme: str
 ) -> None:
-    """What the documentation shows, of a server that works."""
+    """Take the pictures of the documentation, from a busy server."""
     with (
         Load(server),
         tab(browser, page_of(server), width=width, height=1100, scheme=scheme) as shown,
     ):
         page = shown.page
         shown.wait_live()
-        page.wait_for_timeout(12_000)  # lines that show some seconds
+        page.wait_for_timeout(12_000)  # wait for lines with a few seconds of data
         choose_and_ask(shown, red_circle)
         page.locator("#ended .mine").wait_for()
         page.locator("#ended li details summary", has_text="made").first.click()
@@ -118,7 +118,7 @@ def test_pictures(
 
 
 def take(page: Any, path: Path) -> None:
-    """In so many colours as a page like this has, which is half of the bytes."""
+    """Write a screenshot with 256 colours, which halves the file."""
     with Image.open(io.BytesIO(page.screenshot())) as shot:
         colours = shot.convert("RGB").quantize(
             256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
@@ -127,7 +127,7 @@ def take(page: Any, path: Path) -> None:
 
 
 def test_keys_and_names_suffice(browser: Any, server: Server) -> None:
-    """What has a name for screen readers, is reached by keys, and keeps the focus."""
+    """The elements have names for screen readers, work with the keyboard, and keep the focus."""
     server.post(ask([data_url(picture(1))], QUESTION))
     with tab(browser, page_of(server)) as shown:
         page = shown.page

@@ -1,4 +1,4 @@
-"""The live page while the server is asked for many times what it can do."""
+"""The live page while the server gets many times the load that it can serve."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_goes_on_once_a_second(burst: Burst) -> None:
 
 
 def test_frontends_are_unharmed(burst: Burst) -> None:
-    """Their answers while one looks, and while nobody does, on one server."""
+    """Compare the answer times with an open page and without one, on one server."""
     with Server("--ui", "0", *arguments(burst)) as server:
         took = {}
         for is_looked_at in (False, True, True, False) * 2:
@@ -70,7 +70,7 @@ def test_frontends_are_unharmed(burst: Burst) -> None:
 
 
 def watched(server: Server, burst: Burst) -> list[float]:
-    """Milliseconds of `/health` during a burst."""
+    """Return the times of `/health` during a burst, in milliseconds."""
     watch = Watch(server)
     watcher = threading.Thread(target=watch.run)
     watcher.start()
@@ -83,7 +83,7 @@ def watched(server: Server, burst: Burst) -> list[float]:
 
 
 class Looking:
-    """Somebody who looks at the page, from a process that takes next to no processor time."""
+    """A viewer of the page that needs almost no processor time."""
 
     def __init__(self, page: str, does: bool) -> None:
         headers = [f"-H{name}: {value}" for name, value in SAME_ORIGIN.items()]

@@ -1,8 +1,8 @@
-"""A program for tests: confined as workers are, it attempts what it may and what it may not.
+"""A program for tests: in the sandbox of workers, it attempts allowed and forbidden operations.
 
 python -m tests.preprocess.confined calls        each system call, in a process of its own
 python -m tests.preprocess.confined corpus       decode the corpus, and make features of it
-python -m tests.preprocess.confined FUNCTION     one of those below
+python -m tests.preprocess.confined FUNCTION     one of the functions below
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(number: int, *arguments: int) -> str:
-    """The name of the error of a system call; nothing if there is none."""
+    """Return the name of a system call's error; empty if it succeeds."""
     ctypes.set_errno(0)
     given = [ctypes.c_long(each) for each in (*arguments, *(-1,) * (6 - len(arguments)))]
     failed = _libc.syscall(ctypes.c_long(number), *given) == -1
@@ -44,7 +44,7 @@ def in_child(
     memory_nbytes: int = 64 * MiB,
     before: Callable[[], object] = lambda: None,
 ) -> str:
-    """What ``attempt`` returns in a fork that is confined first, or how the fork ended.
+    """Return the result of ``attempt`` in a confined fork, or how the fork ended.
 
     Args:
         before: Is called in the fork before it is confined.
@@ -67,10 +67,10 @@ def in_child(
 
 
 def calls() -> dict[str, str]:
-    """Each system call with arguments of -1, which do nothing where it is allowed."""
+    """Attempt each system call with arguments of -1, with which an allowed call does nothing."""
 
     def attempt(number: int) -> str:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)  # pause(2) has no end, and is allowed
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # pause(2) never returns by itself
         return call(number)
 
     numbers = range(LAST_CALL)
@@ -78,7 +78,7 @@ def calls() -> dict[str, str]:
 
 
 def corpus() -> dict[str, str]:
-    """The digests of all that is made of the corpus in a confined process; and which differ."""
+    """Decode the corpus in a confined process; return the names of differing features."""
     from afferent.media.workers.worker import load_lazy_modules
     from tests.preprocess import golden_features as golden
 
@@ -110,7 +110,7 @@ def threads() -> dict[str, str]:
 
 
 def bomb() -> dict[str, str]:
-    """Threads until no more can be started."""
+    """Start threads until an error; return their number."""
 
     def start() -> str:
         stop = threading.Event()
@@ -128,7 +128,7 @@ def bomb() -> dict[str, str]:
 
 
 def arguments() -> dict[str, str]:
-    """Calls whose arguments decide, with those that are allowed and those that are not."""
+    """Attempt calls that are allowed (+) or forbidden (-) depending on their arguments."""
     n, own = NUMBERS, os.getpid()
     thread_flags = seccomp._THREAD
     new_user = 0x10000000
@@ -177,9 +177,9 @@ def _a_file() -> int:
 
 
 def log() -> dict[str, str]:
-    """A file that is open for writing grows by no more than the log may."""
+    """Write to an open log file; it can't grow beyond its limit."""
     with tempfile.TemporaryFile() as nameless, tempfile.NamedTemporaryFile() as file:
-        nameless.truncate(8 << 30)  # as the arena, it has no name
+        nameless.truncate(8 << 30)  # a file without a name, like the arena
         file.write(b"x")
         file.flush()
 
@@ -195,7 +195,7 @@ def log() -> dict[str, str]:
 
 
 def capabilities() -> dict[str, str]:
-    """What root may do that others may not."""
+    """Return the capabilities of a confined process."""
     return {"held": in_child(_held)}
 
 
@@ -205,7 +205,7 @@ def _held(folder: Path = Path("/proc/thread-self")) -> str:
 
 
 def capabilities_of_threads() -> dict[str, str]:
-    """The same of a process whose second thread was started before it was confined."""
+    """Return the capabilities of all threads, with a thread started before the sandbox or after."""
 
     def start() -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()

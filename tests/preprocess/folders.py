@@ -32,7 +32,7 @@ EXTREMES = ((2, 2), (3, 450), (450, 3), (1, 150), (27, 28), (56, 56), (84, 28), 
 
 
 def decoded_images(seed: int, count: int) -> Iterator[DecodedImage]:
-    """Odd sizes, most of them small; drawn, of noise or of stripes."""
+    """Yield images of odd sizes, most of them small: drawn, noise, or stripes."""
     rng = np.random.default_rng(seed)
     for index in range(count):
         width, height = EXTREMES[index] if index < len(EXTREMES) else draw_size(rng)
@@ -108,7 +108,7 @@ def make_gemma3(folder: Path, *, image_seq_length: int = 16, **settings: Any) ->
 
 
 def make_idefics3(folder: Path) -> None:
-    """Its images are cut up: there are several runs of embeddings, with text between them."""
+    """Make an Idefics3, which cuts images: text stands between the runs of embeddings."""
     tokenizer = make_tokenizer(
         image="<image>",
         fake="<fake_token_around_image>",
@@ -128,7 +128,7 @@ def make_idefics3(folder: Path) -> None:
 
 
 def make_internvl(folder: Path, *, image_seq_length: int = 4, **settings: Any) -> None:
-    """Its whole processor needs a video processor, which needs torchvision."""
+    """Make an InternVL, without its whole processor, which needs torchvision."""
     tokenizer = make_tokenizer(
         start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>"
     )
@@ -147,7 +147,7 @@ def write_config(folder: Path, **config: Any) -> None:
 
 
 def make_tokenizer(**tokens: str) -> PreTrainedTokenizerFast:
-    """Byte-level, with these named special tokens."""
+    """Make a byte-level tokenizer with these special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

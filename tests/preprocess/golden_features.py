@@ -1,4 +1,4 @@
-"""A corpus of small media files, and the features that are made of them here.
+"""A corpus of small media files, and the features of these files.
 
 The files lie in ``golden/media``. ``python -m tools.golden_features`` compares their features with
 the recorded ones in ``golden``, and writes both.
@@ -47,12 +47,12 @@ GOLDEN: Final = Path(__file__).parent / "golden"
 MEDIA: Final = GOLDEN / "media"
 LIMITS: Final = Limits()
 TOLERANCE: Final = 1e-5
-"""Of floats: processors round the sums of spectra and of filters differently."""
+"""For floats: processors round the sums of spectra and of filters differently."""
 WRITE: Final = "python -m tools.golden_features --write"
 
 Features = dict[str, str | Array]
-"""What is made, by the name of the case: samples of audio and their spectra as they are, because
-they are compared with a tolerance, and a digest of all else.
+"""Features by the name of the case: audio samples and spectra as arrays, which are compared with a
+tolerance, and a digest of all others.
 """
 
 FAMILIES: Final[Mapping[str, Callable[[Path], None]]] = {
@@ -67,7 +67,7 @@ FAMILIES: Final[Mapping[str, Callable[[Path], None]]] = {
     "voxtral": make_voxtral,
 }
 IMAGES: Final = ("page.jpg", "rgba.png", "lossy.webp")
-"""Of these each family makes features: two are small, and one is shrunk."""
+"""The images for each family: two are small, and one has to be shrunk."""
 CLIP, VIDEO, RULES = "stereo.flac", "h264.mp4", ("pillow", "torchvision")
 
 
@@ -75,8 +75,8 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Features that were recorded on one kind of machine.
 
     Attributes:
-        preprocessing_version: `PREPROCESSING_VERSION` when they were made.
-        libraries: Versions of the libraries that made them.
+        preprocessing_version: `PREPROCESSING_VERSION` at the time of the record.
+        libraries: The versions of the libraries at that time.
         digests: By the name of the case. Floats are in a file of their own.
     """
 
@@ -86,8 +86,10 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def media_files() -> Iterator[tuple[str, bytes]]:
-    """Encode the files of the corpus. Another version of an encoder may write other bytes, so the
-    files are kept, and this is needed for new ones only.
+    """Encode the files of the corpus.
+
+    This is needed for new files only: another version of an encoder may write other bytes, so the
+    files are stored.
     """
     small, page = photo(48, 40, 1), photo(260, 190, 2)
     yield "420.jpg", encoded(small, "JPEG", quality=85)
@@ -137,7 +139,7 @@ def media_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _png_of_16_bits(pixels: Pixels) -> bytes:
-    """Pillow writes none of three colours. The lower bytes are not the upper ones."""
+    """Write a PNG, as Pillow can't write 16 bits in three colours; the lower bytes differ."""
     values = pixels.astype(">u2") * 257 ^ 0x55
     rows = b"".join(b"\0" + row.tobytes() for row in values.astype(">u2"))
     size = struct.pack(">2I5B", pixels.shape[1], pixels.shape[0], 16, 2, 0, 0, 0)
@@ -146,7 +148,7 @@ def _png_of_16_bits(pixels: Pixels) -> bytes:
 
 
 def decoded(path: Path, rate_hz: int = 16_000) -> Media | list[Pixels]:
-    """An image, a clip at this rate, or the frames of a video."""
+    """Decode an image, an audio clip at this rate, or the frames of a video."""
     data = path.read_bytes()
     if path.suffix in (".jpg", ".png", ".webp", ".gif"):
         return decode_image(memoryview(data), probe_image(data, LIMITS), LIMITS)
@@ -157,7 +159,7 @@ def decoded(path: Path, rate_hz: int = 16_000) -> Media | list[Pixels]:
 
 
 def decoded_features() -> Features:
-    """What the decoders make of each file."""
+    """Decode each file; return digests of pixels, and audio samples."""
     made: Features = {}
     for path in sorted(MEDIA.iterdir()):
         match decoded(path):
@@ -173,7 +175,7 @@ def decoded_features() -> Features:
 
 
 def family_features() -> Features:
-    """What each family makes of images, of a clip and of a video, by both rules of resizing."""
+    """Return the features of each family for images, a clip and a video, by both resize rules."""
     made: Features = {}
     for title, family in described_families():
         made |= features_of(title, family)
@@ -181,8 +183,8 @@ def family_features() -> Features:
 
 
 def described_families() -> list[tuple[str, AnyFamily]]:
-    """Those of `FAMILIES`, by each rule of resizing that makes a difference."""
-    torch.set_num_threads(1)  # small tensors: with more, threads wait for each other
+    """Describe the families of `FAMILIES`, by each resize rule that makes a difference."""
+    torch.set_num_threads(1)  # with small tensors, more threads only wait for each other
     found: list[tuple[str, AnyFamily]] = []
     for name, make in FAMILIES.items():
         with tempfile.TemporaryDirectory() as place:
@@ -195,7 +197,7 @@ def described_families() -> list[tuple[str, AnyFamily]]:
 
 
 def processor_features() -> Features:
-    """What a model's own processor makes of an image."""
+    """Return the features from a model's own processor for an image."""
     with tempfile.TemporaryDirectory() as place:
         FOLDERS["qwen2_vl"](folder := Path(place))
         family = describe(folder, reference=True)
@@ -204,7 +206,7 @@ def processor_features() -> Features:
 
 
 def features_of(title: str, family: AnyFamily) -> Features:
-    """What a family makes of images, of a clip and of a video, if it takes them."""
+    """Return a family's features for the modalities that it supports."""
     made: Features = {}
     if Modality.IMAGE in family.tokens:
         for name in IMAGES:
@@ -227,7 +229,7 @@ def features_of(title: str, family: AnyFamily) -> Features:
 
 
 def _processed(family: AnyFamily, media: Media) -> dict[str, Array]:
-    """The features, what stands in the prompt for them, and what the encoder is called with."""
+    """Return the features, the pieces of the prompt, and the inputs of the encoder."""
     plan = family.plan_exactly(media.header)
     out = {name: np.full(s.shape, 77, np.dtype(s.dtype)) for name, s in plan.specs.items()}
     family.process(media, out)
@@ -239,7 +241,7 @@ def _processed(family: AnyFamily, media: Media) -> dict[str, Array]:
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
-    """Of the names, types, shapes and bytes of arrays."""
+    """Return the digest of the names, types, shapes and bytes of arrays."""
     hasher = blake3()
     for name, array in sorted(arrays.items()):
         hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
@@ -248,12 +250,12 @@ def digest(arrays: Mapping[str, Array]) -> str:
 
 
 def libraries() -> dict[str, str]:
-    """Versions that are installed here."""
+    """Return the installed versions."""
     return {name: version_of(name) for name in (*DECODERS, *PROCESSORS)}
 
 
 def recorded() -> tuple[Record, dict[str, Array]] | None:
-    """The record for this kind of machine, and its floats; ``None`` if there is none."""
+    """Return the record for this kind of machine, and its floats; ``None`` if there is none."""
     path = GOLDEN / f"{platform.machine()}.json"
     if not path.exists():
         return None
@@ -276,16 +278,14 @@ def save(made: Features) -> None:
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """Names of cases: of those with other features than recorded, and of those with no record, or
-    nothing but a record.
-    """
+    """Names of changed cases, and of cases that are only in the record or only computed."""
 
     changed: list[str]
     unrecorded: list[str]
 
 
 def compare(made: Features, record: Record, floats: Mapping[str, Array]) -> Difference:
-    """What is made now, with what was recorded."""
+    """Compare computed features with the recorded ones."""
     before: Features = {**record.digests, **floats}
     both = made.keys() & before
     return Difference(
@@ -303,14 +303,15 @@ def _is_same(one: str | Array, other: str | Array) -> bool:
 def verdict(
     found: Difference, record: Record, *, version: int, here: Mapping[str, str]
 ) -> tuple[str, bool]:
-    """What is to be done, and whether the features may be recorded; no text where they are as
-    recorded.
+    """Return the next step for the developer, and whether the features may be recorded.
+
+    The text is empty if the features are those of the record.
 
     Args:
-        found: Where they differ from the record.
-        record: What was recorded.
-        version: Of the code.
-        here: Versions of the libraries here.
+        found: The difference from the record.
+        record: The recorded features.
+        version: `PREPROCESSING_VERSION` of the code.
+        here: The installed versions of the libraries.
     """
     before = record.preprocessing_version
     if version < before:

@@ -1,7 +1,7 @@
-"""What `transformers`' own video processors say; a program, since it replaces torchvision.
+"""A program that calls the video processors of `transformers`, with a stand-in for torchvision.
 
-Their modules import torchvision, which is not needed for what is asked here. Each line of stdin is
-a JSON list of ``[question, arguments]``, and each line of stdout the list of answers.
+Their modules import torchvision, which the called functions do not need. Each line of stdin is a
+JSON list of ``[question, arguments]``, and each line of stdout the list of answers.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def size(
 
 
 def patches(file: str, patch_size: int) -> Any:
-    """Of the frames in a file, ``(frames, height, width, 3)``; answers the grid."""
+    """Replace the frames in a file, ``(frames, height, width, 3)``, by patches; return the grid."""
     frames = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2)[None]
     flat, *grid = second.Qwen2VLVideoProcessor.patchify(None, frames, patch_size, 2, 2)
     np.save(file, flat[0].numpy())

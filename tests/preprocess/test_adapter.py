@@ -1,4 +1,4 @@
-"""Models without a family of their own: their processor is asked, in workers and at the start."""
+"""The adapter for models without a family: their own processor, in workers and at the start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = [(100, 60), (31, 200), (2, 2), (224, 224), (300, 299)]
 
 
 def make_pan_and_scan(folder: Path) -> None:
-    """Its image processor alone would show long images again in crops; the whole one does not."""
+    """Make a Gemma 3 that crops long images in its image processor alone, not in the whole one."""
     make_gemma3(
         folder,
         size={"height": 56, "width": 56},
@@ -107,7 +107,7 @@ def test_models_that_cannot_be_served(tmp_path: Path) -> None:
     write_config(tmp_path, model_type="bert")
     with pytest.raises(UnsupportedModel, match="bert"):
         measure(tmp_path)
-    make_internvl(tmp_path, do_resize=False)  # so that no family of ours knows it
+    make_internvl(tmp_path, do_resize=False)  # no family supports this setting
     with pytest.raises(UnsupportedModel, match="torchvision"):
         family_of(tmp_path)
 

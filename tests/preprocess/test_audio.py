@@ -1,4 +1,4 @@
-"""Audio: what is decoded, and the spectra and embeddings that models expect of it."""
+"""Audio: decoded samples, and the spectra and embeddings that models expect."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_audio_in_a_container(encoder: str, container: str, rate_hz: int) -> Non
     audio = decode_audio(file, 16_000, LIMITS)
     expected = soxr.resample(samples.mean(axis=1), rate_hz, 16_000)
     assert 0 <= len(audio.samples) - len(expected) < 1600
-    # What is silent before the audio is left away: it is where it was.
+    # Silence before the audio is cut off, so the samples have the right position.
     assert np.corrcoef(audio.samples[: len(expected)], expected)[0, 1] > 0.995
 
 
@@ -93,7 +93,7 @@ def test_limits() -> None:
 
 
 def test_a_flac_that_does_not_say_its_length() -> None:
-    """As a recorder writes it that cannot seek: its length is known at its end."""
+    """A recorder that can't seek leaves out the length; it is known only at the end of the file."""
     file = bytearray(make_audio(tone(2.0), 16_000, "FLAC"))
     file[21] &= 0xF0
     file[22:26] = bytes(4)
@@ -118,7 +118,7 @@ def test_what_is_no_audio() -> None:
     for file in (b"fLaC" + bytes(50), b"OggS" + bytes(50), make_video(num_frames=2)):
         with pytest.raises(InvalidMedia):
             decode_audio(file, 16_000, LIMITS)
-    for form in ("AIFF", "AU", "CAF"):  # libsndfile would read them, behind a tag too
+    for form in ("AIFF", "AU", "CAF"):  # libsndfile could read them, even behind an ID3 tag
         other = make_audio(tone(0.1), 16_000, form)
         for file in (other, b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + other):
             with pytest.raises((UnsupportedMedia, InvalidMedia)):
@@ -184,7 +184,7 @@ def test_whisper(tmp_path: Path) -> None:
 
 
 def test_voxtral(tmp_path: Path) -> None:
-    """Its chunks are those of its own processor, and each becomes as many embeddings as planned."""
+    """The chunks are those of Voxtral's processor; the number of embeddings is as planned."""
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = VoxtralConfig(
         audio_config={**small, "intermediate_size": 64, "num_mel_bins": 128},
@@ -240,7 +240,7 @@ def test_chunks(header: AudioHeader, num_chunks: int) -> None:
 
 @pytest.mark.parametrize("duration_s", [0.031, 0.5, 7.77, 29.99, 30.0, 31.0])
 def test_qwen2_audio(duration_s: float, tmp_path: Path) -> None:
-    """Its spectra and its mask are the extractor's, its rows as many as the encoder counts."""
+    """Spectra and mask are those of the feature extractor; the encoder makes the planned rows."""
     families.make_qwen2_audio(tmp_path)
     family = registry.describe(tmp_path)
     assert isinstance(family, Qwen2AudioFamily)

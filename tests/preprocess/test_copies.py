@@ -1,7 +1,7 @@
-"""How often the bytes of an item are written on their way, counted by what is allocated.
+"""The number of copies of an item's bytes in preprocessing, from the allocated memory.
 
-What goes into the arena in place allocates nothing; every copy beside it does. The counts are those
-of `docs/preprocessing.md`.
+Bytes that are written directly into the arena allocate nothing; every other copy does. The counts
+are those of `docs/preprocessing.md`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SLACK = 0.1
 
 
 def python_nbytes(work: Callable[[], Any]) -> int:
-    """The most that Python and numpy held at once for ``work``, its result included."""
-    work()  # what is loaded at the first call is no copy
+    """Return the peak memory of Python and numpy during ``work``, its result included."""
+    work()  # the first call also loads modules
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -54,7 +54,7 @@ def python_nbytes(work: Callable[[], Any]) -> int:
 
 
 def torch_nbytes(work: Callable[[], Any]) -> int:
-    """All that torch allocated for ``work``, whether it was freed again or not."""
+    """Return all memory that torch allocated during ``work``, freed or not."""
     work()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         work()
@@ -62,7 +62,7 @@ def torch_nbytes(work: Callable[[], Any]) -> int:
 
 
 def num_copies(nbytes: int, size: int) -> int:
-    """How many things of this size; less than a tenth of one is none."""
+    """Return how many objects of this size fit; a tenth of one does not count."""
     return int(nbytes / size + 1 - SLACK)
 
 
@@ -71,7 +71,7 @@ def in_arena(data: bytes) -> memoryview:
 
 
 def write(family: AnyFamily, media: Media) -> tuple[Callable[[], None], int]:
-    """What a worker does with decoded media, and how many bytes of features it writes."""
+    """Return a function that writes features as a worker does, and their size."""
     plan = codec.plan(family.plan_exactly(media.header).tree)
     block = memoryview(bytearray(plan.nbytes))
     return lambda: family.process(media, codec.lay_out(plan, block)), plan.nbytes
@@ -103,7 +103,7 @@ def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     data = in_arena(encoded(image, format, **exif))
     header = probe_image(bytes(data), LIMITS)
     nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
-    nbytes -= len(data) if format == "PNG" else 0  # its decoder takes private bytes only
+    nbytes -= len(data) if format == "PNG" else 0  # the PNG decoder needs a copy
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
 
 
@@ -124,7 +124,7 @@ def test_without_the_compiled_part_torchs_image_is_patched_in_place(
     image = DecodedImage(np.asarray(photo(WIDTH, HEIGHT)))
     work, _ = write(qwen.resizing("torchvision"), image)
     assert num_copies(python_nbytes(work), PIXELS_NBYTES) == 0
-    # torch resizes in two passes: the rows at their new length, then the columns.
+    # torch resizes in two passes, with an intermediate result: first the rows, then the columns.
     passes_nbytes = 3 * width * (HEIGHT + height)
     assert torch_nbytes(work) == pytest.approx(passes_nbytes, rel=SLACK)
 
@@ -139,7 +139,7 @@ def test_without_the_compiled_part_pillows_image_is_copied_in_and_out(
 
 
 def test_a_whole_image(qwen: QwenVlFamily) -> None:
-    """Beside the arena: the pixels. What resizing takes is counted above."""
+    """Decoding and resizing allocate the pixels once; other tests count the resizing."""
     data = in_arena(encoded(photo(WIDTH, HEIGHT), "JPEG"))
     header = probe_image(bytes(data), LIMITS)
     plan = codec.plan(qwen.plan(header).tree)
@@ -168,7 +168,7 @@ def test_audio_is_held_once(tmp_path: Path) -> None:
     data = in_arena(make_audio(tone(60.0, 44_100), 44_100, "FLAC"))
     most_nbytes = int(LIMITS.max_audio_s * 16_000 * 4)
     nbytes = python_nbytes(lambda: decode_audio(data, 16_000, LIMITS))
-    # Room for the longest that is accepted; pages that nothing is written to are not taken.
+    # The buffer has the maximal length; its unused pages take no memory.
     assert num_copies(nbytes, most_nbytes) == 1
     audio = decode_audio(data, 16_000, LIMITS)
     work, _ = write(family, audio)

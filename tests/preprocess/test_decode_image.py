@@ -39,7 +39,7 @@ def decoded(data: bytes, limits: Limits = LIMITS) -> Pixels:
 
 
 def by_pillow(data: bytes) -> Pixels:
-    """What Pillow alone makes of a file: the reference."""
+    """Decode a file with Pillow alone, as the reference."""
     with Image.open(io.BytesIO(data)) as opened:
         opened.load()
         image = ImageOps.exif_transpose(opened)
@@ -70,7 +70,7 @@ def files_of_all_modes(size: tuple[int, int], exif: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", SIZES)
 def test_as_pillow_sees_it(size: tuple[int, int], orientation: int) -> None:
-    """Every mode of every format, however it is turned, bit for bit."""
+    """All modes of all formats equal Pillow's pixels exactly, in every orientation."""
     exif = oriented(orientation, big_endian=orientation % 2 == 1)
     for name, data in files_of_all_modes(size, exif).items():
         np.testing.assert_array_equal(decoded(data), by_pillow(data), err_msg=name)
@@ -85,7 +85,7 @@ def test_webp_without_exif(mode: str, lossless: bool) -> None:
 
 @pytest.mark.parametrize("transform", [0, 1, 2])
 def test_colours_of_adobe(transform: int) -> None:
-    """CMYK and YCCK, RGB and YCbCr: Adobe's segment says which."""
+    """Adobe's segment tells CMYK from YCCK, and RGB from YCbCr."""
     for mode in ("CMYK", "RGB"):
         data = encoded(in_mode(photo(40, 30), mode), "JPEG")
         adobe = segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes((transform,)))
@@ -110,7 +110,7 @@ def test_png_of_all_kinds(
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_png_with_a_transparent_colour(bits: int) -> None:
-    """The upper left pixel's colour is white on the page, also where it comes again."""
+    """The colour of the upper left pixel is transparent, and so white, wherever it occurs."""
     shift = bits - 8
     grey = (np.arange(12).reshape(3, 4, 1) % 6 * 20 << shift).astype(f"u{bits // 8}")
     for colours, pixels in ((0, grey), (2, np.repeat(grey, 3, axis=2))):
@@ -129,7 +129,7 @@ def test_palettes_with_transparency() -> None:
 
 
 def test_sixteen_bits_are_scaled() -> None:
-    """Not cut off at 255, as Pillow's own conversion does."""
+    """Pillow's own conversion clips the values at 255."""
     values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256, 1)
     seen = decoded(png(values, colours=0))
     np.testing.assert_array_equal(seen, np.repeat(values >> 8, 3, axis=2))
@@ -176,7 +176,7 @@ def test_common_files_do_without_pillow(name: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", COMMON)
 def test_read_only_memory(name: str) -> None:
-    """The file is decoded where it lies: no decoder needs to write there, or bytes behind it."""
+    """Decoders read the file in place: they neither write to it nor read beyond its end."""
     data = COMMON[name]
     with mmap.mmap(-1, mmap.PAGESIZE * (1 + len(data) // mmap.PAGESIZE)) as shared:
         start = len(shared) - len(data)
@@ -214,7 +214,7 @@ def test_number_of_scans(num_scans: int) -> None:
 
 
 def test_damaged_files_are_judged_by_pillow() -> None:
-    """What we make an image of, Pillow makes the same image of, metadata left out."""
+    """If a damaged file decodes, Pillow decodes it to the same image, without its metadata."""
     lean = {"jpeg": jpeg.without_metadata, "png": png_format.without_metadata}
     num_images = 0
     for name, data in itertools.islice(damaged(seed=3), 1200):
@@ -238,7 +238,7 @@ HOSTILE_LIMITS = Limits(max_image_pixels=4_000_000)
 
 
 def test_hostile_images(caplog: pytest.LogCaptureFixture) -> None:
-    """An image of the size that was planned, or a typed error; nothing else, and in silence."""
+    """A hostile file becomes an image of the planned size, or a typed error, without any log."""
     num_images = num_refused = 0
     for name, data in hostile_images(seed=1, count=3500):
         try:
@@ -283,7 +283,7 @@ print(resident("VmHWM") - before - longest)
 
 
 def peak_nbytes(*files: bytes) -> int:
-    """By how much a process grows at most that decodes the files, themselves not counted."""
+    """Return the growth of a process that decodes the files, without the files themselves."""
     given = b"".join(len(data).to_bytes(4, "little") + data for data in files) + bytes(4)
     code = MEASURE.replace("{small}", repr(encoded(photo(16, 16), "JPEG")))
     done = subprocess.run(
@@ -294,7 +294,7 @@ def peak_nbytes(*files: bytes) -> int:
 
 
 def test_a_sampling_that_the_fast_decoder_does_not_know() -> None:
-    """4:4:1: four blocks above each other; the same bytes as of 4:1:1, where they are in a row."""
+    """The sampling 4:4:1 has the same bytes as 4:1:1, which the fast decoder supports."""
     data = bytearray(simplejpeg.encode_jpeg(np.asarray(photo(64, 64)), colorsubsampling="411"))
     frame = data.index(b"\xff\xc0")
     assert data[frame + 11] == 0x41
@@ -329,7 +329,7 @@ def test_whatever_pillow_raises_the_image_is_broken(monkeypatch: pytest.MonkeyPa
 
 
 def test_scans_cost_by_the_pixel() -> None:
-    """What may be written in a hundred scans of a small image may not of a large one."""
+    """The limit on the scans of a JPEG depends on its number of pixels."""
     small = encoded(photo(40, 30), "JPEG", progressive=True)
     scan = small[small.rindex(b"\xff\xda") : small.rindex(b"\xff\xd9")]
     many = small[:-2] + scan * 60 + b"\xff\xd9"
@@ -340,7 +340,7 @@ def test_scans_cost_by_the_pixel() -> None:
 
 
 def test_bombs_stay_small() -> None:
-    """Nothing but the pixels of a size that is within the limits costs memory."""
+    """Memory is needed only for the pixels of an allowed size."""
     files = [data for _, data in bombs()]
     assert len(files) > 50
     assert peak_nbytes(*files) < 16 * 4_000_000 + (16 << 20)
@@ -358,7 +358,7 @@ PEAKS = {
     "webp, animated": ("RGB", "WEBP", {"method": 0, "save_all": True, "minimize_size": False}, 21),
     "gif": ("P", "GIF", {}, 8),
 }
-"""A mode and a format with its options, and how many bytes a pixel may need at most."""
+"""A mode, a format, its options, and the maximal number of bytes for each pixel."""
 
 
 @pytest.mark.parametrize("name", PEAKS)
@@ -368,5 +368,5 @@ def test_memory_for_a_pixel(name: str) -> None:
     if "save_all" in options:
         options = {**options, "append_images": [photo(1600, 1200, seed=1)]}
     data = encoded(image, format, **options)
-    file_nbytes = len(data) if format == "PNG" else 0  # a copy, which its decoder wants
+    file_nbytes = len(data) if format == "PNG" else 0  # the PNG decoder needs a copy
     assert peak_nbytes(data) < max_nbytes * 1600 * 1200 + file_nbytes

@@ -1,4 +1,4 @@
-"""The native families against the image processors of `transformers`, image by image."""
+"""The native families against the image processors of `transformers`."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 
 
 FAMILIES: dict[str, Native] = {}
-"""Hypothesis takes no fixtures of a function; these are filled once."""
+"""Filled once by a fixture, because Hypothesis can't use fixtures for each test."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def families(tmp_path_factory: pytest.TempPathFactory) -> None:
-    torch.set_num_threads(1)  # small tensors: with more, threads wait for each other
+    torch.set_num_threads(1)  # with small tensors, more threads only wait for each other
     for name in ("qwen2_vl", "qwen3_vl", "clip", "gemma3"):
         FOLDERS[name](made := tmp_path_factory.mktemp("model"))
         FAMILIES[name] = native(made)
@@ -110,7 +110,7 @@ def native(folder: Path) -> Native:
 
 
 def test_the_guide_to_engines_has_the_features(folder: Path) -> None:
-    """Their names, types, and as many dimensions."""
+    """The guide has the names, types and dimensions of all features."""
     family = native(folder)
     headers = [ImageHeader(300, 200), VideoHeader(300, 200, num_frames=30, frames_per_s=10.0)]
     page = (Path(__file__).parents[2] / "docs" / "writing-an-engine.md").read_text()
@@ -122,7 +122,7 @@ def test_the_guide_to_engines_has_the_features(folder: Path) -> None:
 
 
 def process(family: AnyFamily, image: DecodedImage) -> dict[str, Array]:
-    """The features, in memory that the plan of the image's header asks for."""
+    """Return the features, in arrays of the planned size."""
     plan = family.plan(image.header)
     assert plan is not None
     out = {name: np.full(s.shape, 77, np.dtype(s.dtype)) for name, s in plan.specs.items()}
@@ -136,7 +136,7 @@ def inputs(family: AnyFamily, features: dict[str, Array]) -> dict[str, Array]:
 
 
 def colours_last(family: Native, values: Array) -> Array:
-    """With the channels as the last dimension, and nothing repeated."""
+    """Return the values with the channels as the last dimension, and without repeated frames."""
     if isinstance(family, QwenVlFamily):
         split = values.reshape(len(values), 3, -1, family.patch_size**2)
         assert (split == split[:, :, :1]).all()
@@ -190,7 +190,7 @@ def assert_equal(features: dict[str, Array], expected: Any) -> None:
 
 
 def test_an_image_that_needs_no_resizing(folder: Path) -> None:
-    """Then nothing but the rounding of floats may differ."""
+    """Without resizing, only the rounding of floats may differ."""
     family = native(folder)
     size = (64, 64) if isinstance(family, FixedFamily) else (224, 56)
     if isinstance(family, QwenVlFamily) and family.patch_size == 16:
@@ -207,7 +207,7 @@ def test_an_image_that_needs_no_resizing(folder: Path) -> None:
 
 
 def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
-    """As if the processor had been made with that limit; a fixed size stays as it is."""
+    """The processor with the same limit gives the same features; a fixed size does not change."""
     family, reference, most = native(folder), describe(folder, reference=True), 9_000
     assert isinstance(reference, AdapterFamily)
     bounded, bounded_reference = family.bounded(most), reference.bounded(most)
@@ -224,7 +224,7 @@ def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
         ready = inputs(bounded, process(bounded, image))
         assert (ready["image_grid_thw"] == expected["image_grid_thw"]).all()
         _, rows, columns = expected["image_grid_thw"][0]
-        if min(rows, columns) > family.merge_size:  # a sliver has no fewer
+        if min(rows, columns) > family.merge_size:  # not for very narrow images
             assert rows * columns * family.patch_size**2 <= most
         error = np.abs(ready["pixel_values"] - expected["pixel_values"]).max()
         n = family.normalization
@@ -248,7 +248,7 @@ def test_plans_are_exact(name: str, width: int, height: int) -> None:
         _, rows, columns = features["image_grid_thw"][0].tolist()
         assert rows * columns == len(features["pixel_values"])
         assert planned.prompt == (rows * columns // 4,)
-    # Every byte was written: the same colour everywhere stays that colour.
+    # Every byte was written: an image of one colour has only that colour.
     assert (features["pixel_values"] == 200).all()
 
 
@@ -294,7 +294,7 @@ def test_the_built_in_model(tmp_path: Path) -> None:
 
 
 def test_the_same_greedy_tokens() -> None:
-    """Bytes or the processor's own floats: the built-in model says the same."""
+    """uint8 features and the processor's floats give the same answers of the built-in model."""
     family, reference = native(SHAPES), describe(SHAPES, reference=True)
     assert reference is not None
     model = Qwen2VLForConditionalGeneration.from_pretrained(SHAPES).eval()
@@ -402,7 +402,7 @@ def test_old_names_and_forms_of_settings(tmp_path: Path) -> None:
 
 
 def test_videos_of_qwen(tmp_path: Path) -> None:
-    """Their settings are read, from their own file or, as transformers does, from the images'."""
+    """The settings come from the video file or, as in `transformers`, from the image file."""
     make_qwen(tmp_path, "qwen3_vl", size=EDGES, patch_size=16)
     own = {"size": {"shortest_edge": 4096, "longest_edge": 9_000_000}, "fps": 4, "max_frames": 64}
     (tmp_path / "video_preprocessor_config.json").write_bytes(msgspec.json.encode(own))
@@ -422,7 +422,7 @@ def test_videos_of_qwen(tmp_path: Path) -> None:
 
 
 def test_the_servers_own_limit_of_frames(tmp_path: Path) -> None:
-    """It may be closer than the folder's, and never is wider."""
+    """The server's limit can only lower the limit of the folder."""
     make_qwen(tmp_path, "qwen3_vl", size=EDGES, patch_size=16)
     own = {"size": {"shortest_edge": 4096, "longest_edge": 9_000_000}, "max_frames": 64}
     (tmp_path / "video_preprocessor_config.json").write_bytes(msgspec.json.encode(own))
@@ -541,7 +541,7 @@ def test_plans_count_what_stands_in_the_prompt() -> None:
 
 
 def test_the_example_of_the_guide(tmp_path: Path) -> None:
-    """It says the same as the family that is there for such models."""
+    """The example gives the same features as the native family for such models."""
     page = (Path(__file__).parents[2] / "docs" / "adding-a-family.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"__name__": "square"}

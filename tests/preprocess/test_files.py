@@ -1,6 +1,6 @@
 """Generated files, from bytes to patches, against Pillow's pixels and the processor's own code.
 
-With ``--storm`` there are 5,000 of them, as many as the figures in the note are of.
+With ``--storm`` there are 5,000 of them, as many as in the published figures.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ours(family: QwenVlFamily, data: bytes) -> np.ndarray:
 
 
 def theirs(processor: Any, family: QwenVlFamily, pixels: np.ndarray) -> np.ndarray:
-    """Its floats, as the bytes that they were made of."""
+    """Return the processor's features, converted from floats back to bytes."""
     made = processor(images=Image.fromarray(pixels), return_tensors="np")["pixel_values"]
     n, channels = family.normalization, made.reshape(len(made), 3, 2, -1)[:, :, 0]
     std, mean = (np.array(each)[:, None] for each in (n.std, n.mean))
@@ -70,7 +70,7 @@ def theirs(processor: Any, family: QwenVlFamily, pixels: np.ndarray) -> np.ndarr
 
 
 def by_torch(family: QwenVlFamily, pixels: np.ndarray) -> np.ndarray:
-    """torchvision leaves bytes to torch; its patches are cut as above."""
+    """Resize with torch, as torchvision does; cut patches as in the other test."""
     size = family.resized(pixels.shape[1], pixels.shape[0])
     made = torch.nn.functional.interpolate(
         torch.tensor(pixels).permute(2, 0, 1)[None].contiguous(),
@@ -106,7 +106,7 @@ def test_files_become_what_the_processor_makes_of_them(
         )
         apart = np.abs(made - expected).max()
         assert apart <= 1, (index, KINDS[index % len(KINDS)], pixels.shape)
-        num_unequal += int(apart > 0)  # a report's properties are sent between processes
+        num_unequal += int(apart > 0)  # a process of pytest-xdist reports properties
     record_property("unequal", num_unequal)
     print(f"{rule}: {num_unequal} of {num_files} files differ, by 1")
     assert num_unequal <= MOST_UNEQUAL * num_files

@@ -1,4 +1,4 @@
-"""No change of pixels keeps the old keys: features of a corpus, against recorded ones."""
+"""Features of a corpus against recorded ones: changed pixels need new cache keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_features_of_the_corpus_are_those_of_the_recorded_version(
     record: tuple[golden.Record, dict[str, Array]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the compiled part and without: their features have the same keys."""
+    """The features with the compiled part and without it share keys, so they must be equal."""
     if part == "libraries":
         monkeypatch.setattr(resize, "compiled", None)
     made = golden.decoded_features() | golden.family_features() | golden.processor_features()
@@ -124,7 +124,7 @@ def test_the_corpus_is_complete_and_small() -> None:
 def test_each_kind_of_family_is_in_the_record(
     record: tuple[golden.Record, dict[str, Array]], tmp_path: Path
 ) -> None:
-    """A family that is added needs its folder in `golden.FAMILIES`."""
+    """A new family needs a folder in `golden.FAMILIES`."""
     tags = set()
     for name, make in golden.FAMILIES.items():
         folder = tmp_path / name
@@ -160,7 +160,7 @@ def test_the_fingerprint_follows_the_version_and_the_machine(
 def test_the_fingerprint_follows_the_libraries_that_take_part(
     library: str, tmp_path: Path, family: AnyFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new torch changes no key of a family that needs none."""
+    """A new version of torch changes no keys of a family that does not use it."""
     adapter = describe(tmp_path, reference=True)
     assert adapter is not None
     torchvisions = family.resizing("torchvision")
@@ -183,7 +183,7 @@ def test_the_fingerprint_follows_the_libraries_that_take_part(
 
 
 def torch_for(compiled: object) -> tuple[str, ...]:
-    """Torch resizes where there is no compiled part."""
+    """Return torch where it resizes, because the compiled part is missing."""
     return ("torch",) if compiled is None else ()
 
 
@@ -191,7 +191,7 @@ def torch_for(compiled: object) -> tuple[str, ...]:
 def test_the_fingerprint_is_the_same_with_and_without_the_compiled_part(
     tmp_path: Path, family: AnyFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Pillow's rule the features are the same."""
+    """With Pillow's resize rule, the features are the same."""
     before = fingerprint(tmp_path, family)
     monkeypatch.setattr(resize, "compiled", None)
     assert fingerprint(tmp_path, family) == before

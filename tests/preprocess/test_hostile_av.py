@@ -1,4 +1,4 @@
-"""No video or audio, whatever is in it, does more to a worker than fail with a typed error."""
+"""Damaged video and audio files only fail with a typed error, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_CASE_S = 10.0
 """Of processor time."""
 MAX_CASE_KB = 300_000
 MAX_ALL_S = 900.0
-"""On a busy machine; by itself it takes a minute or two."""
+"""On a busy machine; on an idle one, the test takes a minute or two."""
 
 
 @pytest.mark.timeout(1000)
@@ -36,7 +36,7 @@ def test_hostile_files() -> None:
             if outcome.startswith("raised") or took_s > MAX_CASE_S or more_kb > MAX_CASE_KB:
                 wrong.append(f"{kind}, {name}: {outcome}, {took_s} s, {more_kb} kB")
         first = -1
-        if done.returncode != 0 and lines:  # on to those behind the one that it died of
+        if done.returncode != 0 and lines:  # go on with the case behind the fatal one
             number, name, kind = lines[-2 + len(lines) % 2]
             wrong.append(f"{kind}, {name}: the process died ({done.returncode})")
             first = number + 1

@@ -1,4 +1,4 @@
-"""Tiles of images against the image processor of `transformers`."""
+"""InternVL's image tiles against the image processor of `transformers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain form of `native/lanes.h`, which machines without AVX2 run, under the sanitizer."""
+"""The portable code of `native/lanes.h`, for machines without AVX2, with the sanitizer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wrapped(weights: list[int], rows: np.ndarray, shift: int) -> np.ndarray:
-    """Sums of 32 bits that wrap, rounded and cut to bytes."""
+    """Return wrapping 32-bit sums, rounded and clipped to bytes."""
     with np.errstate(over="ignore"):
         sums = np.full(LANES, 1 << (shift - 1), np.uint32)
         for weight, row in zip(weights, rows, strict=True):
@@ -66,8 +66,8 @@ def wrapped(weights: list[int], rows: np.ndarray, shift: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("weights", "shift"),
     [
-        ([1 << 22], 22),  # as it is
-        ([-(1 << 19), 5 << 20, -(1 << 19)], 22),  # of a filter, with negative lobes
+        ([1 << 22], 22),  # weight 1
+        ([-(1 << 19), 5 << 20, -(1 << 19)], 22),  # a filter with negative lobes
         ([1 << 13] * 8, 16),
         ([2**31 - 1, 2**31 - 1], 30),
         ([-(2**31), 2**31 - 1, -(2**31)], 22),

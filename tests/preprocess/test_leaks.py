@@ -1,4 +1,4 @@
-"""A worker decodes for weeks: what it has decoded must not leave memory allocated."""
+"""Decoders free all their memory, as a worker runs for weeks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.media_files import make_av_audio, make_video, tone
 
 _NUM_WARM, _NUM = 100, 400
 _MOST_NBYTES_EACH = 100
-"""The read buffer that PyAV leaks with a generator that is not closed has 148 bytes."""
+"""A PyAV generator that is not closed leaks a read buffer of 148 bytes."""
 
 
 class _MallInfo(ctypes.Structure):

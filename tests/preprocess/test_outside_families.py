@@ -1,4 +1,4 @@
-"""A family of another package: installed as packages are, found by its entry point, and served."""
+"""A plugin family: installed as a package, found by its entry point, and served."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NO_ENTRY = 5
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that packages are installed into."""
+    """Return a folder from which packages are imported."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -211,7 +211,7 @@ def test_a_configuration_that_is_none(config: str, tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_make_no_sense(config: dict[str, Any], tmp_path: Path) -> None:
-    """Whoever reads them: it is told which folder, or is no business of ours."""
+    """Invalid settings are an error that names the folder, whichever library reads them."""
     write_config(tmp_path, **config)
     processor = {"llava": "CLIP", "qwen2_vl": "Qwen2VL", "glm4v": "Glm4v"}[config["model_type"]]
     settings = {"image_processor_type": f"{processor}ImageProcessor"}
@@ -223,7 +223,7 @@ def test_settings_that_make_no_sense(config: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_the_adapter_takes_one_from_outside(site: Path, tmp_path: Path) -> None:
-    """What it is told travels with it."""
+    """The adapter is sent to workers with the settings of the plugin family."""
     install(site, "strips = strips_family:ENTRY")
     family = describe(make_folder(tmp_path / "model"))
     assert isinstance(family, OutsideFamily)

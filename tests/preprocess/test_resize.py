@@ -1,4 +1,4 @@
-"""Resizing against Pillow, and against torchvision's rule; compiled, and by libraries."""
+"""Resizing with the compiled part and with libraries, against Pillow's and torchvision's rules."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ needs_compiled = pytest.mark.skipif(resize.compiled is None, reason="there is no
 
 @pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "libraries"])
 def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who resizes."""
+    """Select the implementation of the resizing."""
     if request.param == "libraries":
         monkeypatch.setattr(resize, "compiled", None)
     return str(request.param)
 
 
 def some_size(rng: np.random.Generator) -> tuple[int, int]:
-    """Often tiny: what lies beside a row or behind it must not be seen."""
+    """Draw a size, often a tiny one, to find reads beyond the end of a row or of the image."""
     most = int(rng.choice([5, 40, 300]))
     return int(rng.integers(1, most)), int(rng.integers(1, most))
 
 
 @pytest.mark.parametrize("resample", FILTERS, ids=lambda each: each.name)
 def test_resizing_is_pillows_to_the_bit(resample: Image.Resampling, part: str) -> None:
-    """With the compiled part and without: features of both nodes have one key."""
+    """The results with and without the compiled part have the same cache key."""
     rng = np.random.default_rng(int(resample) + 100)
     for index in range(150):
         pixels = draw_pixels(rng, *some_size(rng), index % 3)
@@ -56,7 +56,7 @@ def test_resizing_is_pillows_to_the_bit(resample: Image.Resampling, part: str) -
 
 
 def test_large_images_are_pillows_to_the_bit(part: str) -> None:
-    """Made in many strips, with few weights each and with hundreds."""
+    """Large images are resized in strips, with a few weights or with hundreds for each pixel."""
     rng = np.random.default_rng(8)
     sizes = ((700, 1900), (690, 1910)), ((3000, 500), (10, 490)), ((60, 4000), (50, 7))
     for (width, height), size in sizes:
@@ -113,7 +113,7 @@ def test_what_can_not_be_written_is_refused() -> None:
 
 @pytest.mark.parametrize("first", ["width", "height"])
 def test_the_order_of_the_two_directions_is_pillows(first: str, part: str) -> None:
-    """Values are clipped between them, so the other order would be far off."""
+    """Values are clipped between the passes, so the other order would give other results."""
     noise = np.random.default_rng(0).integers(0, 2, (200, 200, 3)).astype(np.uint8) * 255
     size = (110, 150) if first == "width" else (150, 50)
     expected = np.asarray(Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC))
@@ -122,7 +122,7 @@ def test_the_order_of_the_two_directions_is_pillows(first: str, part: str) -> No
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "lanczos"])
 def test_torchvisions_rule(mode: str, part: str) -> None:
-    """Channel by channel, as torchvision is given an image; whatever it is enlarged by."""
+    """Each channel is resized as in torchvision, for any factor."""
     rng = np.random.default_rng(5)
     resampling = Resampling(int(Image.Resampling[mode.upper()]), "torchvision")
     for index in range(40):
@@ -167,7 +167,7 @@ def test_read_only_pixels() -> None:
 
 
 def test_pixels_lie_as_they_like(part: str) -> None:
-    """By planes, as what was resized before, in part of a larger image, or turned."""
+    """Pixels may be planes, a part of a larger image, or reversed."""
     whole = np.random.default_rng(3).integers(0, 256, (50, 70, 3), np.uint8)
     expected = BICUBIC.resize(np.ascontiguousarray(whole[4:44, 5:65]), 30, 20)
     planes = np.ascontiguousarray(whole.transpose(2, 0, 1)).transpose(1, 2, 0)
@@ -180,7 +180,7 @@ def test_pixels_lie_as_they_like(part: str) -> None:
 
 @pytest.mark.parametrize("size", [(12, 8), (7, 5), (40, 90)], ids=str)
 def test_patches(size: tuple[int, int], part: str) -> None:
-    """Of an image that is as large already, and of ones that are resized."""
+    """Patches of images that are resized, and of one that already has the right size."""
     patch, merge, frames = 2, 2, 2
     images = np.random.default_rng(1).integers(0, 256, (frames, size[1], size[0], 3), np.uint8)
     out = np.zeros((24, 3 * frames * patch**2), np.uint8)
@@ -201,7 +201,7 @@ def test_patches(size: tuple[int, int], part: str) -> None:
 
 
 def test_patches_are_written_in_place(part: str) -> None:
-    """Whatever the strides of what they are written to."""
+    """The strides of the target do not matter."""
     pixels = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3)
     whole, scattered = np.zeros((4, 12), np.uint8), np.zeros((24, 4), np.uint8).T[:, ::2]
     for out in (whole, scattered):
@@ -212,7 +212,7 @@ def test_patches_are_written_in_place(part: str) -> None:
 
 @pytest.mark.parametrize(("rule", "needs_torch"), [("pillow", False), ("torchvision", True)])
 def test_torch_is_loaded_only_where_it_resizes(rule: str, needs_torch: bool) -> None:
-    """A pool starts a second sooner without."""
+    """Without torch, a pool of workers starts a second sooner."""
     lines = (
         "import sys, numpy as np",
         "from afferent.media.transforms import resize",

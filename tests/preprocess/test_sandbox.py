@@ -1,4 +1,4 @@
-"""What a confined process can't do, tried in one."""
+"""Operations that a confined process can't do, attempted in such a process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_left_to_a_worker(is_busy: bool, tmp_path: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, **ENV},  # numpy starts no threads
+        env={**os.environ, **ENV},  # without threads of numpy
     )
     assert done.returncode == (-signal.SIGXCPU if is_busy else 0), done.stderr
     outcomes = json.loads(done.stdout)
@@ -100,7 +100,7 @@ def test_what_is_left_to_a_worker(is_busy: bool, tmp_path: Path) -> None:
 
 
 def attempted(what: str) -> dict[str, str]:
-    """See `tests.preprocess.confined`."""
+    """Run a function of `tests.preprocess.confined`; return its outcomes."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.preprocess.confined", what],
         capture_output=True,
@@ -124,8 +124,8 @@ ALLOWED = """
     set_tid_address setitimer shutdown sigaltstack stat statx sysinfo time times uname write
     writev
 """
-"""What a confined process may call with arguments of -1. A call that is added here widens what a
-decoder that was taken over can do.
+"""System calls that a confined process may make with arguments of -1. Each further call gives more
+power to a decoder that an attacker controls.
 """
 ATTACKS = {
     "rt_sigqueueinfo": 129,
@@ -160,10 +160,10 @@ ATTACKS = {
     "clone3": 435,
     "openat2": 437,
 }
-"""Numbers on x86-64."""
+"""Numbers of system calls on x86-64."""
 
 UPROBES = {335, 336}
-"""The kernel's own returns from probes, which filters don't see: any other caller gets an error, or
+"""The kernel's own returns from probes, which filters don't see; other callers get an error or
 SIGILL.
 """
 
@@ -172,7 +172,7 @@ needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers a
 
 @needs_x86
 def test_each_system_call_but_the_allowed_ones_is_refused() -> None:
-    """By its number, in a process of its own: by EPERM, or like one that the kernel lacks."""
+    """The error is EPERM, or ENOSYS for new calls, as if the kernel lacked them."""
     outcomes = attempted("calls")
     refused = {
         int(number)
@@ -201,7 +201,7 @@ def test_only_code_that_is_not_known_here_starts_threads() -> None:
 
 
 def test_threads_have_an_end() -> None:
-    """By memory for their stacks, or by the number of tasks."""
+    """The limit is the memory for stacks, or the number of tasks."""
     assert 1 <= int(attempted("bomb")["threads"]) < 2_000
 
 
@@ -216,7 +216,7 @@ def test_root_keeps_no_capability() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="others have no capabilities")
 def test_second_thread_keeps_no_capability() -> None:
-    """capset(2) is about one thread: others have to be started after it."""
+    """capset(2) changes one thread only: other threads have to be started after it."""
     none = " ".join(["0" * 16] * 2)
     found = attempted("capabilities_of_threads")
     assert found["started after"] == f"{none}, {none}"
@@ -224,7 +224,7 @@ def test_second_thread_keeps_no_capability() -> None:
 
 
 def test_each_decoder_and_family_works_confined() -> None:
-    """With the same results as outside: no library is loaded later, no call is missed."""
+    """The results are the same as outside of the sandbox."""
     if golden.recorded() is None:
         pytest.skip("no features are recorded for this kind of machine")
     outcome = json.loads(attempted("corpus")["features"])

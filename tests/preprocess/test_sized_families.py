@@ -1,6 +1,4 @@
-"""Families whose features follow an image's own size, against processors and models of
-`transformers`.
-"""
+"""Families whose features depend on the size of an image, against `transformers`."""
 
 from __future__ import annotations
 
@@ -40,12 +38,12 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "mistral3": families.make_mistral3,
 }
 FAR = 3
-"""Of 255: Idefics3's images are resized three times, each of which may be off by 1."""
+"""Of 255: Idefics3's images are resized three times, each with an error of up to 1."""
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)  # small tensors: with more, threads wait for each other
+    torch.set_num_threads(1)  # with small tensors, more threads only wait for each other
     made = tmp_path_factory.mktemp("model")
     MAKERS[request.param](made)
     return made
@@ -70,7 +68,7 @@ def inputs(family: AnyFamily, features: dict[str, Array]) -> dict[str, torch.Ten
 
 
 def usable(family: Known, count: int) -> list[DecodedImage]:
-    """Images that are not too narrow."""
+    """Return the images that the family accepts; the others are too narrow."""
     found = []
     for image in decoded_images(seed=4, count=count):
         try:
@@ -112,11 +110,11 @@ def test_as_the_processor_makes_them(folder: Path) -> None:
 
 
 def test_as_many_rows_as_places(folder: Path) -> None:
-    """Of the model itself; and they are of this image."""
+    """The model makes the planned number of embeddings, and they depend on the image."""
     family, model = known(folder), load_model(folder)
     nums, sums = set(), set()
     for image in usable(family, 40):
-        if family.plan(image.header).num_embeds == 1:  # more than Mistral 3's own can do
+        if family.plan(image.header).num_embeds == 1:  # Mistral 3's own code fails here
             continue
         with torch.inference_mode():
             out = model.get_image_features(**inputs(family, process(family, image)))
@@ -131,7 +129,7 @@ def test_as_many_rows_as_places(folder: Path) -> None:
 
 
 def test_every_byte_is_written(folder: Path) -> None:
-    """The same colour everywhere stays that colour, but for a border that shows nothing."""
+    """An image of one colour has only that colour, and black in its borders."""
     family = known(folder)
     for width, height in [(90, 60), (60, 90), (31, 200), (300, 299), (7, 7)]:
         image = DecodedImage(np.full((height, width, 3), 200, np.uint8))
@@ -141,7 +139,7 @@ def test_every_byte_is_written(folder: Path) -> None:
 
 
 def test_prompts(folder: Path) -> None:
-    """As the whole processors write them, as far as these need no torchvision."""
+    """The prompts are those of the whole processors, as far as these work without torchvision."""
     family = known(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     embed = tokenizer.convert_ids_to_tokens(family.image.embed)
@@ -222,7 +220,7 @@ OTHERS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 def test_settings_that_are_not_done(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor are those that a model and its processor do not agree on."""
+    """Unsupported settings are refused, and settings on which model and processor differ."""
     MAKERS[name](tmp_path)
     assert describe(tmp_path) is not None
     assert not caplog.records

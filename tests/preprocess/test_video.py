@@ -1,4 +1,4 @@
-"""Videos: the frames that are decoded, and the features that Qwen-VL's processors make of them."""
+"""Videos: the decoded frames, and the features of Qwen-VL's video processors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GENERATIONS: tuple[Generation, ...] = ("qwen2", "qwen2_5", "qwen3")
 
 
 def reference_frames(file: bytes) -> list[Pixels]:
-    """All frames, decoded one after another."""
+    """Decode all frames one after another."""
     with av.open(io.BytesIO(file)) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
@@ -59,7 +59,7 @@ def test_frames_are_those_of_a_plain_decoder(codec: str, container: str) -> None
 
 
 def test_open_groups_of_pictures() -> None:
-    """A keyframe's leading frames need the frames before it."""
+    """The frames that lead to a keyframe need the frames before it."""
     options = {"x264-params": "open-gop=1:bframes=3:b-adapt=0:scenecut=0"}
     file = make_video(num_frames=60, gop=10, options=options)
     expected = reference_frames(file)
@@ -118,14 +118,14 @@ def test_limits() -> None:
 
 
 def test_a_container_without_a_length() -> None:
-    """As a browser records it."""
+    """Recordings of a browser have no length."""
     file = make_video("vp9", container="webm", options={})
     with open_video(file.replace(b"\x44\x89\x88", b"\xec\x88\x88"), LIMITS) as video:
         assert video.header.num_frames == 32
 
 
 def test_nothing_holds_on_to_the_bytes() -> None:
-    """They are in shared memory, which another file will be written to."""
+    """The file is in shared memory, which is reused for other files."""
     file = bytearray(make_video(num_frames=12))
     view = memoryview(file)
     with open_video(view, LIMITS) as video:
@@ -134,7 +134,7 @@ def test_nothing_holds_on_to_the_bytes() -> None:
     with pytest.raises(InvalidMedia), open_video(view[:500], LIMITS):
         pass
     view.release()
-    file.clear()  # fails while somebody has a view of it
+    file.clear()  # fails while a view exists
 
 
 def test_pcm_beside_a_video_is_not_counted_sample_by_sample() -> None:
@@ -172,7 +172,7 @@ def test_a_size_that_changes() -> None:
     other = make_video(num_frames=24, gop=12, width=176)
     with open_video(file, LIMITS) as video:
         assert len(list(video.frames([0, 23]))) == 2
-    # Matroska may bring new parameters with every keyframe: two streams, one after the other.
+    # In Matroska, each keyframe can have new parameters: write two streams, one after the other.
     both = io.BytesIO()
     with av.open(both, "w", format="matroska") as out:
         for number, part in enumerate((bytes(file), other)):
@@ -195,7 +195,7 @@ def test_a_size_that_changes() -> None:
 
 
 def _with_headers(packet: av.Packet, extradata: bytes | None) -> av.Packet:
-    """The packet behind the parameter sets of an ``avcC`` box."""
+    """Return the packet behind the parameter sets from an ``avcC`` box."""
     data = extradata or b""
     sps_nbytes = int.from_bytes(data[6:8], "big")
     pps_at = 8 + sps_nbytes + 1
@@ -227,7 +227,7 @@ Ask = Callable[[list[tuple[str, list[Any]]]], list[Any]]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    """See `tests.preprocess.qwen_video_reference`."""
+    """Start `tests.preprocess.qwen_video_reference`; yield a function that asks it."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.preprocess.qwen_video_reference"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as child:
@@ -271,7 +271,7 @@ def test_sampled_frames(ask: Ask) -> None:
     for (settings, header), expected in zip(cases, answers, strict=True):
         indices = sampled_indices(settings, header)
         assert len(indices) == len(expected)
-        # torch's float32 steps depend on the width of the machine's vectors in the last bit.
+        # The last bit of torch's float32 sequences depends on the vector width of the machine.
         assert max(abs(a - b) for a, b in zip(indices, expected, strict=True)) <= 1
         num_different += indices != expected
         assert settings.generation != "qwen3" or indices == expected

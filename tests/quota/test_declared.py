@@ -1,4 +1,4 @@
-"""How the classes of the pure parts are declared."""
+"""The declarations of small classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from afferent.store import state as store_state
 
 
 def test_what_there_is_many_of_is_small() -> None:
-    """Dataclasses of the store, of scheduling and of quotas have slots."""
+    """Dataclasses of the store, of the scheduler and of quotas have slots."""
     folders = [store_state, schedule, admission]
     found = [
         kind
@@ -31,6 +31,6 @@ def test_what_there_is_many_of_is_small() -> None:
 
 @pytest.mark.parametrize("kind", [Share, EncoderInput, Placed, Encode, Chunk, Step])
 def test_what_is_sent_is_short_and_has_nothing_else_in_it(kind: type[msgspec.Struct]) -> None:
-    """These go between processes many times a second: as lists, without names."""
+    """These are sent between processes very often: as arrays, without field names."""
     config = kind.__struct_config__
     assert (config.frozen, config.array_like, config.forbid_unknown_fields) == (True, True, True)

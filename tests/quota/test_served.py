@@ -1,4 +1,4 @@
-"""The fair order of requests that are served a little at a time."""
+"""The fair order of requests that are served in small units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from afferent.admission.shares import NAMELESS, Share
 
 
 def serve(served: Served[str], entered: dict[str, Share], num: int) -> Counter[str]:
-    """Give a unit to the first request, so many times; return the units of each."""
+    """Serve the first request one unit at a time; return the units of each."""
     had: Counter[str] = Counter()
     for _ in range(num):
         first = min(entered, key=lambda each: served.rank(each, entered[each]))

@@ -1,4 +1,4 @@
-"""Fair shares: the bounds of the algorithm, over random histories."""
+"""The fair queue: bounds of the algorithm over random histories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_small_request_is_not_behind_all_items_of_a_large_one() -> None:
 
 
 def test_request_with_few_items_is_before_requests_with_many() -> None:
-    """Twenty requests of eight images each wait: a single image waits for none of them."""
+    """Twenty requests of eight images each are queued: a single image waits for none of them."""
     queue: FairQueue[str] = FairQueue()
     for number in range(160):
         queue.push(f"many {number}", flow=number % 20, cost=3)
@@ -62,7 +62,7 @@ def test_request_with_many_items_is_served_though_small_ones_never_stop() -> Non
 
 
 def test_a_large_item_waits_for_no_more_small_ones_than_its_own_work() -> None:
-    """Nobody starves, however many requests keep coming."""
+    """No item starves, however many requests arrive."""
     queue: FairQueue[object] = FairQueue()
     queue.push("large", flow="large", cost=1000)
     served = 0
@@ -75,7 +75,7 @@ def test_a_large_item_waits_for_no_more_small_ones_than_its_own_work() -> None:
 
 
 def test_places_are_left_for_tenants_that_come_later() -> None:
-    """Whoever queues with all he has leaves as much free as he takes himself."""
+    """A tenant that fills the queue leaves as many places free as it takes."""
     queue: FairQueue[tuple[str, int]] = FairQueue()
     taken = []
     for name in ("one", "two", "three"):
@@ -127,7 +127,7 @@ def test_an_idle_tenant_saves_nothing_up() -> None:
 
 
 def test_work_is_charged_as_it_was() -> None:
-    """Of two that tell the same, who takes ten times as long gets a tenth of the items."""
+    """Two tenants declare the same cost; the one that takes ten times as long gets a tenth."""
     queue: FairQueue[tuple[str, int]] = FairQueue()
     for name in ("liar", "honest"):
         for number in range(1000):
@@ -151,7 +151,7 @@ def test_what_took_less_is_given_back_but_not_saved_up() -> None:
         queue.push(("one", number), share=one, flow=0, cost=1)
         queue.push(("other", number), share=other, flow=0, cost=1)
     queue.pop()
-    queue.charge(one, -1000)  # while others wait
+    queue.charge(one, -1000)  # while others are queued
     queue.validate()
     served = Counter((queue.pop() or ("", 0))[0] for _ in range(20))
     assert served["one"] == pytest.approx(10, abs=1)
@@ -199,7 +199,7 @@ def test_an_item_waits_once() -> None:
 
 
 def test_tenants_are_looked_through_seldom() -> None:
-    """Else each that comes would cost as much as there are."""
+    """Else each new tenant would cost a search through all of them."""
     queue: FairQueue[int] = FairQueue()
     tenants = queue._tenants
     for number in range(60):
@@ -216,7 +216,7 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
         queue.push(number, share=Share(str(number)), flow=0, cost=1)
         queue.pop()
     assert len(queue._tenants) < 200
-    for number in range(3):  # while others have work
+    for number in range(3):  # tenants that always have work
         queue.push(-1 - number, share=Share(f"stays {number}", weight=1e-6), flow=0, cost=1)
     for number in range(10_000):
         queue.push(number, share=Share(str(number)), flow=0, cost=1)
@@ -227,8 +227,10 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
 
 
 def history(seed: int) -> None:
-    """Tenants that are never without work get it by weight, within one item of each: the bound of
-    start-time fair queueing. All else comes and goes.
+    """Check the fairness of a random history.
+
+    Tenants that always have work get it by weight, within one item of each. This is the bound of
+    start-time fair queueing. All other tenants come and go.
     """
     rng = random.Random(seed)
     queue: FairQueue[int] = FairQueue()

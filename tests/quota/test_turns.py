@@ -1,4 +1,4 @@
-"""Turns: the bounds of fair queueing over random histories, and that nothing is left behind."""
+"""Fair scheduling: bounds over random histories, and no memory leaks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_tenant_saves_nothing_up_while_it_is_idle() -> None:
 
 
 def test_tenants_are_looked_through_seldom() -> None:
-    """Else each that comes would cost as much as there are."""
+    """Else each new tenant would cost a search through all of them."""
     turns: Turns[int] = Turns()
     tenants = turns._tenants
     for number in range(60):
@@ -83,8 +83,10 @@ def test_who_comes_and_leaves_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nobody_waits_for_more_than_if_all_went_on_at_once(seed: int) -> None:
-    """Items of one tenant against the same items served at equal rates: with exact clocks none
-    ends later than there by more than the largest item; ours is told of work by quanta.
+    """An item ends at most one largest item and one quantum later than with equal rates.
+
+    With exact clocks the bound would be the largest item alone; the scheduler learns of work by
+    quanta.
     """
     for history in range(NUM_HISTORIES // 20):
         random_ = random.Random((seed << 16) + history)
@@ -130,7 +132,7 @@ def _by_turns(arrivals: dict[int, list[tuple[int, int]]]) -> dict[int, float]:
 
 
 def _at_once(arrivals: dict[int, list[tuple[int, int]]]) -> dict[int, float]:
-    """When each would be done if all that are there went on at equal rates."""
+    """Return the time at which each item ends if all items are served at equal rates."""
     left: dict[int, float] = {}
     ends: dict[int, float] = {}
     now = 0.0

@@ -1,4 +1,4 @@
-"""A process that becomes ready, ends or hangs, as its settings say."""
+"""A process that becomes ready, ends or hangs, as its settings select."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from afferent.runtime import cgroup, memory
 from afferent.types import GiB, MiB
 
 NONE_1 = 9223372036854771712
-"""Version 1's word for no limit."""
+"""The value of version 1 for "no limit"."""
 
 
 class Groups:
-    """A ``/proc/self`` and hierarchies of both versions, under a folder."""
+    """A fake ``/proc/self`` and hierarchies of both versions, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.mounts = folder / "proc", folder / "cgroup with a blank"
@@ -23,8 +23,10 @@ class Groups:
         self._membership, self._mountinfo = list[str](), list[str]()
 
     def mount(self, name: str, *, root: str = "/", group: str = "/") -> Path:
-        """A hierarchy, named by its controllers or ``unified``, in which this process is in
-        ``group``, and of which ``root`` is visible; the folder of that.
+        """Mount a hierarchy and return its folder.
+
+        It is named by its controllers, or ``unified``; this process is in ``group``, and only the
+        part below ``root`` is visible.
         """
         path = self.mounts / name
         path.mkdir(parents=True)
@@ -47,7 +49,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 def write(folder: Path, **figures: object) -> Path:
-    """Files such as ``memory.max``, whose dot is an underscore here."""
+    """Write files such as ``memory.max``, which is ``memory_max`` as an argument."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         (folder / name.replace("_", ".", 1)).write_text(f"{figure}\n")
@@ -89,9 +91,7 @@ def test_least_of_both_versions_and_all_groups(groups: Groups) -> None:
 
 
 def test_container_sees_its_own_group_at_the_mount(groups: Groups) -> None:
-    """With Docker on version 1, the host's path is in ``/proc/self/cgroup``, and only the
-    container's group is mounted.
-    """
+    """Docker on version 1 mounts only the container's group, but shows its path on the host."""
     top = groups.mount("memory", root="/docker/3f", group="/docker/3f/inner")
     write(top, memory_limit_in_bytes=3 * MiB)
     write(top / "inner", memory_limit_in_bytes=2 * MiB)
@@ -120,8 +120,8 @@ def test_no_groups_leave_the_machine(groups: Groups, monkeypatch: pytest.MonkeyP
         ({"cpu_max": "max 100000"}, 64),
         ({"cpu_max": "400000 100000"}, 4),
         ({"cpu_max": "250000 100000"}, 2),
-        ({"cpu_max": "50000 100000"}, 1),  # never less
-        ({"cpu_max": "12800000 100000"}, 64),  # more than there are
+        ({"cpu_max": "50000 100000"}, 1),  # at least 1
+        ({"cpu_max": "12800000 100000"}, 64),  # more than the machine has
         ({"cpu_cfs_quota_us": -1, "cpu_cfs_period_us": 100_000}, 64),
         ({"cpu_cfs_quota_us": 300_000, "cpu_cfs_period_us": 100_000}, 3),
         ({"cpu_cfs_quota_us": 300_000, "cpu_cfs_period_us": 0}, 64),

@@ -1,4 +1,4 @@
-"""Who is late, by a clock of the test's own; and what a process's beats look like to others."""
+"""Heartbeats: late processes, and the heartbeat table that other processes read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def board() -> Iterator[Board]:
 
 
 class Looks:
-    """A watcher that looks each period, by a clock that only this moves."""
+    """A watcher that polls once per period, with a simulated clock."""
 
     def __init__(self) -> None:
         self.watch = Watch(timeout_s=TIMEOUT_S)
@@ -52,7 +52,7 @@ class Looks:
         return self.watch.overdue
 
     def until_overdue(self, **beats: int) -> float:
-        """How long it takes, with these beats all the time."""
+        """Return the time until a process is overdue, with these heartbeats at each poll."""
         start_s = self.now_s
         while not self.look(**beats):
             assert self.now_s < start_s + 10 * TIMEOUT_S
@@ -76,12 +76,12 @@ def test_who_rests_is_not_waited_for() -> None:
     looks.look(one=1)
     looks.until_overdue(one=1)
     assert looks.look() == []
-    assert looks.look(one=1) == []  # it has been started again, and has all of its time
+    assert looks.look(one=1) == []  # it was restarted, and gets its full time
     assert looks.until_overdue(one=1) == pytest.approx(TIMEOUT_S)
 
 
 def test_a_watcher_that_slept_blames_nobody() -> None:
-    """The machine was suspended, or had no time for anybody."""
+    """The machine was suspended or overloaded."""
     looks = Looks()
     looks.look(one=1)
     for _ in range(5):
@@ -170,4 +170,4 @@ def test_what_the_kernel_says_of_a_process() -> None:
     assert stat is not None
     assert (stat.is_stopped, stat.session) == (False, os.getsid(0))
     assert stat.start_ticks > 0
-    assert ProcStat.read(2**22 + 1) is None  # beyond the highest pid that there can be
+    assert ProcStat.read(2**22 + 1) is None  # beyond the highest possible process id

@@ -1,4 +1,4 @@
-"""One port: a socket that outlives its frontend, or one for each of several."""
+"""A port: one socket that outlives its frontend, or a socket for each frontend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def number(port: Port) -> int:
 
 
 def accept(listeners: Sequence[socket.socket], expected: int) -> list[int]:
-    """How many connections wait at each: so many in all, as soon as the kernel has seen to it."""
+    """Count the waiting connections of each listener, until the total is reached."""
     nums = [0] * len(listeners)
 
     def has_all() -> bool:
@@ -81,7 +81,7 @@ def test_several_share_connections_and_none_waits_for_the_dead() -> None:
 def test_a_port_that_is_taken_is_refused(num_listeners: int) -> None:
     for num_of_the_other in (1, 2):
         other = Port("127.0.0.1", 0, num_listeners=num_of_the_other)
-        with pytest.raises(ConfigError, match="in use"):  # its frontends are still being started
+        with pytest.raises(ConfigError, match="in use"):  # its frontends are not ready yet
             Port("127.0.0.1", number(other), num_listeners=num_listeners)
         with other.open() as listener:
             listener.listen(BACKLOG)
@@ -91,7 +91,7 @@ def test_a_port_that_is_taken_is_refused(num_listeners: int) -> None:
 
 
 def test_a_port_of_a_moment_ago_can_be_had_again() -> None:
-    """Connections of the server before wait in the kernel for a minute."""
+    """The kernel remembers connections of the previous server for a minute."""
     first = Port("127.0.0.1", 0, num_listeners=1)
     with first.open() as listener, connect_when_listening(first, listener):
         listener.accept()[0].close()

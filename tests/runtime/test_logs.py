@@ -1,4 +1,4 @@
-"""Logs as JSON: whatever a process prints to standard error is an object a line."""
+"""JSON logs: each line that a process writes to stderr is a JSON object."""
 
 from __future__ import annotations
 

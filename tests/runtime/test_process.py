@@ -58,7 +58,7 @@ def test_nothing_is_collected_before_a_child_is_ready(
 def test_a_child_does_not_inherit_our_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key of the API is one of them."""
+    """One of the settings is an API key."""
     (tmp_path / "tells.py").write_text(MODULE)
     told = tmp_path / "told.json"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

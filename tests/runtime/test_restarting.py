@@ -1,4 +1,4 @@
-"""Successors that end, hang or can't be started, with real processes that do nothing else."""
+"""Restarts with successors that end, hang or can't be started, with real idle processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CAN_NOT_FORK = OSError(11, "Resource temporarily unavailable")
 
 
 class House:
-    """A supervisor with one frontend and one engine process, and what their next starts do."""
+    """A supervisor with a frontend and an engine, and the behaviour of their next processes."""
 
     def __init__(self, supervisor: Any, port: Port) -> None:
         self.supervisor = supervisor
@@ -61,7 +61,7 @@ class House:
         return child.pid
 
     async def restart(self, what: Any, *, start_timeout_s: float = 30) -> str:
-        """Return why it came to nothing; empty if it did not."""
+        """Restart; return the reason of a failure, or an empty text."""
         restarts = Restarts(
             self.supervisor,
             self.board,
@@ -86,7 +86,7 @@ def children() -> set[int]:
 
 @contextlib.asynccontextmanager
 async def house() -> AsyncIterator[House]:
-    """Both processes are ready; at the end none is left."""
+    """Run both processes until they are ready; kill them at the end."""
     supervisor: Any = Supervisor(SimpleNamespace(config=ServeConfig()))  # type: ignore[arg-type]
     others = children()
     port = Port("127.0.0.1", 0, num_listeners=2)
@@ -126,7 +126,7 @@ def test_restart_frontends_without_successor_keeps_old_process(
         async with house() as server:
             part, pid = server.part("front"), server.pid("front")
             before, processes = fds(), children()
-            for _ in range(2):  # the second is refused no more than the first
+            for _ in range(2):  # the second failure leaves no more than the first
                 with monkeypatch.context() as patched:
                     if trouble == "fork":
                         break_spawn(patched)
@@ -168,14 +168,14 @@ def test_restart_frontends_old_process_dies_meanwhile_one_is_left() -> None:
 
 
 def test_successor_listens_at_the_same_socket() -> None:
-    """A connection that waits to be accepted survives a restart, and a failed one before it."""
+    """A waiting connection survives a restart, even after a failed restart."""
 
     async def run() -> None:
         async with house() as server:
             listener = server.part("front").listener
             assert listener is not None
             listener.listen()
-            os.set_blocking(listener.fileno(), False)  # as the process does that accepts
+            os.set_blocking(listener.fileno(), False)  # as the accepting process does
             host, port = listener.getsockname()[:2]
             with socket.create_connection((host, port), timeout=5) as waiting:
                 for what in ("end", "ready"):
@@ -194,7 +194,7 @@ def test_successor_listens_at_the_same_socket() -> None:
 
 
 def test_old_process_that_dies_beside_a_hung_successor_keeps_its_socket() -> None:
-    """The successor has it too, and does not accept: who waits there would wait for ever."""
+    """A hung successor shares the socket but accepts nothing: connections would wait forever."""
 
     async def run() -> None:
         async with house() as server:

@@ -1,4 +1,4 @@
-"""What the system refuses is said in a line, with what to do."""
+"""Shortages of system resources are reported in one line, with a remedy."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_child_that_runs_out_of_descriptors_logs_one_line() -> None:
 
 
 def start() -> None:
-    """As a child does."""
+    """Start as a child process does."""
     launch = Launch(
         name="child",
         parent_pid=os.getppid(),

@@ -1,4 +1,4 @@
-"""Who can come to a process's sockets, and what is left of them."""
+"""Access to the sockets of a process, and the removal of leftovers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ sys.stdin.read()
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """`tmp_path` may have no room for the path of a socket in it."""
+    """Yield a folder with a short path, as that of `tmp_path` may be too long for a socket."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
 
 @contextmanager
 def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process with a folder of its own in this one, until it has nothing to read any more."""
+    """Run a process with its own folder in this one, until its input ends."""
     env = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", HOLDS], env=env, **pipes) as running:
@@ -95,7 +95,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(short_path: Path)
 
 
 def test_who_begins_and_who_tidies_up_agree(tmp_path: Path) -> None:
-    """Whoever is first has it; who has lost its folder makes another."""
+    """The owner locks its folder first, or creates a new one if the cleanup was faster."""
     first = SocketFolder.create(tmp_path)
     second = SocketFolder.create(tmp_path)
     remove_left(tmp_path)

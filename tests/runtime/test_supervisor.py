@@ -1,4 +1,4 @@
-"""A supervisor that lacks descriptors or memory for a moment."""
+"""A supervisor with a short lack of descriptors or memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fds() -> set[str]:
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_of_a_process_that_can_not_be_heard_nothing_is_left(nth: int) -> None:
-    """Its death would not be noticed: it would never be replaced."""
+    """Its death would not be noticed, so it would never be replaced."""
 
     async def run() -> None:
         supervisor: Any = Supervisor(SimpleNamespace(config=ServeConfig()))  # type: ignore[arg-type]

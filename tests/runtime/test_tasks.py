@@ -1,4 +1,4 @@
-"""Threads that an event loop waits for, or leaves."""
+"""Threads for which an event loop waits, or does not wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_thread_is_over_when_its_cancellation_comes_through(fails: bool) -> No
     async def main() -> None:
         task = asyncio.create_task(in_thread(work))
         await asyncio.to_thread(begun.wait, 60)
-        for _ in range(2):  # whoever insists waits too
+        for _ in range(2):  # repeated cancellations wait, too
             task.cancel()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -55,7 +55,7 @@ def test_what_a_thread_opens_is_its_callers() -> None:
 
 @pytest.mark.parametrize("is_opened_first", [False, True])
 def test_what_is_opened_for_nobody_is_closed(is_opened_first: bool) -> None:
-    """Whether its caller left before it was there, or after that and before it could be told."""
+    """The caller is cancelled before the open, or after it and before the result arrives."""
     begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
     what_closed: list[int] = []
 
@@ -74,7 +74,7 @@ def test_what_is_opened_for_nobody_is_closed(is_opened_first: bool) -> None:
         task = asyncio.create_task(open_in_thread(open_, close))
         await asyncio.sleep(0)
         assert begun.wait(60)
-        if is_opened_first:  # and the event loop does not know it yet
+        if is_opened_first:  # the event loop has not been notified yet
             go_on.set()
             threads.submit(int).result(60)
         task.cancel()

@@ -71,7 +71,7 @@ def test_a_peer_of_another_uid_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_who_finds_no_room_waits_for_it() -> None:
-    """Those who came before are not accepted yet."""
+    """The queue of the listener is full."""
     address = new_address("test")
     with wire.listen(address) as listener, contextlib.ExitStack() as stack:
         listener.listen(0)
@@ -93,7 +93,7 @@ def test_who_finds_no_room_waits_for_it() -> None:
 
 
 async def _refuse(listener: socket.socket, num_refused: int) -> None:
-    """Accept until so many have been refused and one has been let in."""
+    """Accept until this many connections were refused and one was accepted."""
     own = os.getuid()
     refused = 0
 

@@ -1,6 +1,6 @@
-"""A worker that believes nothing: it does each step it is given, and checks all it can check.
+"""A worker that executes the scheduler's steps and checks every property of them.
 
-It finds items by looking at every item, counts what it holds, and knows each sequence's tokens.
+It searches items linearly, counts its resources, and knows the tokens of each sequence.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from afferent.schedule.step import EncoderInput, Limits, Request, Step
 
 @dataclass
 class Known:
-    """A sequence as its engine knows it; items by absolute ``(offset, end, key)``."""
+    """A sequence as the engine knows it, with items by absolute ``(offset, end, key)``."""
 
     request: Request
     arrival: int
-    known: int  # tokens
-    left: int  # to be chosen for the answer at hand
+    known: int  # number of tokens
+    left: int  # tokens left in the current answer
     items: list[tuple[int, int, bytes]]
     inputs: list[tuple[int, int, list[EncoderInput], int]] = field(default_factory=list)
     given: int = 0  # positions before it are prompt or appended input
@@ -34,7 +34,7 @@ class Known:
         return not self.awaits and (self.has_work or bool(self.inputs))
 
     def take_up(self) -> None:
-        """Place the next input; all before it is computed and answered."""
+        """Place the next input; earlier tokens are computed, and the answer is complete."""
         assert not self.awaits
         assert self.left == 0
         assert self.computed >= self.given
@@ -55,7 +55,7 @@ class NaiveWorker:
     def __init__(self, limits: Limits, sizes: dict[bytes, int], nbytes: dict[bytes, int]) -> None:
         self.limits, self.sizes, self.nbytes = limits, sizes, nbytes
         self.sequences: dict[str, Known] = {}
-        self.started: set[str] = set()  # what the worker has computed something of
+        self.started: set[str] = set()  # sequences with computed tokens
         self.embeddings: set[bytes] = set()
 
     def add(self, request: Request, arrival: int) -> None:
@@ -69,20 +69,20 @@ class NaiveWorker:
         )  # fmt: skip
 
     def do(self, step: Step) -> list[str]:
-        """Do the step; the sequences that got a token."""
+        """Execute the step; return the sequences that got a token."""
         for placed in step.placed:
             known = self.sequences[placed.sequence_id]
             assert placed.start == known.known
             known.take_up()
         for sequence_id in step.drop:
-            self.started.remove(sequence_id)  # told once, of what it knows
-            if sequence_id in self.sequences:  # preempted
+            self.started.remove(sequence_id)  # each known sequence is dropped once
+            if sequence_id in self.sequences:  # it was preempted
                 known = self.sequences[sequence_id]
                 assert not known.request.session_tokens, "a session is never preempted"
                 assert not known.awaits
                 known.computed, known.given = 0, known.known
         for key in step.evict:
-            self.embeddings.remove(key)  # told once, of what it has
+            self.embeddings.remove(key)  # each known key is evicted once
         rows = 0
         for encode in step.encode:
             assert encode.key not in self.embeddings, "encoded twice"
@@ -140,7 +140,7 @@ class NaiveWorker:
         assert blocks <= self.limits.kv_num_blocks
 
     def token(self, scheduler: Scheduler, sequence_id: str, *, is_eos: bool) -> None:
-        """Tell of a chosen token; a complete answer ends the sequence, a session stays."""
+        """Record a chosen token; a complete answer ends a sequence, but not a session."""
         known = self.sequences.get(sequence_id)
         reason = scheduler.record(sequence_id, is_eos=is_eos)
         if known is None:

@@ -1,4 +1,4 @@
-"""How long the state machines run: the same steps every time, and ten times as many in storms."""
+"""The length of the state machine tests: reproducible, and ten times as long for chaos tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder cache beside a naive model that finds everything by looking at everything."""
+"""The encoder cache compared with a naive model that searches linearly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make(rows: int = 100, nbytes: int = 10_000) -> EncoderCache:
 
 
 def hold(cache: EncoderCache, request: str, key: bytes, rows: int = 40, nbytes: int = 0) -> bool:
-    """Take an item for a request; whether it has to be encoded."""
+    """Use an item for a request; return whether it has to be encoded."""
     plan = cache.plan(request, key, num_embeds=rows, nbytes=nbytes)
     assert plan is not None
     cache.commit(plan)
@@ -162,8 +162,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = make(CAPACITY_EMBEDS, CAPACITY_NBYTES)
         self.order: list[bytes] = []
         self.uses: list[tuple[str, bytes]] = []
-        self.workers: set[bytes] = set()  # what the workers have
-        self.encoding: set[bytes] = set()  # what they make in this step
+        self.workers: set[bytes] = set()  # in the workers' caches
+        self.encoding: set[bytes] = set()  # encoded in this step
 
     def is_held(self, key: bytes) -> bool:
         return any(used == key for _, used in self.uses)
@@ -217,7 +217,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(request=REQUESTS)
     def release_all(self, request: str) -> None:
-        held = list(self.cache.uses(request))  # in order of the first use
+        held = list(self.cache.uses(request))  # in the order of their first use
         self.cache.release_all(request)
         self.uses = [use for use in self.uses if use[0] != request]
         for key in held:

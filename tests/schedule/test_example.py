@@ -1,4 +1,4 @@
-"""The example in the documentation runs, and shows what the documentation says."""
+"""The example of the documentation runs, and prints the documented output."""
 
 from __future__ import annotations
 

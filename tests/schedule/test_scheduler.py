@@ -1,4 +1,4 @@
-"""The scheduler beside a worker that checks everything, under whatever may happen."""
+"""The scheduler with a worker that checks everything, under random events."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ kinds = st.sampled_from(["prompt", "prompt", "prompt", "cross", "cross", "sessio
 shapes = st.tuples(parts, st.integers(1, 4), st.sampled_from([1, 2, 4, 9]), kinds)
 
 budgets = st.sampled_from([1, 4, UNLIMITED, UNLIMITED])
-"""Of a step, which its engine asks for."""
+"""Limits of a step, which the engine passes."""
 
 
 def laid_out(gaps: list[tuple[int, bytes]], *, flat: bool = False) -> list[EncoderInput]:
-    """Items one after another with gaps between them, or all at 0."""
+    """Return items one after another with gaps between them, or all at offset 0."""
     items, position = [], 0
     for gap, key in gaps:
         offset = 0 if flat else position + gap
@@ -123,13 +123,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.worker.sequences[session].inputs.append((end + tail, max_tokens, items, number))
 
     def too_long_at_once(self, items: list[EncoderInput]) -> bool:
-        """One of the items may not be cut, and does not fit beside the others' decoding."""
+        """Return whether an item that can't be split does not fit beside the others' decoding."""
         most = self.limits.max_num_batched_tokens - self.limits.most_decodes + 1
         return not self.limits.can_split_items and any(i.placeholder.length > most for i in items)
 
     @rule(num_embeds=budgets, num_decodes=budgets)
     def step(self, num_embeds: int = UNLIMITED, num_decodes: int = UNLIMITED) -> None:
-        """A step whose tokens come back later; or the next one in a pipeline."""
+        """Run a step whose tokens arrive later, like the steps of a pipeline."""
         step = self.scheduler.next_step(num_embeds=num_embeds, num_decodes=num_decodes)
         assert len(step.decode) <= min(num_decodes, self.limits.most_decodes)
         rows = sum(SIZES[each.key] for each in step.encode)
@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(is_eos=st.booleans())
     def tokens(self, is_eos: bool) -> None:
-        """All tokens come back."""
+        """All chosen tokens arrive."""
         for n, sequence_id in enumerate(self.sampled):
             self.worker.token(self.scheduler, sequence_id, is_eos=is_eos and n % 2 == 0)
         self.sampled = []
@@ -171,7 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.abort(sequence_id)
         del self.worker.sequences[sequence_id]
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def entries_have_owners_or_are_evictable(self) -> None:
@@ -191,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.worker.embeddings == cached, "workers hold what the scheduler thinks they do"
 
     def check_first_in_line(self, step: Step) -> None:
-        """Who came first of those that run and have work is served before long."""
+        """Check that the earliest running sequence with work is served after some steps."""
         served = {chunk.sequence_id for chunk in step.prefill} | set(step.decode)
         line = [
             (known.arrival, sequence_id)
@@ -206,7 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not first or self.first_in_line[1] <= MOST_STEPS_FOR_THE_FIRST, "it starves"
 
     def check_nothing_could_run(self) -> None:
-        """An empty step means: a token is awaited, or nobody who runs has anything to do."""
+        """Check an empty step: tokens are awaited, or no running sequence has work."""
         if self.sampled:
             return
         for sequence_id, known in self.worker.sequences.items():
@@ -216,7 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert any(self.scheduler.is_running(s) for s in sessions), "nothing holds them up"
 
     def teardown(self) -> None:
-        """Sessions end, everyone else is served, and nothing is left."""
+        """End the sessions; check that all other sequences end and that all memory is free."""
         if not hasattr(self, "scheduler"):
             return
         self.tokens(is_eos=False)

@@ -1,4 +1,4 @@
-"""What the scheduler's steps say, case by case."""
+"""The steps of the scheduler in single cases."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_request_from_prompt_to_end() -> None:
 
 
 def test_chunks_end_where_embeddings_are_missing() -> None:
-    """Five tokens a step, eight rows of embeddings a step: the second dog waits a step."""
+    """Five tokens and eight rows of embeddings per step: the second item waits a step."""
     scheduler = scheduler_with(max_num_batched_tokens=5, max_num_batched_embeds=8)
     add(scheduler, "a", 20, item(b"dog", 1, 3), item(b"cat", 4, 6))
     assert scheduler.next_step() == step(
@@ -124,7 +124,7 @@ def test_an_item_that_may_not_be_cut_waits_for_tokens_and_memory() -> None:
 
 
 def test_memory_for_a_whole_item_is_made() -> None:
-    """Four blocks are free, and the dog wants five at once."""
+    """Four blocks are free, but the item needs five at once."""
     scheduler = scheduler_with(
         max_num_seqs=3, max_num_batched_tokens=7, can_split_items=False, kv_num_blocks=11
     )
@@ -180,7 +180,7 @@ def test_a_small_prompt_is_not_behind_large_ones() -> None:
 
 
 def test_a_large_prompt_is_served_though_small_ones_never_stop() -> None:
-    """With equal rates it would have half at first, and less when those pile up that have less."""
+    """With equal rates it would have half at first, and less with each small one that waits."""
     scheduler = scheduler_with(max_num_seqs=8, max_num_batched_tokens=100)
     add(scheduler, "large", 1000)
     for number in range(1000):
@@ -207,7 +207,7 @@ def test_tenants_have_steps_by_weight() -> None:
 
 
 def answered(scheduler: Scheduler, num_steps: int) -> Counter[str]:
-    """Return the tokens that each sequence gets in so many steps; the first word of its id."""
+    """Return the number of tokens in some steps, by the first word of the sequence ids."""
     had: Counter[str] = Counter()
     for _ in range(num_steps):
         found = scheduler.next_step()
@@ -224,14 +224,14 @@ def test_answers_of_one_request_share_the_tokens_of_one_request() -> None:
         add(scheduler, f"eight {number}", 1, max_tokens=1000, answer_of="eight")
     for id in ("one", "two"):
         add(scheduler, id, 1, max_tokens=1000)
-    answered(scheduler, 3)  # all have begun
+    answered(scheduler, 3)  # all sequences have begun
     had = answered(scheduler, 300)
     assert had["eight"] == pytest.approx(600, abs=8)
     assert had["one"] == had["two"] == 300, "each of them has a token in each step"
 
 
 def test_small_request_goes_before_the_prompts_of_many_answers() -> None:
-    """Its turn is by the work of the whole request, not by that of each of its prompts."""
+    """The fair order counts the work of the whole request, not that of each prompt."""
     scheduler = scheduler_with(max_num_seqs=100, max_num_batched_tokens=100)
     for number in range(10):
         for answer in range(8):
@@ -242,7 +242,7 @@ def test_small_request_goes_before_the_prompts_of_many_answers() -> None:
 
 
 def test_new_request_has_a_token_while_many_answers_are_written() -> None:
-    """It waits for the end of no answer, though more of them run than have tokens in a step."""
+    """It does not wait for the end of an answer, even if a step has no space for all sequences."""
     scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=4)
     for number in range(30):
         add(scheduler, f"long {number}", 1, max_tokens=10_000)
@@ -263,7 +263,7 @@ def test_answers_are_shared_between_tenants() -> None:
 
 
 def test_sequences_beyond_a_step_begin_only_with_space_for_their_answers() -> None:
-    """So a sequence that only waits for its turn is never preempted, nor preempts another one."""
+    """A sequence that only waits for its turn is never preempted and preempts no other one."""
     scheduler = scheduler_with(max_num_seqs=100, max_step_decodes=2, kv_num_blocks=40)
     for id in ("a", "b"):
         add(scheduler, id, 2, max_tokens=8)
@@ -278,7 +278,7 @@ def test_sequences_beyond_a_step_begin_only_with_space_for_their_answers() -> No
 
 @pytest.mark.parametrize("shares", [("a", "b"), ("b", "a")])
 def test_step_of_one_answer_goes_on_when_the_memory_is_full(shares: tuple[str, str]) -> None:
-    """The sequence that is next came last, and has none to preempt: the earliest one goes on."""
+    """The next sequence is the last one and can't preempt, so the earliest one continues."""
     scheduler = scheduler_with(kv_num_blocks=8)
     for id, tenant in zip(("early", "late"), shares, strict=True):
         weight = 100.0 if tenant == "a" else 1.0
@@ -323,7 +323,7 @@ def test_rows_of_a_step_go_to_the_request_that_is_next() -> None:
 
 
 def test_who_lacks_memory_leaves_its_turn_to_those_who_have_it() -> None:
-    """The small one's turn comes first; the large one holds what it needs, and came before."""
+    """The small request is next in turn, but the large one came first and has its embeddings."""
     scheduler = scheduler_with(max_num_batched_tokens=4, cache_num_embeds=8)
     add(scheduler, "decodes", 1, max_tokens=100)
     scheduler.next_step()
@@ -377,7 +377,7 @@ def add_cross(scheduler: Scheduler, id: str, *items: EncoderInput, num_tokens: i
 
 
 def test_a_prompt_without_memory_has_who_came_last_make_way() -> None:
-    """Each has a part of the memory, and neither could go on with it."""
+    """Each has a part of the memory, with which neither can continue."""
     scheduler = scheduler_with(kv_num_blocks=10, max_num_batched_tokens=4)
     add(scheduler, "large", 8)
     assert scheduler.next_step().prefill == [Chunk("large", 0, 4, False)]
@@ -392,7 +392,7 @@ def test_a_prompt_without_memory_has_who_came_last_make_way() -> None:
 
 
 def test_embeddings_make_way_after_a_step_of_grace() -> None:
-    """Of 12 rows the elder holds 8 and wants 4 more; the younger holds 4, and wants more."""
+    """The cache has 12 rows: the older one holds 8 and needs 4 more; the younger one holds 4."""
     scheduler = scheduler_with(cache_num_embeds=12, max_num_batched_embeds=4)
     add(scheduler, "w", 4, item(b"dog", 0, 4), max_tokens=1)
     scheduler.next_step()
@@ -410,7 +410,7 @@ def test_embeddings_make_way_after_a_step_of_grace() -> None:
 
 
 def test_embeddings_make_way_at_once_when_nothing_else_runs() -> None:
-    """A session's input wants all 12 rows; a younger sequence holds 4, and has not got the rest."""
+    """A session needs all 12 rows; a younger sequence holds 4, and waits for more."""
     scheduler = scheduler_with(cache_num_embeds=12, max_num_batched_embeds=12)
     add(scheduler, "w", 4, item(b"dog", 0, 4), max_tokens=1)
     scheduler.next_step()
@@ -449,7 +449,7 @@ def test_a_bad_item_fails_all_who_hold_it() -> None:
         add(scheduler, id, 6, item(b"bad", 0, 6))
     add(scheduler, "c", 6, item(b"good", 0, 6))
     assert scheduler.next_step().encode == [Encode("a", 0, b"bad")]
-    # b is in the middle of the item; a and whoever comes later have nothing to do with it now.
+    # b is in the middle of the item; a and later requests do not have it any more.
     assert scheduler.fail_item(b"bad") == ["b"]
     assert b"bad" not in scheduler.cache
     assert scheduler.next_step() == step(
@@ -474,7 +474,7 @@ def test_a_session_takes_items_while_it_is_served() -> None:
     scheduler = scheduler_with(max_num_batched_tokens=8)
     add(scheduler, "s", 3, max_tokens=1, session_tokens=100)
     assert scheduler.next_step() == step(prefill=[Chunk("s", 0, 3, True)])
-    # Appended while a token is being chosen: it comes after that token.
+    # Appended while a token is computed: the input comes after that token.
     scheduler.append("s", num_tokens=4, max_tokens=0, items=[item(b"hm", 1, 3)])
     assert scheduler.next_step() == NOTHING
     assert scheduler.record("s", is_eos=False) is FinishReason.LENGTH
@@ -508,7 +508,7 @@ def test_a_session_that_never_stops_does_not_starve_others() -> None:
 
 
 def test_a_step_says_only_what_is_new() -> None:
-    """The message of a decode step does not grow with prompt, items or answer."""
+    """The size of a decode step's message depends neither on the prompt nor on the answer."""
     scheduler = scheduler_with()
     items = [item(bytes([n]), 4 * n, 4) for n in range(200)]
     add(scheduler, "a", 800, *items, max_tokens=300)
@@ -586,7 +586,7 @@ def test_what_has_ended_is_destroyed_bit_by_bit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_messages_are_frozen_strict_and_small() -> None:
-    """They go to workers, at every step."""
+    """They are sent to the workers at every step."""
     for message in (Chunk, Encode, EncoderInput, Placed, Step):
         declared = message.__struct_config__
         assert declared.frozen
@@ -612,7 +612,7 @@ def test_limits_that_can_not_work(limits: dict[str, int]) -> None:
     "limits", [{"max_step_prefills": 1}, {"max_num_batched_tokens": 5, "max_num_seqs": 2}]
 )
 def test_who_has_nothing_left_of_a_step_waits(limits: dict[str, int]) -> None:
-    """Of tokens or of places: it begins when it gets something."""
+    """The limit is the number of tokens, or of sequences; the request begins in a later step."""
     scheduler = scheduler_with(**limits)
     add(scheduler, "a", 5)
     add(scheduler, "b", 5)

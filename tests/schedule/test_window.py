@@ -1,4 +1,4 @@
-"""Windows: the same items as a linear scan finds, with exact edges, whatever was dropped before."""
+"""Windows contain the same items as in a linear scan, with exact edges, after any deletions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.schedule.settings import STATE_MACHINE
 
 
 def at(*spans: tuple[int, int]) -> list[tuple[Placeholder, int]]:
-    """Items ``[offset, end)``; each is named by its number."""
+    """Return items ``[offset, end)``; the value of each is its index."""
     return [(Placeholder(offset, end - offset), n) for n, (offset, end) in enumerate(spans)]
 
 
@@ -26,17 +26,17 @@ THREE = at((2, 5), (5, 6), (10, 14))
 @pytest.mark.parametrize(
     ("start", "end", "lookahead", "found"),
     [
-        (0, 2, 0, []),  # one begins at the end
+        (0, 2, 0, []),  # an item begins at the end of the window
         (0, 3, 0, [0]),
         (4, 5, 0, [0]),
-        (5, 6, 0, [1]),  # one ends at the start
+        (5, 6, 0, [1]),  # an item ends at the start of the window
         (4, 6, 0, [0, 1]),
         (6, 10, 0, []),
         (6, 10, 1, [2]),
         (13, 20, 0, [2]),
         (14, 20, 0, []),
         (0, 99, 0, [0, 1, 2]),
-        (3, 3, 0, []),  # a window of nothing, inside an item
+        (3, 3, 0, []),  # an empty window inside an item
         (3, 3, 1, [0]),
         (0, 0, 2, []),
         (0, 0, 3, [0]),
@@ -94,7 +94,7 @@ def test_dropped_items_are_gone_and_the_others_keep_their_ordinals() -> None:
 
 
 def test_memory_follows_what_is_left() -> None:
-    """A session of many items that are consumed as they come keeps a bounded number."""
+    """A session of many items, each consumed as it arrives, has a limited index."""
     index = WindowIndex[int]()
     for n in range(10_000):
         index.extend([(Placeholder(4 * n, 4), n)])
@@ -181,13 +181,13 @@ def test_a_window_is_what_a_scan_finds(
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """An index that grows and is consumed, beside a list of positions."""
+    """An index that grows and is consumed, compared with a list of positions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.index: WindowIndex[int] = WindowIndex()
         self.items: list[tuple[int, int]] = []
-        self.position = 0  # what is consumed
+        self.position = 0  # positions before it are consumed
         self.end = 0
 
     @rule(gaps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), max_size=12))

@@ -1,4 +1,4 @@
-"""What the tests of a frontend in this process share."""
+"""Fixtures for the tests of a frontend in this process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def daemon() -> Iterator[SharedDaemon]:
 
 @pytest.fixture
 def store_address(daemon: SharedDaemon) -> Iterator[str]:
-    """Of a store without a worker."""
+    """Yield the address of a store without a worker."""
     with DaemonStore(daemon.address, name="lender") as lender, daemon.lent(lender):
         yield daemon.address
 
 
 @pytest.fixture
 def address(store_address: str) -> Iterator[str]:
-    """Of a store with a worker."""
+    """Yield the address of a store with a worker."""
     with preprocess_worker(store_address):
         yield store_address

@@ -1,4 +1,4 @@
-"""Conversations, and requests made of them: what is written in an API must be what was meant."""
+"""Conversations and requests made from them, to test that each API reads back what was written."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.ingest.json_bodies import cut
 
 REQUEST_ID = "id_1"
 LONG = bytes(range(256))
-"""Media that are long enough to be cut out of a body, as `BASE64` too."""
+"""Media that are long enough to be cut out of a body; `BASE64` is the same."""
 BASE64 = base64.b64encode(LONG).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One that is sent along, or one behind a URL."""
+    """An image in the request itself (bytes), or behind a URL."""
 
     source: bytes | str
 
@@ -72,7 +72,7 @@ dialogues = st.lists(_turns.map(lambda turn: Turn(turn[0], tuple(turn[1]))), min
 
 
 def received(body: Any, keys: MediaKeys, *, chunk_nbytes: int = 1 << 20) -> ReceivedBody:
-    """A body as it is after what stands under these keys has been cut out."""
+    """Return the body as the server receives it: media under these keys are cut out."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     done, items = cut(data, chunk_nbytes, keys=keys)
     media = {
@@ -92,7 +92,7 @@ def _part(part: str | Image) -> Part:
 
 
 def spelled_out(messages: tuple[Message, ...]) -> list[Message]:
-    """With the media that were cut out as the URLs that they were."""
+    """Return the messages with the media that were cut out as URLs again."""
     return [Message(m.role, tuple(_spelled_out(part) for part in m.parts)) for m in messages]
 
 
@@ -109,7 +109,7 @@ SCORED = scored_token("a", -0.5, [("a", -0.5), ("\ufffd", -1.5)])
 
 
 def outputs(*pieces: str, end: End | None = None, scored: bool = False) -> list[Output]:
-    """Of one answer, in one token a piece."""
+    """Return the outputs of one answer, with one token for each piece."""
     deltas = [TextDelta(piece, 0, (SCORED,) if scored else ()) for piece in pieces]
     return [PROMPT_INFO, *deltas, end or End("stop", Usage(12, len(pieces)))]
 
@@ -122,7 +122,7 @@ def complete(said: list[Output]) -> list[Answer]:
 
 
 def stream(reply: Reply, said: list[Output]) -> list[dict[str, Any]]:
-    """The events of a whole stream; the name of each stands in its data, too."""
+    """Return the events of a whole stream; check that the data of each repeat its name."""
     frames = [*reply.begin(), *(frame for output in said for frame in reply.output(output))]
     return events([*frames, *reply.finish()])
 

@@ -47,7 +47,7 @@ ARENA_NBYTES = 32 * MiB
 
 
 class WordEngine:
-    """Accepts at once, and answers with one token."""
+    """An engine that accepts at once and answers with one token."""
 
     info = EngineInfo(4096, [2])
 
@@ -61,15 +61,16 @@ class WordEngine:
 
 
 class ScriptedEngine:
-    """Answers with the same tokens each time, and remembers what it was asked."""
+    """An engine that answers with the same tokens each time and records its requests."""
 
     info = EngineInfo(4096, [2])
 
     def __init__(self, *steps: list[int], failure: AfferentError | None = None) -> None:
-        """
+        """Script the engine.
+
         Args:
             steps: The tokens of each step.
-            failure: What happens after the last of them.
+            failure: The error after the last step.
         """
         self._steps, self._failure = steps, failure
         self.requests: list[EngineRequest] = []
@@ -97,13 +98,13 @@ class ScriptedEngine:
 
 
 def scored_token(token: int, num_top: int) -> TokenLogprobs:
-    """Each token has its own log-probability, and its neighbours as the likeliest."""
+    """Return a log-probability that identifies the token; its neighbours are the likeliest."""
     return TokenLogprobs(-token / 100, [(token + i, -(token + i) / 100) for i in range(num_top)])
 
 
 @contextlib.contextmanager
 def preprocess_worker(address: str, family: AnyFamily | None = None) -> Iterator[None]:
-    """Does jobs in a thread, unconfined, until the store is closed."""
+    """Run jobs in a thread, without a sandbox, until the store is closed."""
     store = DaemonStore(address, name="worker", writable=True)
     family = family or family_of(SHAPES)
     worker = Worker(store, family, name="worker", limits=Limits(), item_cpu_s=60.0)
@@ -137,7 +138,7 @@ async def frontend(
     aliases: tuple[str, ...] = (),
     **limits: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """``wrap`` may put something between the frontend and its store."""
+    """Run a frontend; ``wrap`` can put an object between the frontend and its store."""
     real = await AsyncDaemonStore.connect(address, name="frontend", writable=True)
     store, family = wrap(real), family or family_of(SHAPES)
     request_limits = RequestLimits(**limits)
@@ -187,7 +188,7 @@ async def frontend(
 
 
 async def post(client: httpx.AsyncClient, body: dict[str, Any], *, key: str = "") -> httpx.Response:
-    """With the body's length, in one piece; as curl does."""
+    """Post the body in one piece with its length, as curl does."""
     content, headers = json.dumps(body).encode(), {"x-api-key": key} if key else {}
     return await client.post("/v1/chat/completions", content=content, headers=headers)
 
@@ -195,7 +196,7 @@ async def post(client: httpx.AsyncClient, body: dict[str, Any], *, key: str = ""
 async def post_in_chunks(
     client: httpx.AsyncClient, body: bytes, chunk_nbytes: int
 ) -> httpx.Response:
-    """Without the body's length."""
+    """Post the body in chunks, without its length."""
 
     async def chunks() -> AsyncIterator[bytes]:
         for start in range(0, len(body), chunk_nbytes):

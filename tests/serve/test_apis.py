@@ -1,4 +1,4 @@
-"""Responses and Messages over HTTP, in this process: with an engine that does as it is told."""
+"""Responses and Messages over HTTP, in this process, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def frames(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_the_engine_gets_the_whole_conversation(address: str) -> None:
-    """The same prompt, and the same items, as of all messages sent at once."""
+    """The engine gets the same prompt and items as if all messages were sent at once."""
     engine = ScriptedEngine(*TOKENS)
 
     async def work(http: httpx.AsyncClient) -> None:
@@ -219,7 +219,7 @@ def test_what_the_router_refuses_has_the_form_of_the_api(address: str, path: str
     [
         ("/v1/chat/completions/render", 400),
         ("/v1/nothing", 404),
-        ("/v1/chat/completions/", 404),  # no redirect: a client would send its key along
+        ("/v1/chat/completions/", 404),  # no redirect: a client would send its key to the new URL
     ],
 )
 def test_a_query_that_is_no_text(address: str, path: str, status: int) -> None:

@@ -15,7 +15,7 @@ OTHER = Tenant(name="other", api_keys=("other-key-0123456789",), max_requests=2)
 
 
 class Places:
-    """As many places as there are, and who is in them."""
+    """Semaphores for tenants, with the requests that hold a permit."""
 
     def __init__(self) -> None:
         self.inside: dict[str, str] = {}
@@ -66,7 +66,7 @@ def test_a_key_is_its_tenants(name: str, value: str, tenant: Tenant | None) -> N
         {"authorization": "Bearer \xe4\xf6\xfc-key-0123456789"},
         {"x-api-key": ""},
         {"x-api-key": "nobodys-key-0123456789"},
-        # The one that is looked at first decides: a wrong key is not mended by another.
+        # The first header decides: a wrong key is refused even if another header has a valid one.
         {"authorization": "Bearer wrong", "x-api-key": "other-key-0123456789"},
     ],
 )
@@ -106,7 +106,7 @@ async def _count_requests() -> None:
     with pytest.raises(QuotaExceeded):
         await ACCESS.enter("c", others)
     ACCESS.leave("c")
-    assert await ACCESS.enter("d", acmes) == Share("acme", ACME.weight)  # has no limit of its own
+    assert await ACCESS.enter("d", acmes) == Share("acme", ACME.weight)  # has no limit
     assert PLACES.introduced["d"] == Share("acme", ACME.weight)
     assert "c" not in PLACES.introduced
     ACCESS.leave("a")

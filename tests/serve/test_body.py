@@ -1,4 +1,4 @@
-"""Bodies as they arrive: whole and in chunks, large and small, right and wrong."""
+"""Bodies as they arrive: whole and in chunks, large and small, valid and invalid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEATURES_SHARE = int(32 * MiB * SHARES[FEATURES])
 
 @pytest.fixture
 def other(address: str) -> Iterator[DaemonStore]:
-    """Another user of the same arena."""
+    """Return another client of the same arena."""
     with DaemonStore(address, name="other") as store:
         yield store
 
@@ -78,7 +78,7 @@ def test_text_needs_no_room(address: str, other: DaemonStore) -> None:
 
 @pytest.mark.parametrize("kind", [RAW, FEATURES])
 def test_a_busy_arena(address: str, other: DaemonStore, kind: ObjectKind) -> None:
-    """A request waits, is told when to come again, and is served when there is room."""
+    """A request waits for space; after its timeout it is refused with the time of the next try."""
     other.reserve("all", [ReserveItem(kind, other.stat().kinds[kind].capacity_nbytes)])
     refused = send(address, request(2), admission_timeout_s=0.1)
     assert refused.status_code == 503, refused.text
@@ -109,7 +109,7 @@ def test_what_never_fits(address: str, other: DaemonStore) -> None:
     refused = send(address, ask([filler], "What?"))
     assert refused.status_code == 413, refused.text
     assert refused.json()["error"]["code"] == "arena_too_small"
-    # While a body of unknown length grows, it is there twice, so that it fails for want of room.
+    # A body of unknown length is copied when it grows, so it may fail for lack of space.
     refused = send(address, ask([filler], "What?"), chunk_nbytes=1 << 20)
     assert refused.status_code in (413, 503), refused.text
     wait_until(lambda: holds_nothing(other))
@@ -128,7 +128,7 @@ def test_limits_on_the_body(address: str) -> None:
 
 
 def test_each_item_has_a_limit_of_its_own(address: str) -> None:
-    """All together are bounded by that of the body."""
+    """The media of a request together are limited only by the size of the body."""
     images = [encoded(photo(200, 150, seed=seed), "PNG") for seed in (1, 2)]
     most = max(map(len, images))
     limits = dict.fromkeys(("max_image_nbytes", "max_audio_nbytes", "max_video_nbytes"), most)
@@ -159,7 +159,7 @@ def test_a_body_that_comes_too_slowly(address: str, other: DaemonStore) -> None:
 
 
 class Announced:
-    """A body that says how long it is, and of which only the first bytes come."""
+    """A body that announces its length, of which only the first bytes arrive."""
 
     def __init__(self, nbytes: int, sent_nbytes: int) -> None:
         image = data_url(b"\xff\xd8\xff" + bytes(nbytes), "jpeg")
@@ -179,9 +179,7 @@ class Announced:
 
 @pytest.mark.parametrize("sent_nbytes", [100_000, 400_000])
 def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbytes: int) -> None:
-    """What was announced takes no room before some of it has come, nor for long if the rest does
-    not; long before the body would be too late.
-    """
+    """A body has space only after some of it has arrived, and loses it if the rest is late."""
 
     async def main() -> float:
         async with frontend(address, body_timeout_s=30.0, body_idle_timeout_s=30.0) as client:
@@ -205,16 +203,14 @@ def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbyte
 def test_small_bodies_find_room_however_much_was_announced(
     address: str, other: DaemonStore
 ) -> None:
-    """Of bodies on their way, half of the room is for the small; large ones wait for one another,
-    and not for ever.
-    """
+    """Half of the space for uploads is for small bodies; large ones wait for one another."""
     small = ask([data_url(encoded(photo(300, 200, seed=9), "PNG"), "png")], "What?")
 
     async def main() -> list[int]:
         async with frontend(address, body_timeout_s=10.0) as client:
             bodies = [Announced(3 * MiB, 400_000) for _ in range(3)]
             posting = [asyncio.create_task(body.post(client)) for body in bodies]
-            await bodies[0].is_stalled.wait()  # the others wait before they ask for more
+            await bodies[0].is_stalled.wait()  # the others wait before they reserve more
             while not (found := other.stat().permits.get("uploads")) or found.num_queued < 2:
                 await asyncio.sleep(0.001)
             assert other.stat().kinds[RAW].held_nbytes <= RAW_SHARE / 2 + MiB
@@ -230,7 +226,7 @@ def test_small_bodies_find_room_however_much_was_announced(
 def test_large_bodies_that_have_come_leave_room_for_small_ones(
     address: str, other: DaemonStore
 ) -> None:
-    """Until what they are made into has room, too: half of the raw share is all that they have."""
+    """Large bodies that wait for feature memory fill at most half of the share for raw media."""
     other.reserve("all", [ReserveItem(FEATURES, other.stat().kinds[FEATURES].capacity_nbytes)])
     rng = np.random.default_rng(3)
     noise = [Image.fromarray(rng.integers(0, 256, (900, 900, 3), np.uint8)) for _ in range(3)]
@@ -257,7 +253,7 @@ def test_large_bodies_that_have_come_leave_room_for_small_ones(
 
 
 def test_a_tenant_leaves_room_for_the_bodies_of_others(address: str, other: DaemonStore) -> None:
-    """However much it announces: all of its own take half of what bodies on their way may."""
+    """A tenant's bodies take at most half of the space for uploads, however long they are."""
     tenants = [Tenant(name=name, api_keys=(f"{name}-0123456789abcdef",)) for name in ("one", "two")]
     one, two = (tenant.api_keys[0] for tenant in tenants)
 

@@ -55,7 +55,7 @@ def test_guard_foreign_name_on_loopback_is_refused_with_the_setting(host: str) -
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
 def test_guard_page_whose_name_leads_here_is_refused(method: str) -> None:
-    """DNS rebinding: the page's origin is the server's, by a name that is not configured."""
+    """DNS rebinding: the page's origin is this server, by a name that is not configured."""
     rebound = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
     for is_here in (True, False):
         answer = ask(rebound, method=method, is_loopback=is_here)

@@ -1,4 +1,4 @@
-"""No callback of a frontend's event loop takes long, however odd what it is sent: nobody waits."""
+"""No callback of a frontend's event loop takes long, for any input of a client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.server import ask, data_url
 async def watched(
     address: str, sends: Mapping[str, Callable[[int], Any]], *, engine: Engine | None = None
 ) -> dict[str, Any]:
-    """What each has returned, from a thread, for the port of a frontend; its cost is checked."""
+    """Call each function in a thread with a frontend's port; return the results."""
     listener = socket.create_server(("127.0.0.1", 0))
     port, found = listener.getsockname()[1], {}
     limits = ConnectionLimits(header_timeout_s=10, discard_timeout_s=60, write_timeout_s=60)
@@ -85,7 +85,7 @@ def png_of_chunks(number: int) -> bytes:
 
 
 def images(make: Callable[[int], bytes], number: int) -> bytes:
-    """128 that differ behind their end."""
+    """Return a body with 128 files that differ only in two bytes behind their end."""
     files = [make(number) + index.to_bytes(2, "big") for index in range(128)]
     return json.dumps(ask([data_url(file) for file in files], "What?")).encode()
 
@@ -153,7 +153,7 @@ def test_bodies(address: str) -> None:
 
 
 def test_many_at_once(address: str) -> None:
-    """More than the arena holds at a time."""
+    """Send more media than the arena holds at a time."""
     bodies = [
         json.dumps(ask([data_url(encoded(photo(500, 400, seed=n), "PNG"))] * 2, "What?")).encode()
         for n in range(12)
@@ -171,7 +171,7 @@ def test_many_at_once(address: str) -> None:
 
 
 def test_log_probabilities_of_a_long_answer(address: str) -> None:
-    """Which this API says four times."""
+    """The Responses API repeats the log-probabilities four times."""
     request = {"model": "shapes", "input": "a", "top_logprobs": 20, "stream": True}
     body = json.dumps(request).encode()
     engine = ScriptedEngine(*([71] for _ in range(1000)))
@@ -201,7 +201,7 @@ def test_floods(address: str) -> None:
 
 
 def flood(port: int, data: bytes) -> bytes:
-    """The first line of what is answered, if any."""
+    """Return the first line of the answer; empty if there is none."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         with contextlib.suppress(OSError):
             sock.sendall(data)

@@ -1,4 +1,4 @@
-"""What is refused because the engine can't do it, whichever API it came by."""
+"""Requests that are refused because the engine can't serve them, in every API."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_who_can_do_all_refuses_nothing(asked: GenerateRequest) -> None:
     "asked",
     [
         request(Modality.IMAGE),
-        request(temperature=0.0),  # greedy is what it does
+        request(temperature=0.0),  # an engine that is only greedy supports it
         request(top_p=1.0, top_k=0),
     ],
 )
@@ -77,7 +77,7 @@ def test_what_it_can_not_do_is_refused(
 
 
 def test_the_models_defaults_give_way() -> None:
-    """The client has not asked for them."""
+    """An unsupported default of the model is dropped, because the client has not requested it."""
     sampling = Sampling(max_tokens=7, temperature=0.6, top_k=20)
     assert capabilities.within(ABLE, sampling) == sampling
     assert capabilities.within(GREEDY, sampling) == Sampling(max_tokens=7)

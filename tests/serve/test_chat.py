@@ -1,4 +1,4 @@
-"""Chat completions through a frontend in this process, mostly by the official client."""
+"""Chat completions through a frontend in this process, mostly with the official client."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def image(seed: int = 0, width: int = 60, height: int = 50) -> str:
 
 
 def talk(address: str, engine: Engine, conversation: Talk) -> Any:
-    """What the conversation returns that the official client has with a frontend."""
+    """Run a conversation of the official client with a frontend; return its result."""
 
     async def main() -> Any:
         async with frontend(address, engine=engine) as http:
@@ -56,7 +56,7 @@ def talk(address: str, engine: Engine, conversation: Talk) -> Any:
 
 
 def send(address: str, *bodies: dict[str, Any], **options: Any) -> list[httpx.Response]:
-    """The answers to requests, one after another."""
+    """Send the requests one after another; return the answers."""
 
     async def main() -> list[httpx.Response]:
         async with frontend(address, **options) as http:
@@ -105,7 +105,7 @@ def test_number_of_answers_is_bounded(address: str) -> None:
 
 
 def test_pins_go_when_all_answers_are_accepted(address: str) -> None:
-    """Not with the first: the engine might not have pinned the items for the others."""
+    """Not at the first one: the engine may not have pinned the items for the others yet."""
 
     class Slow(ScriptedEngine):
         async def submit(self, request: Any) -> Any:
@@ -164,7 +164,7 @@ def test_logprobs(address: str) -> None:
 
 
 def test_logprobs_of_a_stream(address: str) -> None:
-    """Also of tokens whose text is held back: here by a stop string and by a character's parts."""
+    """Also for tokens whose text is delayed, by a stop string or by a part of a character."""
 
     async def conversation(client: openai.AsyncOpenAI) -> list[Any]:
         request = ask([], "What?", logprobs=True, stop=[" red square"], stream=True)
@@ -194,11 +194,11 @@ def test_logprobs_only_if_asked_for(address: str) -> None:
     assert too_many.status_code == 400
 
 
-# What is tolerated
+# Tolerated keys
 
 
 def test_keys_that_other_libraries_add(address: str) -> None:
-    """In messages, parts and what parameters hold, where they change nothing."""
+    """Unknown keys that change nothing are tolerated in messages, parts and parameters."""
     body = ask([image()], "What?")
     body["messages"][0]["content"][0] |= {"cache_control": {"type": "ephemeral"}}
     body["messages"][0]["content"][0]["image_url"]["format"] = "image/jpeg"
@@ -250,7 +250,7 @@ def test_images_of_a_tool(address: str) -> None:
 
 
 def test_low_detail_bounds_the_image(rng: Any) -> None:
-    """For a model whose images keep their size; it is another item than the same in full."""
+    """For a model whose images keep their size, the low-detail image is another item."""
     family = family_of(SHAPES)
     assert isinstance(family, QwenVlFamily)
     family = msgspec.structs.replace(family, max_pixels=2_000_000)

@@ -1,4 +1,4 @@
-"""Completions, and what else clients ask beside conversations."""
+"""Completions, and the other endpoints beside conversations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ids(text: str) -> list[int]:
 
 @pytest.mark.parametrize("prompt", [PROMPT, [PROMPT], ids(PROMPT), [ids(PROMPT)]])
 def test_a_text_is_gone_on_with(address: str, prompt: Any) -> None:
-    """As text or as its tokens; special tokens in it are what they are."""
+    """The prompt is text or tokens; special tokens in it stay special tokens."""
     engine = ScriptedEngine(SAID[:1], SAID[1:])
 
     async def ask(http: httpx.AsyncClient) -> Any:

@@ -1,4 +1,4 @@
-"""Conversations that are kept: by one frontend, gone on with by another."""
+"""Conversations that one frontend stores and another one continues."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def daemon() -> Iterator[SharedDaemon]:
 
 @pytest.fixture
 def address(store_address: str) -> str:
-    """These need no worker."""
+    """Return the address of a store without a worker, which these tests don't need."""
     return store_address
 
 
 class Side:
-    """A frontend's history."""
+    """The conversation history of one frontend."""
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         self.store, self.history = store, History(store)
@@ -60,7 +60,7 @@ class Side:
 
 
 def counted(outcome: str) -> float:
-    """Conversations of this test, whichever side has counted them."""
+    """Return the number of this test's conversations that all frontends have counted."""
     return history.CONVERSATIONS.labels(outcome).values[0]
 
 
@@ -142,7 +142,7 @@ def test_media_are_kept_by_their_digests(messages: list[Message], data: st.DataO
 
 
 def test_another_frontend_goes_on(address: str) -> None:
-    """With all that was said, and the latest instructions alone."""
+    """The prompt has all earlier messages, but only the latest instructions."""
 
     async def main() -> None:
         async with sides(address) as (one, other):
@@ -200,7 +200,7 @@ def test_the_conversation_is_kept_before_the_end_is_told(address: str) -> None:
 
 
 def test_what_is_not_kept(address: str) -> None:
-    """Of a request that broke off, of another tenant, or deleted: all of them are unknown."""
+    """Interrupted and deleted answers, and those of another tenant, are unknown."""
 
     async def main() -> None:
         async with sides(address) as (one, other):
@@ -237,7 +237,7 @@ def test_a_conversation_that_is_too_long(address: str) -> None:
 
 
 def test_a_conversation_of_too_many_parts(address: str) -> None:
-    """However short: of empty ones there would be tens of thousands."""
+    """The number of parts is limited: a body could have tens of thousands of empty ones."""
 
     async def main() -> None:
         async with sides(address) as (one, _):
@@ -251,7 +251,7 @@ def test_a_conversation_of_too_many_parts(address: str) -> None:
 
 
 def test_conversations_make_room_for_one_another(address: str) -> None:
-    """However many there are; and the latest stay."""
+    """New conversations evict the oldest ones."""
 
     async def main() -> None:
         async with sides(address) as (one, _):
@@ -314,7 +314,7 @@ def test_without_a_store() -> None:
 
 
 class Stuck:
-    """A store that answers nothing."""
+    """A store that never answers."""
 
     def __init__(self) -> None:
         self.forgotten: list[str] = []

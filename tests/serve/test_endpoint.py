@@ -1,4 +1,4 @@
-"""One request over HTTP: its time, its place, and what its answer begins with."""
+"""One request over HTTP: its timeout, its quota, and the beginning of its answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.server import ask, data_url, wait_until
 
 
 class PatientEngine(WordEngine):
-    """Accepts at once, and says the word of its first request when it is told to."""
+    """An engine that accepts at once, and whose first answer waits until `go_on` is set."""
 
     def __init__(self) -> None:
         self.accepted, self.go_on = asyncio.Event(), asyncio.Event()
@@ -33,7 +33,7 @@ class PatientEngine(WordEngine):
         said = super().submit(request)
         yield await anext(said)
         if not self.accepted.is_set():
-            self.accepted.set()  # whoever has asked has heard of it
+            self.accepted.set()  # the test waits for it
             await self.go_on.wait()
         async for event in said:
             yield event
@@ -109,7 +109,7 @@ def test_a_stream_that_fails_is_counted_by_its_error(store_address: str) -> None
 
 
 def test_what_a_refused_request_had_come_to_is_given_back(store_address: str) -> None:
-    """While the frontend lives: its body was read, and is not of the schema."""
+    """A request with an invalid field, whose body has been read, is released at once."""
     large = ask([data_url(encoded(photo(500, 400), "PNG"), "png")], "What?", n=0)
 
     async def main() -> None:
@@ -182,7 +182,7 @@ def test_request_refused_before_its_body_was_read_is_logged_as_unread(
 
 
 def test_a_tenants_place_is_taken_until_its_request_has_ended(store_address: str) -> None:
-    """Not only until the engine has accepted it, and all else that it held is given back."""
+    """The quota counts a request until its end, not only until the engine accepts it."""
     key = "acme-key-0123456789"
     acme = Tenant(name="acme", api_keys=(key,), max_requests=1)
 

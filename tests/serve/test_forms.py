@@ -1,4 +1,4 @@
-"""Which form an answer is asked to have, in each API's words: what is read, and what is refused."""
+"""Response formats in the parameters of each API: which are accepted, and which are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARAMS = {
 
 
 def of_format(api: str, form: Any) -> dict[str, Any]:
-    """As this API has it."""
+    """Return the request field that sets a response format in this API."""
     name = PARAMS[api]
     return {name: form if name == "response_format" else {"format": form}}
 
@@ -155,7 +155,7 @@ def test_responses_repeat_the_format() -> None:
 
 
 class RefusesForms(ScriptedEngine):
-    """As one that finds out while it accepts."""
+    """An engine that refuses the response format when it is to accept the request."""
 
     info = EngineInfo(4096, [2], supported=("json_schema",))
 

@@ -1,4 +1,4 @@
-"""The bytes that a forwarded item is charged with at the gate."""
+"""The number of bytes that the gate charges for a forwarded item."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def item(
 
 @pytest.mark.parametrize("format", ["AVIF", "TIFF", "BMP", "JPEG2000", "PPM", "TGA", "PNG"])
 def test_tensor_nbytes_of_an_image_follow_its_sides(format: str) -> None:
-    """However small the file is."""
+    """The size of the file does not matter."""
     image = Image.new("RGB", (1000, 700))
     data = encoded(image, format)
     header = probe_accepted(data, ServeConfig(), Accepted.KNOWN)

@@ -22,7 +22,7 @@ from tests.serve.frontends import SHAPES, scored_token
 
 BUILDER = PromptBuilder(SHAPES, family_of(SHAPES))
 SMILE = [179, 260, 253, 229]
-"""One character."""
+"""The tokens of one character."""
 
 
 def written(steps: list[list[int]], stops: tuple[str, ...] = ()) -> list[Output]:
@@ -89,7 +89,7 @@ def test_the_text_of_a_token_alone() -> None:
 
 
 class Numbers:
-    """Streams of numbers, which say how many of them are open."""
+    """Streams of numbers; `num_open` is the number of open streams."""
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -147,7 +147,7 @@ def test_closing_closes_all(num_streams: int) -> None:
 
 
 def test_a_character_that_is_cut_ends_as_a_replacement_character() -> None:
-    """As all tokens together are decoded; streamed, nothing of it comes before the end."""
+    """The text is that of all tokens decoded together; the cut character comes at the end."""
     whole = Tokenizer.from_file(str(SHAPES / "tokenizer.json"))
     ids = whole.encode("a red 🙂", add_special_tokens=False).ids
     for length in range(1, len(ids) + 1):
@@ -160,7 +160,7 @@ def test_a_character_that_is_cut_ends_as_a_replacement_character() -> None:
 
 
 def test_bytes_that_come_to_be_read_otherwise() -> None:
-    """Invalid bytes after valid ones, of a tokenizer that has a token for each byte."""
+    """Invalid bytes after valid ones, with a tokenizer that has a token for each byte."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "<unk>": 257}
     model = models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
     tokenizer = Tokenizer(model)

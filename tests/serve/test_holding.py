@@ -1,4 +1,4 @@
-"""Nothing that a request holds outlives it: a failure and a cancellation at every await."""
+"""A request releases everything at its end, after a failure or a cancellation at any await."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def watcher_of_jobs(store_address: str) -> Iterator[DaemonStore]:
 
 
 def places(store: DaemonStore) -> tuple[int, int]:
-    """Of the count gate: taken, and waited for."""
+    """Return the held and the queued permits of the semaphore for preprocessing."""
     slots = store.stat().permits.get("preprocess", PermitStatistics(0, 0))
     return slots.num_held, slots.num_queued
 
 
 class Saboteur:
-    """A store whose ``at``-th awaited call fails, or is cancelled, before it is made or after."""
+    """A store whose ``at``-th awaited call fails or is cancelled, before or after the real call."""
 
     def __init__(self, store: AsyncDaemonStore, at: int, how: How) -> None:
         self._store, self._at, self._how = store, at, how
@@ -76,8 +76,9 @@ class Saboteur:
 
 
 def request(number: int) -> dict[str, Any]:
-    """A large image, a small one with a name, and one of them twice: in the arena and on the
-    heap.
+    """Return a request for a large image, twice, and a small one with a media id.
+
+    Large images are received into the arena, small ones onto the heap.
     """
     large = encoded(photo(500, 400, seed=2 * number), "PNG")
     small = encoded(photo(60, 50, seed=2 * number + 1), "JPEG")
@@ -104,7 +105,7 @@ def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: H
     seen: set[str] = set()
 
     async def attempt(at: int) -> bool:
-        """Whether there was an ``at``-th call."""
+        """Disturb the ``at``-th call of a request; return whether there was one."""
         saboteur: Saboteur | None = None
 
         def wrap(store: AsyncDaemonStore) -> Saboteur:
@@ -126,7 +127,7 @@ def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: H
                     assert answer.status_code == 503, answer.text
             else:
                 assert answer.status_code == 200, answer.text
-            # While the frontend lives: it is the request's end that returns everything.
+            # The frontend still runs: the end of the request must release everything.
             await asyncio.to_thread(wait_until, lambda: holds_nothing(watcher))
         return was_disturbed
 
@@ -138,7 +139,7 @@ def test_a_disturbance_at_every_await(address: str, watcher: DaemonStore, how: H
 
 
 def test_how_often_the_store_is_asked(address: str) -> None:
-    """However many items there are."""
+    """The number of calls does not depend on the number of items."""
     saboteurs: list[Saboteur] = []
 
     def wrap(store: AsyncDaemonStore) -> Saboteur:
@@ -158,7 +159,7 @@ def test_how_often_the_store_is_asked(address: str) -> None:
         return asked
 
     miss, hit, mixed = asyncio.run(main())
-    # In an arena as small as this one, the body is a large one.
+    # In an arena as small as this one, the body counts as large.
     received, names = ["acquire_permit", "create", "acquire"], ["acquire", "seal", "release"]
     made = ["seal", "reserve", "acquire", "wait", "release"]
     assert miss == [*received, "acquire", *made, *names]
@@ -175,7 +176,7 @@ def _images(body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_requests_side_by_side_through_a_small_arena(
     address: str, watcher: DaemonStore, max_concurrency: int
 ) -> None:
-    """More than it holds at a time, some of them of the same images: all are served in turn."""
+    """Requests that together need more than the arena are all served in turn."""
     rng, before = np.random.default_rng(0), watcher.stat().num_misses
     numbers = rng.integers(0, 12, 40).tolist()
 
@@ -188,14 +189,14 @@ def test_requests_side_by_side_through_a_small_arena(
 
     responses = asyncio.run(main())
     assert [response.status_code for response in responses] == [200] * 40
-    assert watcher.stat().num_misses - before <= 3 * 12  # two images and a name
+    assert watcher.stat().num_misses - before <= 3 * 12  # two images and a media id
     wait_until(lambda: holds_nothing(watcher))
 
 
 def test_the_place_of_a_client_that_left_is_free_when_its_job_has_ended(
     store_address: str, watcher_of_jobs: DaemonStore
 ) -> None:
-    """One at a time: the next one waits for the worker, not only for the client to go."""
+    """The next request waits until the worker has finished the job of the client that left."""
 
     async def main() -> None:
         async with frontend(store_address, max_concurrency=1) as client:
@@ -217,7 +218,7 @@ def test_the_place_of_a_client_that_left_is_free_when_its_job_has_ended(
 
 
 class SlowEngine(WordEngine):
-    """Accepts when it is told to."""
+    """An engine that accepts when `go_on` is set."""
 
     def __init__(self) -> None:
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""A request's items together: how many there may be, and what becomes of each."""
+"""All items of a request together: their number, and the result of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server import ask, data_url
 
 
 def send(address: str, *bodies: dict[str, Any], **options: Any) -> list[httpx.Response]:
-    """The answers to requests, one after another."""
+    """Send the requests one after another; return the answers."""
 
     async def main() -> list[httpx.Response]:
         async with frontend(address, **options) as http:
@@ -27,7 +27,7 @@ def send(address: str, *bodies: dict[str, Any], **options: Any) -> list[httpx.Re
 
 
 def watch(*videos: bytes) -> dict[str, Any]:
-    """A request about videos."""
+    """Return a request about videos."""
     body = ask([], "What?")
     body["messages"][0]["content"] += [
         {"type": "video_url", "video_url": {"url": data_url(video, "mp4")}} for video in videos

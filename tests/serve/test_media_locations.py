@@ -1,4 +1,4 @@
-"""Media are found where each API has them, and everything else reaches the upstream as it was."""
+"""Media are found where each API has them; everything else reaches the upstream unchanged."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ PARTS: list[tuple[Any, Expected, Any]] = [
         [(AUDIO, "afferent-media:77:0", None)],
         {"type": "audio_url", "audio_url": {"url": "R0"}},
     ),
-    # Without a type, as vLLM takes it too
+    # vLLM also accepts a part without a type
     ({"image_url": URL}, [(IMAGE, URL, None)], {"image_url": "R0"}),
     (
         {"type": "input_image", "image_url": URL, "detail": "auto"},
         [(IMAGE, URL, None)],
         {"type": "input_image", "image_url": "R0", "detail": "auto"},
     ),
-    # A name decides where a type says something else, as in vLLM
+    # As in vLLM, the key decides where the type differs
     (
         {"type": "text", "image_url": URL, "uuid": "mine"},
         [(IMAGE, URL, "mine")],
@@ -236,7 +236,7 @@ def test_names_and_options_stay_where_the_engine_needs_them() -> None:
 
 
 def test_options_count_whatever_stands_in_them() -> None:
-    """They are no place for media."""
+    """Media inside of processor options are not media of the request."""
     inner = {"image_url": URL, "uuid": "x"}
     body = {**in_message({"image_url": URL}), "mm_processor_kwargs": inner}
     document = find(json.dumps(body).encode(), CHAT)
@@ -262,7 +262,7 @@ def test_keys_may_be_spelled_with_escapes() -> None:
 def passed_on(
     body: bytes, path: str, cuts: list[int], *, max_nbytes: int = 1 << 20, max_media: int = 64
 ) -> tuple[bytes, int]:
-    """Return what the upstream gets, with media as they were, and how many there were."""
+    """Return the body for the upstream, with the media put back, and the number of media."""
     kept: list[bytes] = []
 
     class Sink:
@@ -303,7 +303,7 @@ SOURCES = st.sampled_from(
     [
         URL,
         "data:image/png;base64,iVBORw0KGgo=",
-        "data:image/png;base64,iVBORw0KGgo...",  # as a history cuts it short
+        "data:image/png;base64,iVBORw0KGgo...",  # clients shorten media in a history like this
         "data:image/png;base64,iVBO\nRw0K",
         "A" * 80,
         "QUJD" * 30 + "!",
@@ -374,7 +374,7 @@ def test_data_beside_media_stay_as_they_were(value: Any, cuts: list[int]) -> Non
 
 
 def not_media(path: str, string: bytes) -> list[bytes]:
-    """Bodies with a string where media may stand, in a part that has none."""
+    """Return bodies with a string under a media key, in a part that has no media."""
     if path == MESSAGES:
         source = b'{"type": "base64", "media_type": "application/pdf", "data": %s}' % string
         blocks = [
@@ -425,7 +425,7 @@ strings = st.tuples(
 def test_strings_at_places_of_media_that_are_none_stay_as_they_were(
     string: bytes, path: str, shape: int, cuts: list[int], max_nbytes: int, max_media: int
 ) -> None:
-    """Malformed ones, however large, and however many."""
+    """Malformed strings of any size and in any number stay unchanged."""
     body = not_media(path, string)[shape]
     assert passed_on(body, path, cuts, max_nbytes=max_nbytes, max_media=max_media) == (body, 0)
 

@@ -1,4 +1,4 @@
-"""Anthropic Messages in our words, and our words in its own."""
+"""The Anthropic Messages API: requests and answers in both directions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def image_block(image: Image) -> dict[str, Any]:
 
 
 def write(turns: list[Turn]) -> list[dict[str, Any]]:
-    """As a client writes them: text alone as a string."""
+    """Write the messages as a client does: a single text is a string, not a list of parts."""
     messages = []
     for turn in turns:
         content: Any = [

@@ -1,4 +1,4 @@
-"""``/metrics`` shows what any process has declared and counted, and nothing without the daemon."""
+"""``/metrics`` shows the metrics of all processes, and nothing without the daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def page(client: httpx.AsyncClient) -> list[str]:
 
 
 def test_a_metric_that_no_frontend_has_heard_of() -> None:
-    """Such as an engine's of another package; its counts outlive the process."""
+    """Metrics of another process, such as an engine, are shown; its counters outlive it."""
 
     async def main() -> None:
         with StoreServer(32 * MiB, shares=DEFAULT_SHARES) as server:
@@ -48,7 +48,7 @@ def test_a_metric_that_no_frontend_has_heard_of() -> None:
 
 
 def test_without_a_daemon_there_is_no_page() -> None:
-    """Counts of one process would look like a reset."""
+    """The counters of one process alone would look like a reset."""
 
     async def main() -> None:
         with StoreServer(32 * MiB, shares=DEFAULT_SHARES) as server:

@@ -1,4 +1,4 @@
-"""Items that are named and not sent again."""
+"""Items with a client media id (``uuid``), which a client need not send again."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def body(*parts: dict[str, Any]) -> dict[str, Any]:
 def send(
     address: str, *bodies: dict[str, Any], tenants: Sequence[str] = ()
 ) -> tuple[list[httpx.Response], list[EngineRequest]]:
-    """Requests one after another, and what came to the engine.
+    """Send requests one after another; return the answers, and the requests that the engine got.
 
     Args:
-        tenants: Whose each request is.
+        tenants: The tenant of each request.
     """
     engine = ScriptedEngine([71])
     known = [Tenant(name=name, api_keys=(name * 16,)) for name in sorted(set(tenants))]
@@ -147,7 +147,7 @@ def test_what_is_here_is_not_called_gone_while_others_have_the_room(
 
 
 def test_without_room_a_name_is_not_bound(address: str, watcher: DaemonStore) -> None:
-    """Which is no failure: the item itself is used."""
+    """A full metadata region is no error for the request that defines the id."""
     share = watcher.stat().kinds[ObjectKind.RECORDS].capacity_nbytes
     watcher.reserve("all of it", [ReserveItem(ObjectKind.RECORDS, share)], queue=False)
     answers, _ = send(address, body(part("cat", image(1))), body(part("cat")))
@@ -171,7 +171,7 @@ def test_the_data_again_after_an_eviction(address: str, watcher: DaemonStore) ->
 
 
 def test_tenants_share_nothing(address: str) -> None:
-    """Neither names nor features: a hit would tell one what another has sent."""
+    """Tenants share neither ids nor features: a hit would reveal the media of another tenant."""
     answers, asked = send(
         address,
         body(part("cat", image(1))),
@@ -197,7 +197,7 @@ def test_neither_data_nor_a_name(address: str) -> None:
 
 
 def test_two_at_once_agree_on_one(address: str, watcher: DaemonStore) -> None:
-    """Whoever comes first; the other is told."""
+    """The first request defines the id; the other one is refused."""
 
     async def main() -> list[httpx.Response]:
         async with frontend(address) as one, frontend(address) as other:

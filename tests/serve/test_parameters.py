@@ -1,4 +1,4 @@
-"""The table of parameters, its page, and each API: that they say the same, and do it."""
+"""The table of parameters agrees with its page in the docs and with each API."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ VALUES: dict[str, tuple[Any, str, Any]] = {
     "reasoning_effort": ("low", "template.variables", {"reasoning_effort": "low"}),
     "reasoning": ({"effort": "low"}, "template.variables", {"reasoning_effort": "low"}),
 }
-"""What is sent, which field of our own request it becomes, and what that is then."""
+"""The value in a request, the field of the internal request, and its value there."""
 SEEN_ELSEWHERE = {
     *("model", "messages", "input", "instructions", "system", "previous_response_id", "store"),
     *("prompt", "stream", "stream_options", "logprobs", "top_logprobs", "include", "metadata"),
     "continue_final_message",
 }
-"""Tested where the API is."""
+"""The API's own tests cover these."""
 
 
 def parse(api: Api, *, refuses_unknown: bool = False, **given: Any) -> Call:
@@ -160,7 +160,7 @@ def test_going_on_arrives() -> None:
         assert (options.continues_last, options.begins_answer) == (True, False)
         options = parse(api, **{name: begun}, continue_final_message=False).generate.template
         assert (options.continues_last, options.begins_answer) == (False, True)
-        # By itself only where that is what the API means.
+        # Without the parameter, only the Messages API continues the last message.
         assert parse(api, **{name: begun}).generate.template.continues_last is (
             api.name == MESSAGES
         )

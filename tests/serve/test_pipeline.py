@@ -1,4 +1,4 @@
-"""A request's way through the pipeline: what the engine is asked, and what is counted of it."""
+"""A request in the pipeline: the request to the engine, and the metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A_RED_CIRCLE = ([71], [322], [297])
 def send(
     address: str, *bodies: dict[str, Any], engine: ScriptedEngine | None = None
 ) -> list[httpx.Response]:
-    """The answers to requests, one after another."""
+    """Send the requests one after another; return the answers."""
 
     async def main() -> list[httpx.Response]:
         async with frontend(address, engine=engine) as http:
@@ -89,7 +89,7 @@ class AcceptsTwice(ScriptedEngine):
 def test_an_engine_accepts_once_and_first(
     store_address: str, kind: type[ScriptedEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else nobody knows who holds the features; the log says so."""
+    """A violation fails the request and is logged: it is unclear which process has the pins."""
     engine = kind(*A_RED_CIRCLE)
     (answer,) = send(store_address, ask([], "What?"), engine=engine)
     assert answer.status_code == 500

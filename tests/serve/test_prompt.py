@@ -35,7 +35,7 @@ def plans(*num_embeds: int) -> list[Prompt]:
 
 
 def test_the_same_tokens_as_transformers(builder: PromptBuilder) -> None:
-    """For every role, several turns, and text in any script."""
+    """For every role, several messages, and text in any script."""
     messages = [
         ("system", "Be brief."),
         ("user", "What is in the picture?"),
@@ -54,7 +54,7 @@ def test_the_same_tokens_as_transformers(builder: PromptBuilder) -> None:
 
 @pytest.mark.parametrize("knows_tools", [True, False])
 def test_messages_of_tools(knows_tools: bool, tmp_path: Path) -> None:
-    """The model is told whose they are if its template has that role; else they are the user's."""
+    """A tool's message has the role ``tool`` if the template knows this role, and else ``user``."""
     folder = tmp_path / "model"
     shutil.copytree(SHAPES, folder)
     file = folder / "chat_template.jinja"
@@ -103,7 +103,7 @@ def test_special_tokens_in_a_clients_text_are_text(builder: PromptBuilder, text:
 def test_text_around_items_is_the_same_however_often_it_comes(
     builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where there is more of it than is remembered."""
+    """The text is the same even if there are more pieces than are cached."""
     monkeypatch.setattr("afferent.builtin.pipeline.prompt._MAX_PIECES", 2)
     image = Message("user", (MediaPart(Modality.IMAGE, None),))
     written: Prompt = ("row one", 3, "row two", 3, "row three", 2)
@@ -147,7 +147,7 @@ def test_templates_in_other_places_and_templates_that_refuse(tmp_path: Path) -> 
 
 
 def test_words_that_were_written_before(builder: PromptBuilder) -> None:
-    """The tokens between items are known then; the items are the request's own."""
+    """Known text comes from the cache; the items are those of the request."""
     message = Message("user", (MediaPart(Modality.IMAGE, "a"), TextPart("Once more, what?")))
     first, again = (builder.build([message], plans(number)) for number in (3, 5))
     assert again.placeholders == [Placeholder(first.placeholders[0].offset, 5)]
@@ -183,7 +183,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
 
 
 def test_a_clients_text_can_not_name_an_item_in_any_model(tmp_path: Path) -> None:
-    """Also where the token that stands for media is not a special one."""
+    """A media token that is not marked as special can't be written as text, either."""
     for file in SHAPES.iterdir():
         if file.suffix in (".json", ".jinja"):
             shutil.copy(file, tmp_path)

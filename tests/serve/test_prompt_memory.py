@@ -1,4 +1,4 @@
-"""Prompts that were written before are not written again, and only for whose they were."""
+"""A prompt that a tenant has sent before is not tokenized again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = TemplateOptions()
 
 
 class Writer:
-    """Numbers what it writes."""
+    """A prompt writer that numbers its calls."""
 
     def __init__(self) -> None:
         self.num_written = 0

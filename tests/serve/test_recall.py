@@ -1,4 +1,4 @@
-"""Images by URL that come again: not fetched again while their host allows it, nor side by side."""
+"""A URL that is used again is not fetched again while its host allows it, nor twice at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def png(number: int) -> bytes:
 
 
 class Host:
-    """One image under each path, and how often it was asked for."""
+    """A media host with one image for each path; it counts the requests."""
 
     def __init__(self, **headers: str) -> None:
         self.asked: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def test_requests_side_by_side_fetch_a_url_once(address: str) -> None:
 
 
 def test_nobody_waits_for_a_request_that_has_failed(address: str) -> None:
-    """The first of them is refused for its text, after its image was begun with."""
+    """The first request fails for another item, after the fetch of the shared image has begun."""
     host = Host()
     host.bodies["/1.png"] = b"no image"
     host.goes_on.clear()

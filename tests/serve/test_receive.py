@@ -1,4 +1,4 @@
-"""What a request's items are, by their keys; with a store that has everything."""
+"""The items of a request and their keys, with a store in which every lookup is a hit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIGEST = bytes(range(32))
 
 
 class FullStore:
-    """Has whatever it is asked for, and remembers what is pinned."""
+    """A store in which every lookup is a hit; it records the pinned objects."""
 
     def __init__(self) -> None:
         self.num_asked, self.pinned = 0, set[Handle]()
@@ -86,7 +86,7 @@ def test_tenants_have_keys_of_their_own() -> None:
 
 
 def test_what_was_looked_for_is_not_pinned_while_the_rest_comes() -> None:
-    """Or requests that wait for room would wait for one another."""
+    """Else requests that wait for space would wait for one another."""
     store = FullStore()
     read(part(), part(digest=bytes(32)), full_store=store)
     assert store.num_asked == 2

@@ -1,4 +1,4 @@
-"""What an API says of itself is all that the server has to know: one more of them is served."""
+"""The server serves a new API from its description alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Question(Struct, forbid_unknown_fields=True):
 
 
 class PlainReply:
-    """See `Reply`. Lines of text."""
+    """A reply of plain lines of text: see `Reply`."""
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         return {"said": [answer.text for answer in answers]}
@@ -50,7 +50,7 @@ class PlainReply:
 
 
 class PageCount:
-    """How long a question about a page is, whose image stands under a key of its own."""
+    """An API that counts the tokens of a question about a page; the image has a key of its own."""
 
     name = "page_counts"
     path = "/pages/count"
@@ -75,12 +75,12 @@ class PageCount:
 
 
 async def echo(history: History, asked: Asked) -> object:
-    """The id that was asked for."""
+    """Return the requested id."""
     return {"id": asked.id}
 
 
 class PageApi(PageCount):
-    """Asks about a page."""
+    """An API for questions about a page."""
 
     name = "pages"
     path = "/pages"

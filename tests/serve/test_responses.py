@@ -1,4 +1,4 @@
-"""OpenAI Responses in our words, and our words in its own."""
+"""The OpenAI Responses API: requests and answers in both directions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def only_part(*parts: Any) -> Any:
 
 
 def write(turns: list[Turn]) -> list[dict[str, Any]]:
-    """As a client writes them: with and without a type, text alone as a string."""
+    """Write the messages as a client does: with and without a type, a single text as a string."""
     items: list[dict[str, Any]] = []
     for index, turn in enumerate(turns):
         kind = "output_text" if turn.role == "assistant" else "input_text"
@@ -148,7 +148,7 @@ def test_what_changes_nothing_is_accepted() -> None:
 
 
 def test_media_that_are_sent_along() -> None:
-    """What is long is cut out of the body; what is short goes the way of a URL."""
+    """Long media are cut out of the body; short ones are handled like a URL."""
     image: dict[str, Any] = {"type": "input_image", "detail": "low"}
     sent = RawMedia("data", len(LONG), data=LONG)
     found = only_part({**image, "image_url": f"data:image/png;base64,{BASE64}"})
@@ -229,7 +229,7 @@ def test_tools_that_were_used() -> None:
 @pytest.mark.parametrize("value", [None, {"a": 1}, [1], "n" * 300])
 @pytest.mark.parametrize("key", ["name", "arguments", "input", "output"])
 def test_keys_of_calls_in_messages(key: str, value: Any) -> None:
-    """They are among those that nobody knows there."""
+    """Keys of tool calls are unknown keys in a message, and are ignored."""
     (message,) = parse([{"role": "user", "content": "x", key: value}]).generate.messages
     assert message == Message("user", (TextPart("x"),))
 

@@ -1,4 +1,4 @@
-"""Many who ask at a time get one answer, and nobody one that is older than his question."""
+"""Concurrent callers share one computation, which never began before their calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ask_many() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert maker.num_begun == 1, "one at a time"
-    later.pop().cancel()  # the others get theirs all the same
+    later.pop().cancel()  # the others still get a result
     maker.may_end.set()
     assert await first == 1
     assert await asyncio.gather(*later) == [2] * 99

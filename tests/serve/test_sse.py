@@ -1,4 +1,4 @@
-"""A stream whose client has gone before its first byte, or reads no further."""
+"""A stream whose client disconnects before the first byte, or reads no further."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCOPE = {
 
 @pytest.mark.parametrize("num_frames", [0, 1, 3])
 def test_it_ends_what_it_began(address: str, num_frames: int) -> None:
-    """At once, and it is counted: not when somebody collects garbage."""
+    """The stream ends and is counted at the disconnect, and not at a garbage collection."""
 
     async def main() -> None:
         engine = ScriptedEngine(*([71] for _ in range(50)))
@@ -69,7 +69,7 @@ async def num_gone(http: httpx.AsyncClient) -> float:
 
 
 class Clumsy(ScriptedEngine):
-    """Fails when it is told to stop."""
+    """An engine that fails when it is cancelled."""
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         try:

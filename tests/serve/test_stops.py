@@ -11,7 +11,7 @@ from afferent.builtin.pipeline.stops import StopMatcher
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
 )
 def test_stop_strings_whatever_the_cutting(pieces: list[str], stops: list[str]) -> None:
-    """The same text as cutting the whole answer before the first stop string."""
+    """The text equals the whole answer up to the first stop string."""
     matcher = StopMatcher(tuple(stops))
     sent = ""
     for piece in pieces:
@@ -19,7 +19,7 @@ def test_stop_strings_whatever_the_cutting(pieces: list[str], stops: list[str]) 
         whole = "".join(pieces)
         assert whole.startswith(sent)
     sent += matcher.flush()
-    # The earliest end of a stop string decides; among those that end there, the earliest start.
+    # The stop string that ends first decides; of those that end there, the longest one.
     whole, expected = "".join(pieces), None
     for end in range(1, len(whole) + 1):
         starts = [end - len(s) for s in stops if whole[:end].endswith(s)]

@@ -1,4 +1,4 @@
-"""Fields that are written into bodies so that tenants share nothing that an upstream remembers."""
+"""Fields that are added to bodies so that tenants share no cache of an upstream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ APART, ALONE = (Tenancy(has_tenants=has, secret=b"secret") for has in (True, Fal
 def written(
     fields: dict[str, Any], path: str, *, tenant: str = "", has_media: bool = False
 ) -> dict[str, Any]:
-    """With tenants where the request is of one."""
+    """Return the written body; the server has tenants if the request has one."""
     body = json.dumps(fields).encode()
     found: dict[str, Any] = json.loads(
         (APART if tenant else ALONE).write(body, path, tenant=tenant, has_media=has_media)
@@ -104,7 +104,7 @@ UNUSUAL = [
     b'"\xed\xa0\x80": 1',
     b'"deep": ' + b"[" * 900 + b"]" * 900,
 ]
-"""Members that Python's parser takes, and with it vLLM."""
+"""Members that Python's parser accepts, and so vLLM."""
 
 
 @pytest.mark.parametrize("member", UNUSUAL)

@@ -1,4 +1,4 @@
-"""Calls of tools in a chat's past; of the other APIs see `test_messages` and `test_responses`."""
+"""Tool calls in the messages of a chat; see `test_messages` and `test_responses` for other APIs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(text: bytes) -> Message:
 
 
 def calls(**message: Any) -> Message:
-    """What becomes of a message of the assistant."""
+    """Parse a message of the assistant."""
     return parse({"role": "assistant", **message})
 
 
@@ -107,7 +107,7 @@ def test_what_calls_nothing(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("arguments", ["{", " ", '{"a": 1} x', "[" * 100_000, '"\\ud800"'])
 def test_arguments_that_are_no_json(arguments: str) -> None:
-    """Models write such; they stay what they are."""
+    """Models write invalid JSON; it stays unchanged."""
     message = calls(content=None, tool_calls=[function("open", arguments)])
     assert argument_of(message) == arguments
 
@@ -138,7 +138,7 @@ def test_calls_that_are_refused(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 def test_only_the_assistant_calls(role: str) -> None:
-    """With others these keys are among those that nobody knows."""
+    """In messages of other roles, these are unknown keys."""
     called = {"tool_calls": [function("f", "{}")], "function_call": [3]}
     assert parse({"role": role, "content": "x", **called}).parts == (TextPart("x"),)
     with pytest.raises(InvalidRequest):

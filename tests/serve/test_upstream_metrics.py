@@ -1,4 +1,4 @@
-"""The pages of several servers as one."""
+"""The metrics of several upstream servers on one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client hears of a wrong value, read aloud."""
+"""Error messages for invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's traces in this process: OTLP over HTTP."""
+"""A collector of OpenTelemetry traces in this process, for OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Keeps all spans that it gets; ``bodies`` are as they came."""
+    """A collector that stores all spans; ``bodies`` has the request bodies."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -37,7 +37,7 @@ class Collector:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What makes a process send here, and soon."""
+        """Environment variables with which a process sends its spans here, without a long delay."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}",
             "OTEL_BSP_SCHEDULE_DELAY": "100",

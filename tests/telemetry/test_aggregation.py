@@ -1,4 +1,4 @@
-"""Sums over processes: they don't fall when one goes, and count none twice when it comes back."""
+"""Sums over processes never fall when a process ends, and count a reconnected process once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counted(asked: float, now: float = 0.0, *waits_s: float) -> list[Reading]:
 
 
 def total(sums: Aggregation, name: str = ASKED.name) -> list[float]:
-    """The values of a metric of one series."""
+    """Return the values of a metric with one series."""
     found = next(reading for reading in sums.total() if reading.metric.name == name)
     return found.series[0].values if found.series else []
 
@@ -82,7 +82,7 @@ def test_a_process_that_comes_back_is_not_counted_twice() -> None:
     )
 )
 def test_sums_never_fall_and_never_count_twice(events: list[tuple[int, int, bool]]) -> None:
-    """However many processes come and go; the oldest of the dead are kept as one number."""
+    """Processes come and go; the counts of those that ended first are merged."""
     sums = Aggregation()
     by_process: dict[int, int] = {}
     gone: set[int] = set()
@@ -102,7 +102,7 @@ def test_sums_never_fall_and_never_count_twice(events: list[tuple[int, int, bool
 
 
 def test_a_client_is_one_process() -> None:
-    """Or it could have the daemon remember any number of them."""
+    """Else a client could fill the daemon's memory."""
     sums = Aggregation()
     sums.push(1, 11, counted(3))
     with pytest.raises(NotPermitted):
@@ -169,7 +169,7 @@ def test_metrics_of_all_processes_are_bounded() -> None:
 
 
 def test_what_the_dead_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever words they have used; and no number is lost."""
+    """The number of label values is limited; further values are counted as "other"."""
     monkeypatch.setattr(aggregation, "_MAX_GONE", 2)
     monkeypatch.setattr(aggregation, "_MAX_GONE_SERIES", 10)
     sums = Aggregation()
@@ -185,7 +185,7 @@ def test_what_the_dead_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_over_a_daemon_and_through_its_death() -> None:
-    """What lives tells the next daemon all that it has counted; what had died is forgotten."""
+    """Living processes send all their counts to the next daemon; those of dead ones are lost."""
 
     async def main() -> None:
         with StoreServer(4 * MiB) as server:

@@ -1,4 +1,4 @@
-"""Traces as tables, and no more of them than a person reads."""
+"""Traces as tables, limited to a number that a person can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal: who runs, who has ended lately, and no more of either than it keeps."""
+"""The recent-requests buffer: running and ended requests, up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted is on the page and on the documented list, written as Prometheus reads it."""
+"""Metrics are on the page and in the documented list, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import afferent.builtin.engine.kind
 import afferent.builtin.frontend
 import afferent.engines.vllm.kind
-import afferent.engines.vllm.plugin.counting  # as a frontend does, once an engine is chosen
-import afferent.tier.main  # noqa: F401 - and with them whatever declares a metric or a stage
+import afferent.engines.vllm.plugin.counting  # a frontend imports it when the engine is chosen
+import afferent.tier.main  # noqa: F401 - these modules declare metrics and stages
 from afferent import errors
 from afferent.admission.permits import PermitStatistics
 from afferent.builtin.apis.registry import APIS, by_path
@@ -59,7 +59,7 @@ Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parsed(readings: Iterable[Reading] | None = None) -> Found:
-    """What is on the page, of this process's counts if of nothing else."""
+    """Return the parsed page, by default of this process's metrics."""
     text = exposition.render(REGISTRY.readings() if readings is None else readings).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -100,7 +100,7 @@ def test_every_metric_is_named_even_where_nothing_was_counted() -> None:
 
 
 def test_a_metric_is_on_the_page_once() -> None:
-    """Or Prometheus would have none of it."""
+    """Prometheus refuses a page with duplicates."""
     first, second = Registry(), Registry()
     first.gauge("now", "Now").labels().set(1)
     second.gauge("now", "Now").labels().set(2)
@@ -108,7 +108,7 @@ def test_a_metric_is_on_the_page_once() -> None:
 
 
 def test_the_store_and_the_engine_say_what_they_do() -> None:
-    """By words of ours, whatever a client calls its semaphore."""
+    """A semaphore with an unknown name is counted as "other"."""
     statistics = StoreState(4 * MiB, segment=3).statistics()
     statistics.permits = {"tenant": PermitStatistics(2, 1), "made/up": PermitStatistics(5, 0)}
     found = parsed(store_readings(statistics))
@@ -128,7 +128,7 @@ def test_the_store_and_the_engine_say_what_they_do() -> None:
 
 
 def test_all_stages_that_the_code_measures_are_known() -> None:
-    """Those of this process by being recorded, those of others by being declared."""
+    """Stages of this process are recorded; those of other processes are declared."""
     named, of_others = set(), set()
     for file in SOURCE.rglob("*.py"):
         text = file.read_text()
@@ -210,7 +210,7 @@ def test_the_page_lists_every_metric_and_its_labels() -> None:
 def test_an_event_loop_that_was_held_up_says_so() -> None:
 
     async def main() -> None:
-        JOURNAL.begin(Trace("r", "POST /"))  # who answers nobody is looked at less often
+        JOURNAL.begin(Trace("r", "POST /"))  # the polls are rarer without a request
         task = asyncio.create_task(count_lateness())
         await asyncio.sleep(0)
         time.sleep(0.3)  # noqa: ASYNC251 - what holds it up
@@ -233,7 +233,7 @@ def test_a_stage_of_a_request_is_counted_by_its_media() -> None:
 
 
 def test_the_times_of_an_answer() -> None:
-    """A step that gives several tokens took as long for each as its part."""
+    """If a step yields several tokens, its time is divided between them."""
     trace = Trace("r", "POST /", start_ns=1_000_000_000, media="image")
     times = AnswerTimes(trace)
     for at_s, num_tokens in ((1.5, 1), (1.52, 2), (1.52, 0), (1.58, 1)):

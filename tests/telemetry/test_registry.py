@@ -1,4 +1,4 @@
-"""A metric is declared once, by who counts; its words are bounded, and it is pushed as it is."""
+"""The registry: each metric is declared once, with limited label values, and is pushed as it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from afferent.types import decode, encode
 
 
 def numbers(registry: Registry) -> dict[tuple[str, ...], list[float]]:
-    """By the metric's name and the words."""
+    """Return the values by the metric's name and the label values."""
     return {
         (reading.metric.name, *series.labels): series.values
         for reading in registry.readings()
@@ -151,7 +151,7 @@ def test_a_forked_child_is_another_process() -> None:
 
 
 class Daemon:
-    """Answers each push as it is told, and is gone after the last."""
+    """A daemon that answers each push as scripted, and disconnects after the last."""
 
     def __init__(self, *answers: AfferentError | None) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry, at a collector in this process."""
+"""OpenTelemetry traces, with a collector in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tier in this process's memory that can be made to lie, to fail, and to be slow."""
+"""A tier in this process's memory that can return wrong data, fail, and be slow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from afferent.errors import TierUnavailable
 from afferent.tier.protocol import Found, Health, Value, Wanted, part
 
 Change = Callable[[int, memoryview], bytes | None]
-"""What a part is read as; ``None``: the tier fails there."""
+"""Changes a part that is read; with ``None`` the read fails there."""
 
 
 class Lying:
-    """A tier in memory that changes what it gives."""
+    """A tier in memory that changes the values it returns."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, Value] = {}
@@ -96,7 +96,7 @@ class Lying:
 
 
 Fault = Callable[[float], None]
-"""What becomes of a call, given its deadline."""
+"""The behaviour of a call, given its deadline."""
 
 
 def dies(_: float) -> None:
@@ -104,7 +104,7 @@ def dies(_: float) -> None:
 
 
 def hangs(deadline_s: float) -> None:
-    """Until the deadline, as a tier has to."""
+    """Hang until the deadline, which every tier observes."""
     time.sleep(max(0.0, deadline_s - time.monotonic()))
     raise TierUnavailable("no answer in time")
 
@@ -114,5 +114,5 @@ def is_slow(_: float) -> None:
 
 
 def fails(_: float) -> None:
-    """In a way that a tier has not."""
+    """Raise an error that a tier must not raise."""
     raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""A real server for tests, and a link to it that can be made bad in many ways."""
+"""A real Redis server for tests, and a faulty link to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIECE_NBYTES = 64 << 10
 
 
 def server_program() -> str:
-    """Skips where there is none; where there must be one, fails."""
+    """Return a Redis program; without one, skip the test, or fail where it is required."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -42,10 +42,10 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """On a port that the system chose, in a folder of its own, with nothing written to disk."""
+    """A Redis server on a free port, which writes nothing to disk."""
 
     def __init__(self, *options: str, password: str = "", certificate: Path | None = None) -> None:
-        """``certificate``: the folder of one, for TLS on ``tls_port``."""
+        """Configure it; ``certificate`` is a folder with a certificate, for TLS on ``tls_port``."""
         self._options, self._password = options, password
         self._program = server_program()
         self.port, self.tls_port = free_port(), 0
@@ -119,11 +119,11 @@ class RedisServer:
 
 
 Fault = Callable[[bytes], bytes | None]
-"""What becomes of a piece on its way to the client; ``None``: neither it nor what follows comes."""
+"""Changes a piece on its way to the client; after ``None``, nothing arrives any more."""
 
 
 class BadLink:
-    """A proxy to a server: as it is, until `fault` is set. For new and for old connections."""
+    """A proxy to a server; `fault` changes what new and old connections transfer."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._target = (host, port)
@@ -152,7 +152,7 @@ class BadLink:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def cut(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for sock in self._sockets:
             _shut(sock)
         self._sockets.clear()
@@ -165,7 +165,7 @@ class BadLink:
                 return
             try:
                 server = socket.create_connection(self._target)
-            except OSError:  # it is dead: so is the link
+            except OSError:  # the server is dead, so close the client's connection, too
                 _shut(client)
                 continue
             self._sockets += [client, server]
@@ -179,7 +179,7 @@ class BadLink:
             while data := source.recv(_PIECE_NBYTES):
                 fault = self.fault
                 piece = fault(data) if is_reply and fault is not None else data
-                if piece is None:  # half open: nobody hears anything any more, and nobody ends it
+                if piece is None:  # half open: discard everything, but close nothing
                     while source.recv(_PIECE_NBYTES):
                         pass
                     return

@@ -1,4 +1,4 @@
-"""Calls that hang are left, and do not exclude those that come after."""
+"""Calls that hang are abandoned, and do not block later calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calls() -> Iterator[BoundedCalls]:
 
 @pytest.fixture
 def is_over() -> Iterator[threading.Event]:
-    """Until it is set, calls hang."""
+    """Yield an event; calls hang until it is set."""
     event = threading.Event()
     yield event
     event.set()
@@ -64,7 +64,7 @@ def test_result_returns_what_the_call_returns_or_raises(calls: BoundedCalls) -> 
 def test_result_after_calls_that_hang_is_in_time(
     calls: BoundedCalls, is_over: threading.Event
 ) -> None:
-    """Though none of them ever returns."""
+    """The threads of hanging calls are replaced."""
     hang(calls, is_over, 3 * NUM_THREADS)
     assert calls.result(calls.submit(lambda: 7), soon()) == 7
 
@@ -98,7 +98,7 @@ def test_calls_that_hang_beyond_the_limit_take_no_more_threads(
 def test_folder_that_hung_is_used_again_though_its_calls_hang_still(
     is_over: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As calls of an object store do whose server has gone without a word."""
+    """Calls to an object store hang like this if its server disappears."""
     tier = FolderTier("memory://hung")
     value = Value(b"n" * 32, b"head", memoryview(b"body"))
     assert tier.put_many([value], ttl_s=60.0, deadline_s=soon()) == [True]

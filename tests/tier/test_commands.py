@@ -1,4 +1,4 @@
-"""``afferent tier``: on a folder, which needs no server."""
+"""``afferent tier`` with a folder, which needs no server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG_S = 1e9
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tier with two features and one embeddings of ours, and a stranger's."""
+    """Return a tier with two features, one embedding, and a value with another secret."""
     url = f"file://{tmp_path}/tier"
     for secret, keys in ((SECRET, KEYS), ("another fleets secret", KEYS[:1])):
         vault = Vault(open_tier(url), Sealer(secret.encode()))
@@ -72,7 +72,7 @@ def test_verify_finds_what_is_wrong_and_deletes_it(
 def test_verify_of_a_value_longer_than_any_is_not_read(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is read as a whole, and without a secret anybody may have written it."""
+    """Values are read whole, and without the secret anyone may have written a very long one."""
     monkeypatch.setenv("AFFERENT_TIER_MAX_NBYTES", "999")
     assert cli.main(["tier", "verify"]) == 1
     shown = capsys.readouterr().out

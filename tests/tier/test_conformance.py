@@ -1,4 +1,4 @@
-"""Both tiers keep the promises of a tier."""
+"""Both kinds of tiers pass the conformance suite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_folders(name: str, scheme: str, tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind(redis_server: RedisServer, on_redis: Tier) -> None:
-    """Parts neither: what is deleted is deleted whole."""
+    """A deleted value leaves none of its parts."""
     before = set(redis_server.all_keys())
     for name in ("what_was_put_is_there_whole", "what_is_deleted_is_absent", "threads_share_it"):
         check_tier(name, on_redis)

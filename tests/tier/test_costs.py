@@ -1,4 +1,4 @@
-"""What is fetched, waited for and kept, by what was measured."""
+"""The cost model: fetches, waits and writes depend on measured times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMITS = Limits(timeout_s=1.0, wait_s=5.0)
 
 
 def measured(nbytes_per_s: float, *, lookup_s: float = 0.0005) -> CostModel:
-    """After many fetches over one link."""
+    """Return a cost model after many fetches over one link."""
     model = CostModel(LIMITS)
     for _ in range(100):
         model.looked_up(lookup_s)
@@ -30,24 +30,24 @@ def test_the_link_is_learned(gbit_per_s: int) -> None:
 
 
 def test_a_node_that_only_writes_learns_what_the_link_carries() -> None:
-    """12.8 MB of a page: 60 ms of work, 102 ms on the link that is assumed at first."""
+    """12.8 MB for a page: 60 ms to make; 102 ms at the initial guess of the link's rate."""
     model, page = CostModel(LIMITS), {"nbytes": 12_800_000, "made_us": 60_000}
     assert [model.keeps(FEATURES, **page) for _ in range(16)].count(True) == 1, "to learn"
-    for took_s in (0.02, 1.0):  # what is slow to be written may be fast to be read
+    for took_s in (0.02, 1.0):  # after a slow write, a read may still be fast
         for _ in range(10):
             model.written(12_800_000, took_s)
         assert all(model.keeps(FEATURES, **page) for _ in range(10))
 
 
 def test_what_is_made_sooner_is_not_asked_for() -> None:
-    """12.8 MB of a page: 60 ms of work, 102 ms on 1 Gbit/s, 10 ms on 10."""
+    """12.8 MB for a page: 60 ms to make, 102 ms to fetch at 1 Gbit/s, 10 ms at 10 Gbit/s."""
     page = {"nbytes": 12_800_000, "cost_us": 60_000}
     assert not measured(1e9 / 8).choose(FEATURES, **page).asks
     assert measured(10e9 / 8).choose(FEATURES, **page).asks
 
 
 def test_the_choice_is_the_better_one_within_a_tenth() -> None:
-    """For an object that is there: what it costs with the choice, and with the better one."""
+    """The chosen action for a stored object costs at most 10 % more than the better one."""
     for gbit_per_s in (1, 2.5, 10, 25, 100):
         for nbytes in (50_000, 500_000, 5_000_000, 50_000_000):
             for make_s in (0.0005, 0.005, 0.05, 0.5, 5.0):
@@ -57,7 +57,7 @@ def test_the_choice_is_the_better_one_within_a_tenth() -> None:
                 choice = model.choose(FEATURES, nbytes=nbytes, cost_us=round(make_s * 1e6))
                 fetch_s = model.fetch_s(nbytes)
                 chosen_s = fetch_s if choice.asks else make_s
-                # A look-up is what it takes to know whether it is there.
+                # The best choice includes the lookup, which tells whether the object is there.
                 best_s = min(fetch_s, make_s) + model.lookup_s
                 assert chosen_s <= 1.1 * best_s, (gbit_per_s, nbytes, make_s, choice)
 
@@ -89,7 +89,7 @@ def test_making_takes_what_it_takes_here() -> None:
 
 
 def test_what_nobody_expects_is_learned_by_what_it_took() -> None:
-    """An encoder's cost is a guess until one has run here; so a few are made to see."""
+    """An encoder's time is a guess until it was measured, so a few items are made for that."""
     model, item = measured(10e9 / 8), {"nbytes": 4 * MiB, "cost_us": 50_000}
     for _ in range(100):
         model.was_there(EMBEDDINGS, True)
@@ -158,7 +158,7 @@ def test_a_breaker_opens_after_failures_in_a_row() -> None:
         breaker.failed(now_s=1.0)
     assert (breaker.is_open, breaker.num_openings) == (True, 1)
     assert breaker.probe_in_s(now_s=1.0) == FIRST_PAUSE_S
-    breaker.failed(now_s=9.0)  # of before
+    breaker.failed(now_s=9.0)  # a failure from an earlier call
     assert (breaker.num_openings, breaker.probe_in_s(now_s=9.0)) == (1, 0.0)
 
 

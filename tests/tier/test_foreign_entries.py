@@ -1,5 +1,6 @@
-"""Entries of a tier that no node has written, before a real tier process: what they cost it, and
-how soon after them it is of use again.
+"""Entries that no node has written, in front of a real tier process.
+
+The tests limit the memory and the time that such entries cost.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ NUM_AT_ONCE = 8
 TIMEOUT_S = 1.0
 
 Poison = Callable[[bytes], None]
-"""Puts something under the name of a value."""
+"""Writes an invalid entry under the name of a value."""
 
 
 @contextlib.asynccontextmanager
 async def tier_process(url: str) -> AsyncIterator[tuple[Node, psutil.Process]]:
-    """A store, a worker, and the process that talks to the tier."""
+    """Run a store, a worker, and a tier process."""
     with StoreServer(64 * MiB, shares=SHARES) as server:
         settings = TierSettings(
             store_address=server.address,
@@ -80,7 +81,7 @@ def peak_nbytes(of: psutil.Process) -> int:
 
 
 async def comes_from_the_tier(node: Node) -> bool:
-    """Whether what another node has left is found."""
+    """Return whether the value of another node is fetched."""
     key = new_key()
     body = Body(key, ObjectKind.FEATURES, body_of(key))
     await asyncio.to_thread(node.vault.put, [body], ttl_s=60.0, deadline_s=time.monotonic() + 20.0)
@@ -89,8 +90,9 @@ async def comes_from_the_tier(node: Node) -> bool:
 
 
 async def check_entries(url: str, poisons: list[Poison], end: Callable[[], None]) -> None:
-    """Ask for keys under whose names there is poison; all are made here, and the process is of use
-    again soon after ``end``.
+    """Request keys with invalid entries: all items are made here.
+
+    The tier process works again soon after ``end``.
     """
     async with tier_process(url) as (node, of_tier):
         await until(lambda: comes_from_the_tier(node))
@@ -148,7 +150,7 @@ def test_redis_foreign_entries_take_little_memory_and_time(server: RedisServer) 
 
 @pytest.mark.timeout(120)
 def test_redis_foreign_parts_take_little_memory_and_time(server: RedisServer) -> None:
-    """The head is one that a node has sealed; what it describes is not there, or is far longer."""
+    """The header is valid; the parts that it describes are missing or much longer."""
     with server.client() as client:
 
         async def main() -> None:

@@ -1,4 +1,4 @@
-"""A tier in a folder: what may be in it that no node has written, and who may read it."""
+"""A tier in a folder: foreign files, permissions, and whole values."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_names_of_other_files_are_not_listed(files: LocalFiles, root: Path) -> N
     assert list(LocalFiles(str(root / "absent")).names()) == []
 
 
-# Who may read it
+# Permissions
 
 
 @pytest.fixture
@@ -150,11 +150,11 @@ def test_write_to_an_operators_folder_is_shared_with_those_who_may_write_there(
     assert modes == [mode, of_folder, of_file]
 
 
-# Values are whole, and as long as their heads say
+# Values are whole, with the length in their headers
 
 
 def test_write_that_fails_midway_leaves_the_value_that_was_there(vault: Vault, root: Path) -> None:
-    """As on a folder that is full: nobody finds a part of a value, nor the old one damaged."""
+    """If the folder is full, no reader gets a part of a value, and the old value stays."""
     put = Body(KEY, ObjectKind.RECORDS, BODY[:100])
     assert vault.put([put], ttl_s=60.0, deadline_s=soon()) == ["written"]
     longer, before = put._replace(data=BODY), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -169,7 +169,7 @@ def test_write_that_fails_midway_leaves_the_value_that_was_there(vault: Vault, r
 
 
 def test_write_while_a_value_is_read_does_not_change_it(files: LocalFiles, root: Path) -> None:
-    """A reader has one of the values, whole, whenever it opens the file."""
+    """A reader gets one of the values as a whole, at any time."""
     values = [bytes([number]) * MiB for number in range(8)]
     files.write(NAME, values[0])
     with path_of(root).open("rb") as opened:
@@ -233,7 +233,7 @@ def test_look_up_of_a_file_of_another_length_is_rejected_and_deleted(
 def test_fetch_of_a_file_of_another_length_is_rejected_and_deleted(
     root: Path, scheme: str, change: Callable[[Path], None]
 ) -> None:
-    """It has changed since the look-up, or the look-up does not see how long files are."""
+    """The file has changed since the lookup, or the lookup does not know the length."""
     tier = FolderTier(f"{scheme}://{root}")
     vault = Vault(tier, Sealer(b"a secret"))
     vault.put([Body(KEY, ObjectKind.FEATURES, BODY)], ttl_s=60.0, deadline_s=soon())
@@ -249,7 +249,7 @@ def test_fetch_of_a_file_of_another_length_is_rejected_and_deleted(
 
 
 def change_file(tier: FolderTier, root: Path, name: bytes, change: Callable[[Path], None]) -> None:
-    """Change a file, wherever the tier has it."""
+    """Change a file of the tier, local or in an object store."""
     file = tier._files.read(name, 1 << 30)
     assert file is not None
     copy = root / "copy"
@@ -260,7 +260,7 @@ def change_file(tier: FolderTier, root: Path, name: bytes, change: Callable[[Pat
 
 
 def test_values_of_many_requests_are_read_ahead_within_limits(tmp_path: Path) -> None:
-    """More of them than are read ahead at a time, each in its place."""
+    """More values than are read ahead at a time; each is read into the right memory."""
     tier = FolderTier(f"file://{tmp_path}")
     vault = Vault(tier, Sealer())
     keys = [ContentKey(bytes([number]) * 32) for number in range(24)]

@@ -1,6 +1,6 @@
-"""Two nodes with a store of their own each, and one tier that does all that it must not.
+"""Two nodes with a store each, and one tier with all faults that a tier may have.
 
-The stores are real; the tier is in this process, so that it fails where a test wants it to.
+The stores are real; the tier is in this process, so that tests can control its faults.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def new_key() -> ContentKey:
 
 
 def tree_of(key: ContentKey) -> dict[str, Any]:
-    """What any node makes of a key."""
+    """Return the features that every node makes for a key."""
     number = int.from_bytes(key, "little")
     return {"values": np.arange(NUM_NUMBERS, dtype=np.float32) * number}
 
 
 def body_of(key: ContentKey) -> memoryview:
-    """The same, as a block."""
+    """Return the same features as a block."""
     tree = tree_of(key)
     block = memoryview(bytearray(codec.plan(tree).nbytes))
     codec.write_into(tree, block)
@@ -67,7 +67,7 @@ def body_of(key: ContentKey) -> memoryview:
 
 @dataclass(eq=False)
 class Node:
-    """A frontend and a worker, and what talks to the tier."""
+    """A node: a frontend, a worker, and the thread for the tier."""
 
     name: str
     store: AsyncDaemonStore
@@ -75,7 +75,7 @@ class Node:
     vault: Vault
     made: list[ContentKey] = field(default_factory=list)
     make_s: float = 0.05
-    """Longer than to fetch it over the slowest of links, or it would not be kept."""
+    """Longer than a fetch over the slowest link; else the features would not be written."""
     _requests: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     async def work(self) -> None:
@@ -88,7 +88,7 @@ class Node:
             await self.worker.finish(order, used_nbytes=nbytes)
 
     async def want(self, *keys: ContentKey, cost_us: int = DEAR_US) -> list[Outcome]:
-        """As a request does: all of them, which are right, and pinned no more at the end."""
+        """Acquire all keys as a request does; check the features, and unpin them."""
         request = f"request-{next(self._requests)}"
         nbytes = codec.plan(tree_of(keys[0])).nbytes
         items = [Queue(key, ObjectKind.FEATURES, nbytes, [], bytes(key), cost_us) for key in keys]
@@ -156,7 +156,7 @@ Play = Callable[..., None]
 
 @pytest.fixture
 def play(addresses: tuple[str, str]) -> Play:
-    """Run a scenario with two nodes that have heard from the tier."""
+    """Run a scenario with two nodes that have contacted the tier."""
 
     def run(scenario: Scenario, **settings: Any) -> None:
         async def main() -> None:
@@ -166,7 +166,7 @@ def play(addresses: tuple[str, str]) -> Play:
                 node("two", addresses[1], tier, **settings) as two,
             ):
                 await until(lambda: len(tier.calls) >= 2)
-                await asyncio.sleep(0.05)  # and have asked for something to do
+                await asyncio.sleep(0.05)  # both wait for a task now
                 await scenario(one, two, tier)
 
         asyncio.run(main())
@@ -203,7 +203,7 @@ def test_a_request_asks_for_all_of_its_keys_at_once(play: Play) -> None:
         keys = await make_and_keep(one, tier, 5)
         tier.calls.clear()
         await two.want(*keys, *[new_key() for _ in range(5)])
-        # Some few, should they come in pieces; one before each of five is kept; one that measures.
+        # At most 4 for the request, 5 before the new values are written, and 1 to measure the link.
         calls = {what: tier.calls.count(what) for what in ("look-up", "claim", "fetch")}
         assert calls["look-up"] <= 4 + 5 + 1, calls
         assert calls["claim"] <= 4, calls
@@ -246,7 +246,7 @@ def test_both_want_it_and_one_makes_it(play: Play) -> None:
 
 
 def test_a_maker_that_never_ends_is_waited_for_so_long_and_no_longer(play: Play) -> None:
-    """Its node has died: what it has claimed is nobody's to make for a while."""
+    """The lease of a dead node delays the others only for a limited time."""
 
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         key, start_s = new_key(), time.monotonic()
@@ -294,7 +294,7 @@ def test_no_fault_fails_a_request_or_leaks(play: Play, what: str, fault: Fault) 
         await until(is_let_go)
 
         async def is_used_again() -> bool:
-            """Once it has been probed, and what was slow has been tried again."""
+            """Return whether the tier is used again, after a probe and a slow operation."""
             (key,) = await make_and_keep(one, tier)
             await two.want(key)
             return key not in two.made
@@ -306,7 +306,7 @@ def test_no_fault_fails_a_request_or_leaks(play: Play, what: str, fault: Fault) 
 
 @pytest.mark.parametrize("then", ["claim", "fetch"])
 def test_a_tier_that_hangs_midway_costs_one_time_out(play: Play, then: str) -> None:
-    """All that is done for an object is done within one: the look-up has taken most of it."""
+    """All operations for an object share one timeout, most of which the lookup has used."""
 
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         (key,) = await make_and_keep(one, tier) if then == "fetch" else (new_key(),)
@@ -324,7 +324,7 @@ def test_a_tier_that_hangs_midway_costs_one_time_out(play: Play, then: str) -> N
 
 
 def test_what_waits_for_an_exchange_waits_one_time_out(play: Play) -> None:
-    """While others hang, and then no longer: its own exchange is not begun late."""
+    """A task that waits for hanging operations does not begin its own when it is late."""
 
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         tier.faults["look-up"] = hangs
@@ -386,7 +386,7 @@ def test_no_lie_is_believed(play: Play, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["head", "body", "block"])
 def test_good_values_after_poisoned_ones_are_fetched(play: Play, what: str) -> None:
-    """What was wrong is deleted, and says nothing of what else the tier has, or how fast it is."""
+    """A wrong value is deleted, and changes neither the hit rate nor the rate of the link."""
     sealer, kind = Sealer(b"a secret of the fleet"), ObjectKind.FEATURES
     item = {"cost_us": 60_000}
 
@@ -421,7 +421,7 @@ def test_good_values_after_poisoned_ones_are_fetched(play: Play, what: str) -> N
 
 
 def test_what_no_reader_would_take_is_not_sealed_as_features(play: Play) -> None:
-    """Rightly sealed by a node that has gone mad."""
+    """The value has a valid seal, but no valid block."""
 
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         key = new_key()
@@ -461,7 +461,7 @@ def test_writing_is_paced_and_nothing_is_pinned_meanwhile(play: Play) -> None:
 
 
 def test_embeddings_come_by_themselves(play: Play) -> None:
-    """What an engine asks for, of which nothing is made where it is absent."""
+    """An engine requests them; if they are absent, no job is queued."""
 
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         key, kind = new_key(), ObjectKind.EMBEDDINGS
@@ -492,7 +492,7 @@ def test_embeddings_come_by_themselves(play: Play) -> None:
 
 
 async def leave(one: Node, key: ContentKey, kind: ObjectKind, data: bytes, made_us: int) -> None:
-    """As who fetches from media hosts does."""
+    """Store an object as a frontend does that has fetched media."""
     (claim,) = await one.store.acquire("r", [Claim(key, kind, len(data))])
     assert claim.handle is not None
     one.store.block(claim.handle)[: len(data)] = data
@@ -522,7 +522,7 @@ def test_files_and_what_leads_to_them_come_as_they_were(play: Play, kind: Object
 
 
 def test_a_record_takes_the_place_of_an_older_one(play: Play) -> None:
-    """What a URL leads to changes. Everything else is what its key says, and is written once."""
+    """The target of a URL changes, so it is written again; other objects never change."""
 
     async def scenario(one: Node, two: Node, tier: Lying) -> None:
         key = new_key()
@@ -555,7 +555,7 @@ def test_a_tenant_that_has_its_share_leaves_no_more(play: Play) -> None:
             await leave(one, new_key(), ObjectKind.RAW, bytes(sizes[tenant]), DEAR_US)
         await until(lambda: len(tier.values) == 3)
         before = len(tier.values)
-        await leave(one, new_key(), ObjectKind.RAW, bytes(100), DEAR_US)  # after all of these
+        await leave(one, new_key(), ObjectKind.RAW, bytes(100), DEAR_US)  # the last one
         await until(lambda: len(tier.values) == before + 1)
         assert sum(len(value.body) for value in tier.values.values()) == 3 * 40_000 + 100
 

@@ -1,4 +1,4 @@
-"""Valkey or Redis, a real one: full, dead, slow, half open, behind a password and TLS."""
+"""A real Valkey or Redis server: full, dead, slow, half open, with a password and with TLS."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_name_that_no_resolver_answers_for_costs_one_time_out(
 
 
 def drip() -> Callable[[bytes], bytes]:
-    """A byte now and then: no single wait is long."""
+    """Return a fault that sends a byte from time to time, so that no single wait is long."""
 
     def fault(piece: bytes) -> bytes:
         time.sleep(0.02)
@@ -136,7 +136,7 @@ def test_a_link_that_ends_midway(tier: RedisTier, link: BadLink) -> None:
 
 
 def reads_again(tier: RedisTier) -> bool:
-    """The end of a connection that was cut may be on its way still."""
+    """Return whether the value is read; the end of a cut connection may arrive late."""
     try:
         return read(tier) == bytes(BODY)
     except TierUnavailable:
@@ -150,7 +150,7 @@ def test_an_idle_connection_that_was_cut_is_not_used(tier: RedisTier, link: BadL
 
 
 def test_no_answer_of_before_is_taken_for_another(tier: RedisTier, link: BadLink) -> None:
-    """What was asked for and came too late is not what the next one gets."""
+    """A late answer is not taken for that of the next call."""
 
     def late(piece: bytes) -> bytes:
         time.sleep(0.2)
@@ -168,7 +168,7 @@ def test_no_answer_of_before_is_taken_for_another(tier: RedisTier, link: BadLink
 def test_fetch_of_a_part_of_another_length_is_rejected_and_deleted(
     server: RedisServer, change: str
 ) -> None:
-    """An absent part is another matter: the server may evict what it likes."""
+    """An absent part has another meaning: the server may evict any entry."""
     vault = Vault(RedisTier(server.url), Sealer())
     key = ContentKey(change.encode().ljust(32))
     vault.put([Body(key, ObjectKind.FEATURES, BODY)], ttl_s=60.0, deadline_s=soon(20.0))
@@ -206,7 +206,7 @@ def test_look_up_of_a_foreign_entry_is_rejected_and_deleted(
         client.rpush(head, *entry) if isinstance(entry, list) else client.set(head, entry)
         before = REJECTED.labels("head").values[0]
         assert vault.look_up([key], deadline_s=soon(20.0)) == [None]
-        is_rejected = entry != b""  # a string of no bytes can't be told from none
+        is_rejected = entry != b""  # an empty string looks like an absent one
         assert REJECTED.labels("head").values[0] == before + is_rejected
         assert bool(client.exists(head)) != is_rejected
         client.delete(head)
@@ -226,14 +226,14 @@ def test_delete_of_an_entry_with_a_bogus_length_asks_for_few_parts(server: Redis
 
 
 def test_a_connection_with_unread_answers_is_not_used_again(tier: RedisTier, link: BadLink) -> None:
-    """A reader fails, while the next answer is on its way: nothing of it has come by then."""
+    """A read fails while the next answer is still on its way."""
     names, bodies = [b"1" * 32, b"2" * 32, b"3" * 32], [b"one", b"two", b"far"]
     values = [Value(name, b"", memoryview(b)) for name, b in zip(names, bodies, strict=True)]
     tier.put_many(values, ttl_s=60, deadline_s=soon(20.0))
     have_come: dict[threading.Thread, bytes] = {}
 
     def lag(piece: bytes) -> bytes:
-        """Of the first connection that has answers, the second one comes with the third."""
+        """Delay the second answer of the first used connection until the third."""
         if have_come and threading.current_thread() not in have_come:
             return piece
         before = have_come.get(threading.current_thread(), b"")
@@ -255,7 +255,7 @@ def test_a_connection_with_unread_answers_is_not_used_again(tier: RedisTier, lin
 
 
 def test_an_idle_connection_that_has_an_answer_is_not_used(tier: RedisTier, link: BadLink) -> None:
-    """The answer comes twice, and the second is read with the first, or comes after it."""
+    """The second copy of the answer arrives with the first one, or after it."""
     found = tier.exists_many([NAME], deadline_s=soon(20.0))
     has_come = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Replies as they come over a socket: whole or in pieces, honest or not."""
+"""Redis replies from a socket: whole or in pieces, valid or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from afferent.tier.redis_replies import Reply, ReplyReader
 
 
 class Server:
-    """The other end of a reader's socket."""
+    """The server's end of a reader's socket."""
 
     def __init__(self) -> None:
         self.reader = ReplyReader()
@@ -67,7 +67,7 @@ def test_a_value_goes_to_its_place(server: Server) -> None:
 
 
 def test_read_into_refused_by_the_server_raises_and_goes_on(server: Server) -> None:
-    """A server that is loading, or that does not permit the command, says nothing of the value."""
+    """The error of a server that loads its data, or forbids the command, is not about the value."""
     server.says(b"-NOPERM x\r\n$0\r\n\r\n+PONG\r\n")
     with pytest.raises(ResponseError, match="NOPERM"):
         server.reader.read_into(memoryview(bytearray(2)))
@@ -85,7 +85,7 @@ def test_read_into_refused_by_the_server_raises_and_goes_on(server: Server) -> N
     ids=["strings together", "one string", "items together"],
 )
 def test_read_longer_than_what_was_requested_is_refused(server: Server, said: bytes) -> None:
-    """By the number alone: what it announces has not been sent, and is not waited for."""
+    """The announced length is enough: the reader does not wait for the data."""
     with ThreadPoolExecutor(1) as threads:
         sent = threads.submit(server.says, said)
         with pytest.raises(InvalidResponse):
@@ -152,7 +152,7 @@ def test_who_hangs_up_is_gone(server: Server) -> None:
 
 
 def test_one_deadline_for_all_that_is_read(server: Server) -> None:
-    """Who sends a byte now and then does not hold a call up."""
+    """A server that sends single bytes does not extend the deadline."""
     server.reader.deadline_s = time.monotonic() + 0.05
     with pytest.raises(ServerSlow):
         server.reader.read()

@@ -1,4 +1,4 @@
-"""Heads: what was sealed is what is read, and nothing else is believed."""
+"""Sealed headers: a valid header is read back, and every other one is refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_fleets_of_different_secrets_do_not_meet() -> None:
 
 
 def test_the_form_is_as_it_is_written_down() -> None:
-    """A change of it needs another version: nodes of both meet in one tier."""
+    """A change of the format needs a new version: nodes with both formats may share a tier."""
     assert VERSION == 1
     head = Sealer().seal(KEY, ObjectKind.FEATURES, memoryview(b"body"))
     assert head[:56] == (

@@ -1,4 +1,4 @@
-"""How much a node keeps for each tenant."""
+"""The amount that a node stores in the tier for each tenant."""
 
 from __future__ import annotations
 

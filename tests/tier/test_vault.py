@@ -1,4 +1,4 @@
-"""A tier that lies: what it says is checked, and what is wrong is deleted and made anew."""
+"""A tier that returns wrong data: values are verified, and wrong ones deleted."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_is_wrong_ends_the_reading(vault: Vault, lying: Lying) -> None:
     assert head is not None
 
     def slow(index: int, data: memoryview) -> bytes:
-        time.sleep(0.05)  # a link that is slower than the check of the part before
+        time.sleep(0.05)  # slower than the verification of the part before
         return bytes(len(data) - 1) + b"x"
 
     lying.change = slow

@@ -1,4 +1,4 @@
-"""Many questions at a time, to one server or another."""
+"""Many concurrent questions to one server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGAIN_S = 0.3
 
 @dataclass(slots=True)
 class Answer:
-    """``None``: the client left, or the server broke off."""
+    """An answer; `said` is ``None`` if the client left or the server disconnected."""
 
     said: Said | None
     seconds: float = 0.0
@@ -25,7 +25,7 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is one that a client keeps, and does not ask again for."""
+        """Whether a client accepts this answer and does not retry."""
         if self.said is None or self.said.status >= 500:
             return False
         return bool(self.said.ends) and not any(end.startswith("error") for end in self.said.ends)
@@ -39,11 +39,11 @@ async def ask_all(
     again_for_s: float = 0.0,
     every: list[tuple[Question, Answer]] | None = None,
 ) -> list[Answer]:
-    """The answers, in order; none takes longer than `TIMEOUT_S`, or it says so.
+    """Ask all questions; return the answers in order. Each has a time limit of `TIMEOUT_S`.
 
     Args:
-        again_for_s: How long what failed is asked again, as clients do.
-        every: Gets all answers, those too that were asked for again.
+        again_for_s: How long failed questions are retried, as clients do.
+        every: Gets all answers, including those that are retried.
     """
     room = asyncio.Semaphore(num_at_once)
     limits = httpx.Limits(max_connections=num_at_once)

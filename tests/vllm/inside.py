@@ -1,4 +1,4 @@
-"""What is looked at in vLLM's own environment: `test_inside.py` runs it there."""
+"""The checks that `test_inside.py` runs in vLLM's own environment."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def there_and_back(item: MultiModalKwargsItem, **limits: int) -> MultiModalKwarg
 
 
 def refused(call: Callable[[], object]) -> str:
-    """The reason; there is no pytest here."""
+    """Return the error message, as pytest is not installed there."""
     try:
         call()
     except FormatError as error:
@@ -56,7 +56,7 @@ def refused(call: Callable[[], object]) -> str:
 
 
 def fields() -> None:
-    """Every kind of field, nested tensors, tuples, slices of one dimension and of several."""
+    """All kinds of fields: nested tensors, tuples, slices of one dimension or of more."""
     flat = MultiModalFlatField(slices=[slice(0, 2), slice(2, None, 3)], dim=1)
     deep = MultiModalFlatField(slices=[[slice(0, 1), slice(None)], [slice(1, 2), slice(0, 4)]])
     nested = [torch.arange(3), (torch.ones(2, dtype=torch.bfloat16), [torch.zeros(0)])]
@@ -85,7 +85,7 @@ def fields() -> None:
 
 
 def many() -> None:
-    """100,000 tensors: for who asks for such a header on both sides."""
+    """An item of 100,000 tensors needs a larger header, which both sides have to request."""
     item = MultiModalKwargsItem(
         {"all": MultiModalFieldElem([torch.tensor([n]) for n in range(100_000)], _BATCHED)}
     )
@@ -100,7 +100,7 @@ def refusals() -> None:
 
 
 def hooks() -> None:
-    """This version has all that the plugin takes hold of; and what it lacks would be named."""
+    """This version of vLLM has all hooks of the plugin; the probe names a missing one."""
     assert probe.missing() == []
     hook = probe._Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",))
     assert probe._missing(hook) == "vllm.multimodal.parse.ModalityDataItems.get_count(colour)"
@@ -108,7 +108,7 @@ def hooks() -> None:
 
 
 def labels() -> None:
-    """Decoded items of every modality, and what a parser makes of them, name their request."""
+    """Decoded items of every modality, and their parsed forms, carry the id of their request."""
     of = Of("request-1", 1, 3)
     image: Any = MediaWithBytes(Image.new("RGB", (4, 3)), b"file")
     video: Any = MediaWithBytes((torch.zeros(2, 3, 4, 3), {"fps": 1.0}), b"file")
@@ -126,8 +126,9 @@ def labels() -> None:
 
 
 def killed() -> None:
-    """The store is killed between the look-up and the reading of what was found: what is read is
-    right, or nothing is; then all goes on.
+    """The store is killed between a lookup and the read of its result.
+
+    The read returns the right embeddings or none; then everything works again.
     """
     os.environ[place.SECRET] = "00" * 16
     with StoreServer(64 * MiB, shares=DEFAULT_SHARES) as server:

@@ -1,4 +1,4 @@
-"""Questions in three dialects, and what an answer says, whoever gave it."""
+"""Questions for three APIs, and a comparable form of their answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUM_DIFFERENT = 40
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``aborts``: the client leaves after so many bytes of the answer."""
+    """A question; with ``aborts``, the client leaves after this many bytes of the answer."""
 
     path: str
     body: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(slots=True)
 class Said:
-    """What of an answer does not depend on when it was given, and by whom."""
+    """The part of an answer that does not depend on its time and on the server."""
 
     status: int
     texts: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Said:
 
 
 def questions(number: int, seed: int, model: str) -> list[Question]:
-    """Of 1 to 4 images each, many of which come again."""
+    """Return questions about 1 to 4 images each; many of the images are repeated."""
     rng = np.random.default_rng(seed)
     pictures = [draw_image(rng) for _ in range(_NUM_DIFFERENT)]
     made = []
@@ -76,9 +76,7 @@ def questions(number: int, seed: int, model: str) -> list[Question]:
 
 
 def with_data(question: Question, rng: np.random.Generator) -> Question:
-    """The question with data that looks like media where none are read: what vLLM does with it is
-    its own affair.
-    """
+    """Return the question with URLs in fields without media, which reach vLLM unchanged."""
     body = dict(question.body)
     urls = [f"https://example.org/{int(number)}.png" for number in rng.integers(1000, size=3)]
     look_alike = {"image_url": urls[0], "video_url": urls[1], "audio_url": urls[2]}
@@ -182,7 +180,7 @@ _BODIES = {"chat": _chat, "responses": _responses, "messages": _messages}
 
 
 def said(question: Question, status: int, text: str) -> Said:
-    """What an answer says; of a refusal, its words."""
+    """Parse an answer; of a refusal, take the message."""
     result = Said(status)
     if status != 200:
         result.texts.append(text)

@@ -1,4 +1,4 @@
-"""A stock vLLM, and Afferent in front of one, on this machine's CPU."""
+"""A stock vLLM, and Afferent in front of a vLLM, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TOOLS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     "--trust-request-mm-kwargs",
 )
-"""What the questions need."""
+"""Arguments that the questions need."""
 ENV = {**vllm_env.ENV, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def python() -> Path:
-    """Of an environment with vLLM; the test is skipped where there is none."""
+    """Return the interpreter of an environment with vLLM; skip the test if there is none."""
     chosen = os.environ.get("TEST_VLLM_PYTHON")
     found = Path(chosen) if chosen else vllm_env.python_of(vllm_env.FOLDER)
     if not found.exists():
@@ -41,7 +41,7 @@ def python() -> Path:
 
 
 class Stock:
-    """``vllm serve`` as it is, without a word of Afferent's in its environment."""
+    """A stock ``vllm serve``, without any variable of Afferent in its environment."""
 
     def __init__(
         self, folder: Path = SHAPES, *arguments: str, uds: Path | None = None, **env: str
@@ -110,7 +110,7 @@ def supervised(
     model: Path = SHAPES,
     env: Mapping[str, str] | None = None,
 ) -> Server:
-    """Afferent, which starts a vLLM of its own."""
+    """Return an Afferent server that starts its own vLLM."""
     engine_args = shlex.join([*vllm_env.ARGUMENTS, *vllm])
     return Server(
         str(model),
@@ -123,7 +123,7 @@ def supervised(
 
 
 def wait_until_nothing_held(store_path: Path) -> None:
-    """No request pins anything in this store any more."""
+    """Wait until no request pins an object of this store."""
     with DaemonStore(str(store_path), name="looker") as store:
         wait_until(lambda: store.stat().held_nbytes == 0)
 
@@ -136,7 +136,7 @@ def _free_port() -> int:
 
 
 def version() -> str:
-    """Of vLLM."""
+    """Return vLLM's version."""
     done = subprocess.run(
         [python(), "-c", "from importlib.metadata import version; print(version('vllm'))"],
         capture_output=True,

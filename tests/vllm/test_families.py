@@ -1,4 +1,4 @@
-"""Each family that features are made for: as stock vLLM answers on the same folder."""
+"""Each family answers as a stock vLLM with the same model folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.vllm.servers import Stock, python
 
 pytestmark = pytest.mark.vllm
 
-_HEAD_DIM = 32  # the least that vLLM's kernels for the CPU take
+_HEAD_DIM = 32  # the smallest that vLLM's kernels for the CPU support
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def _heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _rename_tower(folder: Path) -> None:
-    """vLLM knows the tower's weights by the names that they had before transformers 5."""
+    """Rename the tower's weights to the names before transformers 5, which vLLM knows."""
     path = folder / "model.safetensors"
     renamed = {
         name.replace("vision_tower.", "vision_tower.vision_model.")
@@ -61,16 +61,16 @@ def _gemma3(folder: Path) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)
     for name, tensor in tensors.items():
-        if "post_" in name:  # or a token would say itself again, whatever came before
+        if "post_" in name:  # else each token would repeat itself in any context
             tensor.fill_(30.0)
     save_file(tensors, path, metadata={"format": "pt"})
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_tokens(["\n" * number for number in range(1, 5)])  # as Gemma's has
+    tokenizer.add_tokens(["\n" * number for number in range(1, 5)])  # like the tokenizer of Gemma
     tokenizer.save_pretrained(folder)
 
 
 def _internvl(folder: Path) -> None:
-    """With all that the whole processor asks for."""
+    """Make an InternVL with the files that its whole processor needs."""
     families.make_internvl(folder)
     processor = {"processor_class": "InternVLProcessor", "image_seq_length": 4}
     (folder / "processor_config.json").write_text(json.dumps(processor))
@@ -115,8 +115,9 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 
 
 def ask(number: int, seed: int) -> list[dict[str, Any]]:
-    """Images of all sizes, which are made smaller or larger, by much or little; words between
-    them, since stock vLLM can't render two of Gemma 3 that are side by side.
+    """Return questions about images of many sizes, which are shrunk or enlarged.
+
+    Words separate the images, since stock vLLM can't render two adjacent images of Gemma 3.
     """
     rng = np.random.default_rng(seed)
     asked = []
@@ -136,7 +137,7 @@ def ask(number: int, seed: int) -> list[dict[str, Any]]:
 
 
 def ask_clips(number: int, seed: int) -> list[dict[str, Any]]:
-    """Clips of several lengths, one of them longer than the model hears, as they are recorded."""
+    """Return questions about clips of several lengths, one longer than the model's limit."""
     rng = np.random.default_rng(seed)
     asked = []
     for index in range(number):
@@ -159,7 +160,7 @@ def _qwen2_audio(folder: Path) -> None:
 
 
 def ask_videos(number: int, seed: int) -> list[dict[str, Any]]:
-    """Videos of several lengths, rates and sizes, some of them beside an image."""
+    """Return questions about videos of several lengths, rates and sizes, some beside an image."""
     rng = np.random.default_rng(seed)
     asked = []
     for index in range(number):
@@ -180,7 +181,7 @@ def ask_videos(number: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _qwen3_vl_video(folder: Path) -> None:
-    """With the size of frames, which depends on the version where a folder does not say it."""
+    """Make a Qwen3-VL with a frame size: without one, it depends on the version of vLLM."""
     families.make_qwen_vl(folder, "qwen3")
     own = {"size": {"shortest_edge": 4096, "longest_edge": 200_000}, "patch_size": 16}
     half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -267,7 +268,7 @@ def _answer(url: str, body: dict[str, Any]) -> _Answer:
 
 
 def _rendered(url: str, body: dict[str, Any]) -> Any:
-    """The prompt's tokens."""
+    """Return the tokens of the prompt."""
     path = f"{url}/v1/chat/completions/render"
     answer = httpx.post(path, json=body, timeout=60)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""Files that Afferent does not decode: answers are those of a stock vLLM."""
+"""For files that Afferent does not decode, the answers are those of a stock vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate in front of a real vLLM: preparing one at a time, answering many at a time."""
+"""The gate in front of a real vLLM: it limits preprocessing, but not the generation of answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_four_answers_are_written_at_a_time(
     server, store_path = one_at_a_time
 
     def ask(url: str) -> tuple[float, float]:
-        """When the first token and the end of the answer came."""
+        """Return the times of the first token and of the end of the answer."""
         asked = body(url, stream=True, max_tokens=300, ignore_eos=True, **options)
         path, first_s = f"{server.url}/v1/chat/completions", 0.0
         with httpx.stream("POST", path, json=asked, timeout=120) as answer:
@@ -86,12 +86,12 @@ DIALECTS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
 def unstreamed(path: str, urls: Sequence[str]) -> dict[str, Any]:
-    """A request for a long answer in one piece, without names for its images."""
+    """Return a request for a long answer without streaming, and without media ids."""
     if path == "/v1/responses":
         shown = [{"type": "input_image", "image_url": url} for url in urls]
         asked = {"input": [{"role": "user", "content": shown}], "max_output_tokens": 200}
         return {"model": "shapes", **asked, "ignore_eos": True}
-    if path == "/v1/messages":  # which has no `ignore_eos`
+    if path == "/v1/messages":  # this API has no `ignore_eos`
         sources = [
             {"type": "base64", "media_type": "image/bmp", "data": url.partition(",")[2]}
             for url in urls
@@ -107,7 +107,7 @@ def _spoken(content: list[Any]) -> dict[str, Any]:
 
 
 def forwarded_images(number: int, *, seed: int) -> list[str]:
-    """Images that vLLM's processor gets as bytes, in every API."""
+    """Return images that Afferent forwards to vLLM's processor as bytes, in every API."""
     files = [encoded(photo(800, 600, seed=seed + at), "BMP") for at in range(number)]
     return ["data:image/bmp;base64," + b64encode(file).decode() for file in files]
 
@@ -116,9 +116,7 @@ def forwarded_images(number: int, *, seed: int) -> list[str]:
 def test_answers_in_one_piece_to_forwarded_media_keep_no_permit(
     one_at_a_time: tuple[Server, Path], path: str
 ) -> None:
-    """Permits come back when vLLM's processor has returned, and not with the first byte: when four
-    have come back, no long answer has ended.
-    """
+    """A permit is free when vLLM's processor has returned, before the first byte of the answer."""
     server, store_path = one_at_a_time
     number = 1 if path == "/v1/messages" else 4
     bodies = [
@@ -159,7 +157,7 @@ def test_memory_of_the_api_server_is_bounded(
 
 
 def grown_nbytes(server: Server, *, seed: int) -> int:
-    """By how much the API server's private memory grows at the most under many requests at once."""
+    """Return the maximal growth of the API server's private memory under many requests."""
     rng = np.random.default_rng(seed)
     files = [encoded(photo(*SIZE, seed=int(rng.integers(1 << 30))), "JPEG") for _ in range(8)]
     urls = [data_url(file + bytes([number])) for number in range(16) for file in files]
@@ -176,13 +174,13 @@ def grown_nbytes(server: Server, *, seed: int) -> int:
         asked = [threads.submit(ask, url) for url in urls[:NUM_REQUESTS]]
         while not all(each.done() for each in asked):
             most = max(most, process.memory_full_info().uss)
-            time.sleep(0.05)  # how often it is looked at
+            time.sleep(0.05)  # the interval of the measurements
         assert {each.result() for each in asked} == {(200, "")}
     return int(most - before)
 
 
 def api_server(server: Server) -> psutil.Process:
-    """The process of vLLM that has the API."""
+    """Return vLLM's process for the API."""
     (found,) = [
         process
         for process in psutil.Process(server.popen.pid).children(recursive=True)

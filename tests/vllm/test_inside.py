@@ -1,4 +1,4 @@
-"""Looked at in vLLM's own environment."""
+"""Checks that run in vLLM's own environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deaths of both halves: no wrong answer, no hang, nothing held; and what is found again."""
+"""Deaths of Afferent's and vLLM's processes cause no wrong answer, no hang and no leaked pin."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
 
 
 def undisturbed(server: Server, asked: Sequence[Question]) -> list[Said | None]:
-    """Asked again where a frontend has yet to see that vLLM is another: a second, at most."""
+    """Ask without faults; retry while a frontend has not yet noticed that vLLM was replaced."""
     found = asyncio.run(ask_all(server.url, asked, again_for_s=60))
     assert all(each.said is not None and each.said.status == 200 for each in found), found
     return [each.said for each in found]
 
 
 def is_right(answer: Answer, expected: Said | None) -> bool:
-    """As without a death, or an error that says to try again, or a stream that breaks off."""
+    """Return whether the answer is the expected one, an error that permits a retry, or cut off."""
     if answer.broke_off:
         return answer.broke_off != "hangs"
     if answer.is_complete:
@@ -58,7 +58,7 @@ def is_right(answer: Answer, expected: Said | None) -> bool:
 
 
 def vllm_processes(server: Server) -> dict[str, psutil.Process]:
-    """API server, engine core and worker, by how they call themselves."""
+    """Find the API server, the engine core and the worker by their command lines."""
     found = {}
     for process in server.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -72,14 +72,14 @@ def vllm_processes(server: Server) -> dict[str, psutil.Process]:
 
 
 def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
-    """Whoever dies: clients that ask again get the right answer in time, and never a wrong one."""
+    """Any process may die: clients that retry get the right answer in time, never a wrong one."""
     server, store_path = ours
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     asked = [
         Question(each.path, each.body, each.is_stream)
         for each in questions(48, SEED, "shapes")
-        # vLLM's parser writes a call that is cut off in other pieces when its tokens come by twos.
+        # vLLM splits an incomplete tool call differently if tokens arrive in pairs.
         if not (each.is_stream and "tools" in each.body)
     ]
     expected = undisturbed(server, asked)
@@ -121,7 +121,7 @@ def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
 
 
 async def _kill(find: Callable[[], list[psutil.Process]]) -> int:
-    """One process, as soon as there is one."""
+    """Kill one process as soon as it exists."""
     for _ in range(600):
         with contextlib.suppress(psutil.NoSuchProcess, KeyError):
             for process in find():
@@ -133,7 +133,7 @@ async def _kill(find: Callable[[], list[psutil.Process]]) -> int:
 
 @pytest.mark.parametrize("victim", ["EngineCore", "api"])
 def test_a_vllm_that_freezes_is_named_and_replaced(ours: tuple[Server, Path], victim: str) -> None:
-    """Its engine's core, too, without which its API server still says that it is well."""
+    """A hanging engine core is noticed, too, although its API server still reports health."""
     server, _ = ours
     wait_until(lambda: _is_ready(server), timeout_s=300)
     frozen = vllm_processes(server)[victim]
@@ -147,7 +147,7 @@ def test_a_vllm_that_freezes_is_named_and_replaced(ours: tuple[Server, Path], vi
 
 
 def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
-    """vLLM is started again: nothing is encoded a second time, and the answers are the same."""
+    """After a restart of vLLM, no item is encoded again, and the answers are the same."""
     server, store_path = ours
     asked = [Question(each.path, each.body, each.is_stream) for each in questions(12, 99, "shapes")]
     expected = undisturbed(server, asked)
@@ -163,7 +163,7 @@ def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
 
 
 def test_two_vllms_share_a_store(tmp_path: Path) -> None:
-    """An item is made once and encoded once, whichever of them asks for it."""
+    """Each item is preprocessed once and encoded once for both servers."""
     store_path = tmp_path / "store.sock"
     sockets = [tmp_path / "a.sock", tmp_path / "b.sock"]
     env = {"AFFERENT_STORE_PATH": str(store_path)}
@@ -178,10 +178,10 @@ def test_two_vllms_share_a_store(tmp_path: Path) -> None:
         server = stack.enter_context(Server(*front))
         wait_until(lambda: _is_ready(server))
         expected = undisturbed(server, asked)
-        time.sleep(3)  # counts come once a second
+        time.sleep(3)  # counters are sent once a second
         encoded = _items(server, "encoded")
         num_items = _num_embeddings(store_path)
-        # Twice as many at a time: the one that has seen an item has too much to do, so both work.
+        # Ask twice as many: the server that has seen an item is too busy, so both work.
         again = asyncio.run(ask_all(server.url, [*asked, *asked], num_at_once=24))
         assert [each.said for each in again] == [*expected, *expected]
         time.sleep(3)
@@ -197,7 +197,7 @@ def _items(server: Server, outcome: str) -> float:
 
 
 def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
-    """Somebody else starts both, in whichever order, and again."""
+    """Other programs start and restart vLLM and the server, in any order."""
     store_path, uds = tmp_path / "store.sock", tmp_path / "vllm.sock"
     env = {"AFFERENT_STORE_PATH": str(store_path)}
     asked = [Question(each.path, each.body, each.is_stream) for each in questions(6, 5, "shapes")]
@@ -209,19 +209,19 @@ def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
     with Stock(SHAPES, *arguments, uds=uds, **env) as vllm, Server(*front) as server:
         expected = undisturbed(server, asked)
         os.killpg(vllm.popen.pid, signal.SIGKILL)
-        uds.unlink()  # or the next vLLM can't listen there
+        uds.unlink()  # else the next vLLM can't listen there
         wait_until(lambda: not _is_ready(server))
         assert server.post(asked[0].body).status_code == 503
         with Stock(SHAPES, *arguments, uds=uds, **env):
             wait_until(lambda: _is_ready(server), timeout_s=300)
             assert undisturbed(server, asked) == expected
             server.__exit__(None, None, None)
-            with Server(*front) as again:  # another secret, another arena
+            with Server(*front) as again:  # with another secret and another arena
                 assert undisturbed(again, asked) == expected
 
 
 def test_the_plugin_alone_changes_nothing() -> None:
-    """Installed, and nobody says where a store is: a stock vLLM, which takes media by URL."""
+    """Without the address of a store, the plugin leaves vLLM as it is."""
     asked = [Question(each.path, each.body, each.is_stream) for each in questions(6, 5, "shapes")]
     arguments = ("--served-model-name", "shapes", *TOOLS)
     with Stock(SHAPES, *arguments) as with_plugin:

@@ -16,7 +16,7 @@ from tests.vllm.servers import ENV, python
 
 pytestmark = pytest.mark.vllm
 
-# Walks the routes of vLLM's API server, and the types of their bodies, as far as they are typed.
+# Walks the routes of vLLM's API server, and the types of their bodies where these are declared.
 _WALK = """
 import importlib, json, pkgutil, typing
 from collections import abc
@@ -82,20 +82,20 @@ print("FOUND" + json.dumps({path: sorted(map(list, each)) for path, each in foun
 """
 
 DATA = {
-    # Fields of these names that take no media of a request.
-    ("audio",),  # parameters of an answer in audio
-    ("messages", "*", "audio"),  # the id of an earlier answer in audio
+    # Fields with these names that are no media of a request.
+    ("audio",),  # parameters of an audio answer
+    ("messages", "*", "audio"),  # the id of an earlier audio answer
     ("messages", "*", "*", "audio"),
     ("input", "*", "audio"),
     ("input", "*", "*", "audio"),
-    ("system", "*", "source"),  # of a system prompt, the text alone is read
+    ("system", "*", "source"),  # only the text of a system prompt is read
     ("prompt", "variables", "image_url"),  # stored prompts are not supported
 }
 TOOLS = {("tools",), ("input", "*", "tools")}
-"""Where tools are described, which have fields of these names."""
+"""The paths of tools, whose fields can have such names."""
 WITHOUT_LINE = {
     "/inference/v1/generate",  # takes features, not media
-    "/v1/chat/completions/derender",  # parses an answer; the request beside it is not rendered
+    "/v1/chat/completions/derender",  # parses an answer; its copy of the request is not rendered
 }
 
 
@@ -128,12 +128,12 @@ def in_table(path: str) -> set[tuple[str, ...]]:
 
 def test_every_endpoint_with_a_media_field_has_a_line(fields: dict[str, Any]) -> None:
     with_media = {path for path, found in fields.items() if media_fields(found)}
-    assert {"/v1/chat/completions", "/tokenize", "/v2/embed"} <= with_media  # it does find some
+    assert {"/v1/chat/completions", "/tokenize", "/v2/embed"} <= with_media  # a check of this test
     assert with_media - set(TABLE) - WITHOUT_LINE == set()
 
 
 def test_every_media_field_is_in_the_line_of_its_endpoint(fields: dict[str, Any]) -> None:
-    """Key by key, and list by list."""
+    """The table has all paths of keys and lists."""
     missing = {
         path: sorted(lacks)
         for path, found in fields.items()

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler does besides: it takes sequences back, and guesses tokens ahead."""
+"""vLLM's scheduler with preemptions, and with speculative decoding."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ pytestmark = pytest.mark.vllm
 SEED = 11
 NUM_QUESTIONS = 16
 _BEGINNING = "Look at what is shown here, and then say what it is. " * 8
-"""Longer than a block of vLLM's, so that there are prefixes to be found."""
+"""Longer than one of vLLM's blocks, so that prefixes are cached."""
 _MODES = {
-    # Room for some three of these: of eight at a time most are taken back.
+    # Memory for about three questions: most of eight concurrent ones are preempted.
     "num_preemptions": ("--max-model-len", "768", "--num-gpu-blocks-override", "8"),
     "spec_decode_num_accepted_tokens": (
         "--speculative-config",
         '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}',
     ),
 }
-"""By the counter that says that it happened."""
+"""Arguments by the name of the counter that shows their effect."""
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[Said | None]:
-    """As a stock vLLM answers that does none of this, one question at a time."""
+    """Return the answers of a stock vLLM without these modes, one question at a time."""
     with Stock(SHAPES, "--served-model-name", "shapes", "--no-enable-prefix-caching") as stock:
         found = asyncio.run(ask_all(stock.url, _questions(), num_at_once=1))
     assert all(each.said is not None and each.said.status == 200 for each in found), found
@@ -45,7 +45,7 @@ def expected() -> list[Said | None]:
 def test_the_answers_are_the_same(
     counter: str, expected: list[Said | None], tmp_path: Path
 ) -> None:
-    """Prefixes are found and prompts are chunked throughout, as vLLM does unless it is told."""
+    """Prefix caching and chunked prefill are on, as they are by default."""
     store_path = tmp_path / "store.sock"
     chunks = ("--max-num-batched-tokens", "256", "--enable-chunked-prefill")
     with supervised(
@@ -63,7 +63,7 @@ def test_the_answers_are_the_same(
 
 
 def _questions() -> list[Question]:
-    """Whose answers go on for long."""
+    """Return questions with long answers."""
     rng = np.random.default_rng(SEED)
     asked = []
     for _ in range(NUM_QUESTIONS):

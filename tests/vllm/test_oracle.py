@@ -1,4 +1,4 @@
-"""As a stock vLLM answers: token for token, in every dialect."""
+"""The answers are those of a stock vLLM, token for token, in every API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.vllm
 SEED = 20261122
 NUM_QUESTIONS = 400
 _CLOSE = 1e-3
-"""Two tokens whose log-probabilities are nearer than that may change places."""
+"""The order of two tokens may change if their log-probabilities differ by less."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path], has_data: boo
         assert theirs.said is not None
         if question.aborts is not None and our.said is None:
             continue
-        if theirs.said.status >= 500:  # vLLM 0.31 fails now and then on Responses
+        if theirs.said.status >= 500:  # vLLM 0.31 sometimes fails for Responses
             num_failed += 1
             continue
         if our.said == theirs.said or _is_close(stock, question, our.said, theirs.said):
@@ -89,7 +89,7 @@ def test_as_stock_answers(stock: Stock, ours: tuple[Server, Path], has_data: boo
 def test_options_of_the_processor(
     stock: Stock, ours: tuple[Server, Path], way: str, options: dict[str, int]
 ) -> None:
-    """What we know of them we do; where vLLM knows more, it gets the bytes."""
+    """Known options are applied here; with other options, vLLM gets the bytes."""
     asked = questions(18, SEED + 1, "shapes")
     more = {"mm_processor_kwargs": options}
     changed = [
@@ -124,7 +124,7 @@ def test_what_has_no_media_is_vllms(stock: Stock, ours: tuple[Server, Path]) -> 
 
 
 def test_nobody_reaches_vllm_by_a_url(ours: tuple[Server, Path]) -> None:
-    """It takes references alone; and ours are signed."""
+    """vLLM gets no URLs of clients, but only signed media handles."""
     server, _ = ours
     for url in ("http://127.0.0.1:1/x.png", "afferent:AAAA", "file:///etc/passwd"):
         body = {
@@ -142,8 +142,10 @@ def _whole(question: Question) -> Question:
 
 
 def _agree_alone(stock: Stock, server: Server, question: Question) -> bool:
-    """Whether both say the same three times when they have nothing else to do: beside others, sums
-    of floats have another order, and tokens that are nearly as likely change places.
+    """Return whether both servers give the same answer three times when they are idle.
+
+    With other requests in the batch, sums of floats have another order, and the order of tokens
+    with similar probabilities may change.
     """
     alone = [_whole(question)]
     answers = [
@@ -155,7 +157,7 @@ def _agree_alone(stock: Stock, server: Server, question: Question) -> bool:
 
 
 def _is_close(stock: Stock, question: Question, ours: Said | None, theirs: Said) -> bool:
-    """Whether the first difference is one between two tokens of nearly the same probability."""
+    """Return whether the first differing tokens have nearly the same probability."""
     if ours is None or question.path != "/v1/chat/completions" or ours.status != 200:
         return False
     body = {**question.body, "stream": False, "logprobs": True, "top_logprobs": 2}

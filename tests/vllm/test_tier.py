@@ -1,4 +1,4 @@
-"""Two nodes with a vLLM each, and one tier: what one has encoded, the other does not encode."""
+"""Two nodes with a vLLM each and one tier: an item is encoded by one of them only."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.vllm
 
 NUM_PICTURES = 6
 SIDE = 1600
-"""So large that to fetch what comes of it pays from the first one on."""
+"""So large that a fetch of the embeddings is worth its time from the first one on."""
 
 
 def questions(first: int, number: int) -> list[Question]:
-    """Each about a picture of its own."""
+    """Return questions about one new image each."""
     asked = []
     for seed in range(first, first + number):
         drawn = draw_image(np.random.default_rng(seed), max_side=400)
@@ -56,12 +56,12 @@ def count(server: Server, name: str, outcome: str) -> float:
 
 
 def items(server: Server, outcome: str) -> float:
-    """Of vLLM's worker."""
+    """Return a count of vLLM's worker."""
     return count(server, "afferent_vllm_items_total", outcome)
 
 
 def test_what_one_vllm_has_encoded_the_other_finds(tmp_path: Path) -> None:
-    """And when the tier has gone, each encodes for itself; nothing fails, nothing stays pinned."""
+    """Without the tier, each node encodes for itself, without failures or leaked pins."""
     model = larger_model(tmp_path)
     stores = [tmp_path / "one.sock", tmp_path / "two.sock"]
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def test_what_one_vllm_has_encoded_the_other_finds(tmp_path: Path) -> None:
         wait_until(lambda: items(one, "encoded") == NUM_PICTURES)
         wait_until(lambda: count(one, "afferent_tier_kept_total", "kept") == 2 * NUM_PICTURES)
         assert answers(two, known) == expected
-        time.sleep(3)  # counts of vLLM's worker come once a second
+        time.sleep(3)  # counters of vLLM's worker are sent once a second
         print({word: items(two, word) for word in ("encoded", "found", "lost")})
         assert items(two, "found") == NUM_PICTURES
         assert items(two, "encoded") == 0

@@ -1,4 +1,4 @@
-"""Traces of OpenTelemetry: what vLLM says of a request is below what Afferent says of it."""
+"""OpenTelemetry traces: vLLM's span of a request is a child of Afferent's."""
 
 from __future__ import annotations
 

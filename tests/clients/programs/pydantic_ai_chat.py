@@ -36,7 +36,7 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-# A type alone would be asked for by a call of a tool.
+# A type alone would be requested with a tool call.
 print(agent.run_sync(question, output_type=NativeOutput(Thing)).output.model_dump_json())
 
 # usage

@@ -64,7 +64,7 @@ def _delete(store: DaemonStore, texts: Sequence[str], console: Console) -> None:
         if was_there and item is not None and item.pins:
             holders = ", ".join(tables.who(number, clients) for number in item.pins)
             console.print(
-                f"{name} is found by nobody any more; its {tables.size(item.handle.nbytes)} are "
+                f"{name} is no longer in the index; its {tables.size(item.handle.nbytes)} are "
                 f"free once it is let go by {holders}"
             )
         elif not was_there and item is not None and item.writer is not None:

@@ -125,7 +125,7 @@ class Restarts:
             raise ConfigError(f"still starting: {', '.join(starting)}; try again when it is ready")
         self._board.close_doors(True)
         try:
-            tell(f"letting nobody in; {self._board.num_inside} requests are being answered")
+            tell(f"no request is admitted; {self._board.num_inside} requests are being answered")
             await self._until(lambda: not self._board.num_inside, self._drain_timeout_s)
             if left := self._board.num_inside:
                 tell(f"{left} requests took longer than --drain-timeout-s, and are given up")
