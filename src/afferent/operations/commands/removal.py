@@ -65,7 +65,7 @@ def _delete(store: DaemonStore, texts: Sequence[str], console: Console) -> None:
             holders = ", ".join(tables.who(number, clients) for number in item.pins)
             console.print(
                 f"{name} is no longer in the index; its {tables.size(item.handle.nbytes)} are "
-                f"free once it is let go by {holders}"
+                f"free once it is released by {holders}"
             )
         elif not was_there and item is not None and item.writer is not None:
             console.print(f"{name} stays: {tables.who(item.writer, clients)} writes it")
