@@ -249,14 +249,14 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
 
     unknown_fields: Literal["ignore", "refuse"] = setting(
         "ignore",
-        "what is done with a parameter of a request that nobody knows; one that is nearly a known "
-        "one is refused in any case, and an upstream such as vLLM decides for itself",
+        "unknown parameters of a request are ignored or refused; one that is nearly a known one is "
+        "refused in any case, and an upstream such as vLLM decides for itself",
         Group.LIMITS,
     )
     cors_origin: tuple[_Origin, ...] = setting(
         (),
-        "whose pages may ask from a browser, such as https://example.org; * means anybody's, none "
-        "nobody's; an upstream such as vLLM has a setting of its own",
+        "origins whose pages may ask from a browser, such as https://example.org; * means all, and "
+        "the default none; an upstream such as vLLM has a setting of its own",
         Group.LIMITS,
         unit="ORIGIN,...",
     )
@@ -325,8 +325,8 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     tier_secret: str = setting(
         "",
-        "what the nodes of a fleet share, best by the environment: whoever has the tier and not "
-        "this can't pass anything off as theirs",
+        "secret that the nodes of a fleet share, best set by the environment; without it, an entry "
+        "in the tier is not accepted as one of theirs",
         Group.TIER,
         pattern=_TIER_SECRET,
         unit="TEXT",

@@ -14,8 +14,8 @@ class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     engine_url: tuple[str, ...] = setting(
         (),
-        "unix:PATH or http://HOST:PORT of a vLLM that somebody else runs, with AFFERENT_STORE_PATH "
-        "in its environment; several share the store",
+        "unix:PATH or http://HOST:PORT of a vLLM that runs elsewhere, with AFFERENT_STORE_PATH in "
+        "its environment; several share the store",
         Group.COMMON,
         unit="URL,...",
     )
@@ -54,7 +54,7 @@ class VllmSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """See `Settings.check`."""
         if self.engine_url and (self.engine_args or self.engine_python):
             raise ConfigError(
-                "--engine-url is a vLLM that somebody else runs: --engine-args and --engine-python "
+                "--engine-url is a vLLM that runs elsewhere: --engine-args and --engine-python "
                 "are for one that is started here"
             )
         for url in self.engine_url:
