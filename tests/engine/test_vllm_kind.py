@@ -67,7 +67,7 @@ def test_what_is_refused_before_a_start(settings: dict[str, Any], words: str) ->
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"engine_url": ("unix:/a",), "engine_args": "--x"}, "somebody else runs"),
+        ({"engine_url": ("unix:/a",), "engine_args": "--x"}, "runs elsewhere"),
         ({"engine_url": ("ftp://x",)}, "must be unix:PATH or"),
         ({"engine_url": ("/run/vllm.sock",)}, "must be unix:PATH or"),
     ],
