@@ -153,7 +153,7 @@ type: setup  ## check types, those of the documentation's programs too
 	@$(BIN)/mypy
 	@$(BIN)/python -m tools.typed_examples
 
-imports: setup  ## check that the rooms import one way only
+imports: setup  ## check that packages import downwards only
 	@$(BIN)/lint-imports
 
 fmt: setup  ## format the code

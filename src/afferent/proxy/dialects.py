@@ -59,6 +59,7 @@ class OpenAIDialect:
         name: For metrics.
         id_prefix: Of its request ids.
         params: The API's names of its parameters.
+        names_error_events: Whether an error in a stream of its events is an event named ``error``.
     """
 
     name: str
@@ -83,7 +84,7 @@ class OpenAIDialect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnthropicDialect:
-    """One of Anthropic's APIs; ``name`` is for metrics."""
+    """One of Anthropic's APIs; the attributes are those of `OpenAIDialect`."""
 
     name: str
     path: str

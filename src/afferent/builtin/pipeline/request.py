@@ -1,4 +1,4 @@
-"""Internal request, common to all APIs."""
+"""Request of the built-in APIs, in one form for all of them."""
 
 from __future__ import annotations
 
