@@ -46,11 +46,12 @@ $(VENV)/.ready: $(VENV)/.quick
 	@echo "==> ready"
 
 # The library, the server and the tests of pure logic: no torch.
-$(VENV)/.quick: pyproject.toml $(wildcard src/afferent/media/native/*)
+$(VENV)/.quick: pyproject.toml $(wildcard src/afferent/media/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Afferent needs Python 3.11 or newer; try make PYTHON=python3.12 ..."; exit 1; }
 	@echo "==> setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip uninstall --disable-pip-version-check --quiet --yes afferent 2>/dev/null || true
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[server,test]'
 	@touch $@
 
@@ -176,10 +177,10 @@ bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an
 bench-render: setup-vllm  ## preparing alone, beside vLLM's render server (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run render $(ARGS)
 
-mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admit"
+mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admission"
 	@$(BIN)/python -m tools.mutants $(ARGS)
 
-mutation: $(VENV)/.mutation  ## how many generated faults of store, schedule, admit and quota are noticed (hours), ARGS="--only admit"
+mutation: $(VENV)/.mutation  ## how many generated faults of store, schedule and admission are noticed (hours), ARGS="--only admission"
 	@$(BIN)/python -m tools.mutation $(ARGS)
 
 $(VENV)/.mutation: $(VENV)/.ready pyproject.toml

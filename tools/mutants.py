@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--what", default="", help="mutants with this in their description")
     args = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if args.only in mutant.file and args.what in mutant.what]
+    if not chosen:
+        parser.error("no mutant has these words in its file and its description")
     for mutant in chosen:
         mutated(mutant)
     if args.list:

@@ -51,25 +51,17 @@ TESTS: dict[str, tuple[str, ...]] = {
         *("objects_machine", "permits", "reservations", "single_flight", "state"),
         *("state_machine", "tier_jobs", "declared"),
     ),
-    "quota": (
-        "declared",
-        "shares",
-        "turns",
-        "permits",
-        "fair_jobs",
-        "budget",
-        "jobs",
-        "state_machine",
-    ),
     "schedule": ("declared", "encoder_cache", "scheduler", "steps", "window"),
-    "admit": ("gate", "declared"),
+    "admission": (
+        *("gate", "declared", "shares", "turns", "permits"),
+        *("fair_jobs", "budget", "jobs", "state_machine"),
+    ),
 }
 """Folders and their tests; the test with the name of the file runs first."""
 _TEST_FOLDERS = {
     "store/state": ("store", "quota"),
-    "quota": ("quota", "store"),
     "schedule": ("schedule", "quota"),
-    "admit": ("admit", "quota"),
+    "admission": ("admit", "quota", "store"),
 }
 _NOT_PRODUCT = {"store/state/rules.py"}
 """It has only `validate`."""
@@ -172,7 +164,10 @@ def faults_of(path: Path) -> dict[tuple[int, int], list[Fault]]:
 def sample(number: int, seed: int) -> list[Fault]:
     """Draw faults, each at another place."""
     rng = random.Random(seed)  # noqa: S311 - reproducible by its seed
-    paths = sorted(path for folder in TESTS for path in (SOURCES / folder).glob("*.py"))
+    found = {folder: sorted((SOURCES / folder).glob("*.py")) for folder in TESTS}
+    if missing := [folder for folder, paths in found.items() if not paths]:
+        raise SystemExit(f"there is no Python file in {', '.join(missing)}")
+    paths = sorted(path for paths in found.values() for path in paths)
     places = [
         faults
         for path in paths
@@ -372,6 +367,8 @@ def main() -> int:
     notes = _Notes(args.state)
     drawn = notes.drawn(args.number, args.seed)
     faults = [fault for fault in drawn if args.only in fault.file]
+    if not faults:
+        parser.error(f"none of the faults is in a file with {args.only!r} in its path")
     os.chdir(ROOT)
     _import_libraries()
     if notes.are_new:

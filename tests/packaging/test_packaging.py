@@ -66,6 +66,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
     assert "afferent/py.typed" in names
     assert ("afferent/media/native/_native.abi3.so" in names) == (shutil.which("cc") is not None)
     assert "afferent/builtin/models/shapes/model.safetensors" in names
+    assert "afferent/operations/live_page/page/index.html" in names
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "LICENSE", "pyproject.toml", "src/afferent/cli.py"} <= inside

@@ -6,8 +6,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from afferent.admission.shares import Share
+from afferent.builtin.apis.registry import APIS, TOKENS, by_path
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
+from afferent.proxy import dialects
 from afferent.proxy.auth import Access
 
 ACME = Tenant(name="acme", weight=2.0, api_keys=("acme-key-0123456789", "acme-key-9876543210"))
@@ -134,3 +136,19 @@ def test_address_pays_for_requests_without_a_tenant(host: str, address: str) -> 
     assert entered == places.introduced["r"] == Share(address=address)
     acme = Headers({"x-api-key": "acme-key-0123456789"})
     assert asyncio.run(ACCESS.enter("s", acme, host=host)).address == ""
+
+
+def test_every_header_of_a_key_is_known() -> None:
+    """Unknown ones would be passed on to an upstream."""
+    found = {api.key_header for api in by_path(APIS, TOKENS).values()}
+    assert found == set(dialects.KEY_HEADERS)
+
+
+def test_dialects_are_those_of_the_built_in_apis() -> None:
+    """An error has one format and one name, whether an engine or an upstream answers."""
+    built_in = by_path(APIS)
+    for path, dialect in dialects.DIALECTS.items():
+        api = built_in[path]
+        assert (api.name, api.id_prefix) == (dialect.name, dialect.id_prefix)
+        error = QuotaExceeded("too many")
+        assert api.error_body(error, "id") == dialect.error_body(error, "id")

@@ -22,7 +22,7 @@ from tests.server import Server, wait_until
 from tools import vllm_env
 
 START_TIMEOUT_S = 300.0
-SHAPES = Path(__file__).parents[2] / "src" / "afferent" / "models" / "shapes"
+SHAPES = Path(__file__).parents[2] / "src" / "afferent" / "builtin" / "models" / "shapes"
 TOOLS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     "--trust-request-mm-kwargs",

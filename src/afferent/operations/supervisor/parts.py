@@ -18,8 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from afferent.config import ServeConfig
-from afferent.engines import registry
-from afferent.engines.contract import EnginePlan, UpstreamKind
+from afferent.engines.contract import EnginePlan
 from afferent.errors import ConfigError
 from afferent.media.families.registry import AnyFamily
 from afferent.media.workers import launch as preprocess
@@ -80,6 +79,8 @@ class Plan:
     model_name: str
     family: AnyFamily | None
     engine: EnginePlan[Any]
+    is_upstream: bool
+    """Whether the engine answers with its own API."""
     port: Port
     page_port: Port | None
     """``None``: there is no live page."""
@@ -178,8 +179,7 @@ class Plan:
             config=self.config,
             sockets_folder=str(own_folder()),
         )
-        is_upstream = isinstance(registry.find(self.config.engine), UpstreamKind)
-        module = serve.UPSTREAM_FRONTEND if is_upstream else serve.FRONTEND
+        module = serve.UPSTREAM_FRONTEND if self.is_upstream else serve.FRONTEND
         return [
             Part(
                 f"frontend-{number}",

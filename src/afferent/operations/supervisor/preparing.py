@@ -87,6 +87,7 @@ def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = 
         model_name=checked.model_name,
         family=family,
         engine=engine,
+        is_upstream=isinstance(checked.engine, UpstreamKind),
         port=port,
         page_port=page_port,
         inherited=inherited,
