@@ -31,7 +31,7 @@ NUM_TRIES, NUM_EXPLORED = 5, 20
 """After a fault the tier seems slow; a node then tries it for every eighth object only."""
 TIMEOUT_S, WAIT_S = 0.4, 2.0
 LONGEST_S = WAIT_S + 3 * TIMEOUT_S + 2.0
-"""The limit for one fetch, whatever the tier does; a request waits for at most two."""
+"""Limit of one fetch from a tier in any state; a request waits for at most two."""
 _TIER = "afferent.tier.main"
 
 

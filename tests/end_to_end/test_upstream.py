@@ -759,7 +759,7 @@ def test_metrics_are_of_both(front: Front, picture: str) -> None:
     assert 'afferent_upstream_items_total{modality="image",way="features"}' in page
     assert 'afferent_requests_total{api="openai_chat",outcome="ok"}' in page
     assert 'afferent_requests_total{api="upstream",outcome="ok"}' in page
-    # Each series exists before its first event, whatever earlier tests have sent.
+    # Each series exists before its first event. Earlier tests may have raised it.
     for modality, way in itertools.product(("image", "video", "audio"), ("features", "bytes")):
         assert f'afferent_upstream_items_total{{modality="{modality}",way="{way}"}}' in page
 

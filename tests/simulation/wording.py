@@ -1,4 +1,4 @@
-"""Messages as text, for people who read a replay."""
+"""Text form of messages in a replay."""
 
 from __future__ import annotations
 

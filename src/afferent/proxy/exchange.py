@@ -32,7 +32,7 @@ from afferent.proxy.failures import failure_of
 from afferent.proxy.finish import IN_FLIGHT, tell
 from afferent.proxy.http_server.exchange import hang_up
 from afferent.proxy.reference_stage import Referenced, ReferenceStage
-from afferent.proxy.responses import new_id, path_of, refusal
+from afferent.proxy.responses import host_of, new_id, path_of, refusal
 from afferent.proxy.tenancy import Tenancy
 from afferent.runtime import logs
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -122,7 +122,7 @@ class Passage:
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
         exchange.share = await self._access.enter(
-            exchange.id, request.headers, host=request.client.host if request.client else ""
+            exchange.id, request.headers, host=host_of(request)
         )
         trace.tenant, trace.media = exchange.share.tenant, "none"
         _check_target(exchange.scope)

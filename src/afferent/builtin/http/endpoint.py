@@ -31,6 +31,7 @@ from afferent.proxy.body import BodyReader
 from afferent.proxy.failures import failure_of
 from afferent.proxy.finish import IN_FLIGHT, tell
 from afferent.proxy.responses import (
+    host_of,
     id_headers,
     ignored_header,
     json_answer,
@@ -134,9 +135,7 @@ class Endpoint:
     async def _read(self, exchange: _Exchange) -> Call:
         trace, store = exchange.trace, self._pipeline.store
         request = exchange.request
-        share = await self._access.enter(
-            trace.request_id, request.headers, host=request.client.host if request.client else ""
-        )
+        share = await self._access.enter(trace.request_id, request.headers, host=host_of(request))
         trace.tenant, trace.media = share.tenant, "unknown"
         start_ns = time.monotonic_ns()
         reader = BodyReader(
