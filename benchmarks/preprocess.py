@@ -37,6 +37,7 @@ from afferent.runtime.process import Child
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import Queue, SealItem
+from afferent.store.protocol.results import Failed
 from afferent.types import ContentKey, CreateItem, GiB, Handle, MiB, ObjectKind, encode
 from benchmarks.children import running
 from benchmarks.pages import page, photo
@@ -253,7 +254,7 @@ class _Pool:
                 self.first_s = time.perf_counter() - start
             if part[1:]:
                 outcomes += await self._store.wait(name, [item.key for item in part[1:]])
-            if any(outcome.failure for outcome in outcomes):
+            if any(isinstance(outcome, Failed) for outcome in outcomes):
                 raise ConfigError("a picture of the benchmark was refused")
             await self._store.release(name)
 

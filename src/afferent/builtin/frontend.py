@@ -14,7 +14,7 @@ from afferent.engines import registry
 from afferent.engines.contract import EngineKind
 from afferent.engines.protocol import Engine, check_engine
 from afferent.errors import ConfigError, InternalError
-from afferent.items.item_state import Processor
+from afferent.items.item import Processor
 from afferent.media.families.registry import fingerprint
 from afferent.proxy.frontend import Made, Parts, caller_of, link_of, main, serve
 from afferent.proxy.launch import FrontendSettings

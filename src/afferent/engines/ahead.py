@@ -23,6 +23,7 @@ from afferent.errors import AfferentError
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.store import Store
 from afferent.store.protocol.items import Claim, Fetch, Find, SealItem
+from afferent.store.protocol.results import Owner, Pending, existing, spans_of
 from afferent.types import ContentKey, KeyBytes, KiB, NonNegative, ObjectKind, Span, decode, encode
 
 log = logging.getLogger(__name__)
@@ -67,14 +68,14 @@ def announce(store: Store, encoder: Encoder, *, is_first: bool) -> None:
     request = "encoder"
     try:
         (outcome,) = store.acquire(request, [Find(_RECORD)])
-        if outcome.handle is not None:
-            if not is_first or decode(_decoder, store.block(outcome.handle)) == encoder:
+        if (handle := existing(outcome)) is not None:
+            if not is_first or decode(_decoder, store.block(handle)) == encoder:
                 return
             store.delete([_RECORD])
         (outcome,) = store.acquire(
             request, [Claim(_RECORD, ObjectKind.RECORDS, _MAX_RECORD_NBYTES)]
         )
-        if outcome.state == "owner" and outcome.handle is not None:
+        if isinstance(outcome, Owner):
             data = encode(encoder)
             store.block(outcome.handle)[: len(data)] = data
             store.seal(request, [SealItem(outcome.handle, len(data))])
@@ -150,12 +151,12 @@ class Ahead:
         coming = [
             item.key
             for item, outcome in zip(wanted, outcomes, strict=True)
-            if outcome.state in ("scheduled", "in_flight")
+            if isinstance(outcome, Pending)
         ]
         if not coming:
             return []
         came = await self._store.wait(lease, coming, timeout_s=LONGEST_FETCH_S)
-        return [span for outcome in came for span in outcome.spans]
+        return [span for outcome in came for span in spans_of(outcome)]
 
     async def _find_announced(self, lease: str) -> Encoder | None:
         """Return the announced encoder; the store is asked at most once a second."""
@@ -163,6 +164,6 @@ class Ahead:
         if now_s - self._looked_s >= _LOOK_AGAIN_S:
             self._looked_s = now_s
             (outcome,) = await self._store.acquire(lease, [Find(_RECORD)])
-            if outcome.handle is not None:
-                self._announced = decode(_decoder, self._store.block(outcome.handle))
+            if (handle := existing(outcome)) is not None:
+                self._announced = decode(_decoder, self._store.block(handle))
         return self._announced

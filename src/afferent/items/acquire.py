@@ -10,7 +10,15 @@ from afferent.admission.gate import Gate
 from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Join, Queue
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import (
+    Absent,
+    Failed,
+    Outcome,
+    Pending,
+    Scheduled,
+    existing,
+    spans_of,
+)
 from afferent.store.state.allocator import round_up
 from afferent.store.state.region import Shares
 from afferent.telemetry.trace import Trace
@@ -69,10 +77,10 @@ class Maker:
                 trace.stage(start_ns, "wait_for_a_permit")
         start_ns = time.monotonic_ns()
         outcomes = await self._store.acquire(request_id, wanted)
-        if any(outcome.state != "scheduled" for outcome in outcomes):
+        if not all(isinstance(outcome, Scheduled) for outcome in outcomes):
             await self._store.unreserve(request_id, room)
         trace.stage(start_ns, "queue_jobs", note=summary(outcomes))
-        if any(outcome.state == "absent" for outcome in outcomes):
+        if any(isinstance(outcome, Absent) for outcome in outcomes):
             raise StoreFull("features were evicted while this request waited for room; try again")
         return outcomes
 
@@ -86,20 +94,16 @@ class Maker:
         stage: str = "wait_for_features",
     ) -> list[Outcome]:
         """Wait until no outcome is pending, and return the outcomes."""
-        pending = [
-            i for i, outcome in enumerate(outcomes) if outcome.state in ("in_flight", "scheduled")
-        ]
-        if not pending:
+        num_pending = sum(isinstance(outcome, Pending) for outcome in outcomes)
+        if not num_pending:
             return outcomes
         start_ns = time.monotonic_ns()
-        made = await self._store.wait(
-            request_id, [item_keys[index] for index in pending], timeout_s=self._timeout_s
+        settled = await settle(
+            *(self._store, request_id, item_keys, outcomes), timeout_s=self._timeout_s
         )
-        trace.stage(start_ns, stage, note=count(len(made), "item"))
-        settled = list(outcomes)
-        for index, outcome in zip(pending, made, strict=True):
-            settled[index] = outcome
-            trace.add(outcome.spans)
+        trace.stage(start_ns, stage, note=count(num_pending, "item"))
+        for outcome in settled:
+            trace.add(spans_of(outcome))
         return settled
 
     def share_nbytes(self, kind: ObjectKind) -> int:
@@ -123,19 +127,43 @@ class Maker:
             )
 
 
+async def settle(
+    store: AsyncDaemonStore,
+    lease: str,
+    item_keys: Sequence[ContentKey],
+    outcomes: Sequence[Outcome],
+    *,
+    timeout_s: float,
+) -> list[Outcome]:
+    """Wait for the pending outcomes of an `acquire`, and return all outcomes in the same order.
+
+    Raises:
+        DeadlineExceeded: An object was not made in time.
+    """
+    pending = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Pending)]
+    settled = list(outcomes)
+    if pending:
+        waited = [item_keys[index] for index in pending]
+        made = await store.wait(lease, waited, timeout_s=timeout_s)
+        for index, outcome in zip(pending, made, strict=True):
+            settled[index] = outcome
+    return settled
+
+
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Return the number of each outcome, such as ``"3 hit, 1 absent"``."""
-    counts = Counter(outcome.state for outcome in outcomes)
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
+    counts = Counter(outcome.__struct_config__.tag for outcome in outcomes)
+    return ", ".join(f"{count} {tag}" for tag, count in counts.items())
 
 
 def handle_of(outcome: Outcome) -> Handle:
     """Return the handle of a made object, or raise its failure."""
-    if outcome.failure is not None:
+    if isinstance(outcome, Failed):
         raise outcome.failure.error()
-    if outcome.handle is None:
+    handle = existing(outcome)
+    if handle is None:
         raise InternalError("the store named no handle")
-    return outcome.handle
+    return handle
 
 
 def handle_if_there(outcome: Outcome) -> Handle | None:
@@ -144,7 +172,7 @@ def handle_if_there(outcome: Outcome) -> Handle | None:
     Raises:
         StoreFull: It exists, but can't be pinned, as its space is reserved for others.
     """
-    return None if outcome.state == "absent" else handle_of(outcome)
+    return None if isinstance(outcome, Absent) else handle_of(outcome)
 
 
 def count(number: int, noun: str) -> str:

@@ -23,6 +23,7 @@ from afferent import keys
 from afferent.admission.shares import Share
 from afferent.config import Limits
 from afferent.errors import AfferentError
+from afferent.items.acquire import settle
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.fetch_policy import check_url
 from afferent.media.fetch.source import WantedMedia
@@ -30,7 +31,7 @@ from afferent.media.fetch.url_memory import UrlMemory
 from afferent.runtime.tasks import in_thread
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Claim, Fetch, SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import Owner, existing, spans_of
 from afferent.telemetry.trace import Trace
 from afferent.types import (
     ContentKey,
@@ -173,21 +174,12 @@ class FleetUrls:
         self, lease: str, asked: Sequence[Fetch], trace: Trace
     ) -> list[Handle | None]:
         """Return the pinned handle of each; ``None`` if it is unavailable."""
-        outcomes: list[Outcome] = await self._store.acquire(lease, asked)
-        coming = [
-            index
-            for index, outcome in enumerate(outcomes)
-            if outcome.state in ("scheduled", "in_flight")
-        ]
-        if coming:
-            keys_of = [asked[index].key for index in coming]
-            came = await self._store.wait(lease, keys_of, timeout_s=_LONGEST_S)
-            for index, outcome in zip(coming, came, strict=True):
-                outcomes[index] = outcome
-                trace.add(outcome.spans)
-        return [
-            outcome.handle if outcome.state in ("hit", "made") else None for outcome in outcomes
-        ]
+        outcomes = await self._store.acquire(lease, asked)
+        asked_keys = [ContentKey(each.key) for each in asked]
+        outcomes = await settle(self._store, lease, asked_keys, outcomes, timeout_s=_LONGEST_S)
+        for outcome in outcomes:
+            trace.add(spans_of(outcome))
+        return [existing(outcome) for outcome in outcomes]
 
     # Store
 
@@ -206,7 +198,7 @@ class FleetUrls:
     ) -> None:
         """Write an object, unless it exists or another request writes it."""
         (outcome,) = await self._store.acquire(lease, [Claim(key, kind, len(data))])
-        if outcome.state != "owner" or outcome.handle is None:
+        if not isinstance(outcome, Owner):
             return
         target = np.frombuffer(self._store.block(outcome.handle), np.uint8)[: len(data)]
         source = np.frombuffer(data, np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from afferent.items.item_state import ItemState
+from afferent.items.item import ReceivedItem
 from afferent.media.headers.probe import ForwardedHeader, ImageHeader
 from afferent.types import Modality
 
@@ -14,7 +14,7 @@ _GROWTH: Final = {Modality.IMAGE: 32, Modality.VIDEO: 64, Modality.AUDIO: 16}
 """Ratio of tensor bytes to file bytes if no header gives more: JPEG, 32 frames of H.264, MP3."""
 
 
-def tensor_nbytes(item: ItemState) -> int:
+def tensor_nbytes(item: ReceivedItem) -> int:
     """Estimate the bytes of the tensors that an engine makes of an item.
 
     For an image with known sides, and for a video of such images, it is the maximum; for other

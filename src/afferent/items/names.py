@@ -18,7 +18,7 @@ from afferent.errors import InvalidMedia, Param
 from afferent.items.acquire import handle_if_there
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Claim, Find, SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import InFlight, Outcome, Owner, existing
 from afferent.types import ContentKey, Handle, KeyBytes, Modality, ObjectKind, decode, encode
 
 _NBYTES = 64
@@ -74,7 +74,7 @@ class Names:
         found = {
             name: handle
             for name, outcome in zip(distinct, outcomes, strict=True)
-            if (handle := outcome.handle if name in sent else handle_if_there(outcome)) is not None
+            if (handle := (existing if name in sent else handle_if_there)(outcome)) is not None
         }
         bindings = {name: self._read(handle) for name, handle in found.items()}
         if found:
@@ -93,14 +93,9 @@ class Names:
         wanted = [Claim(name.key, ObjectKind.RECORDS, _NBYTES) for name in left]
         outcomes = await self._store.acquire(request_id, wanted)
         while left:
-            held = {
-                name: outcome
-                for name, outcome in zip(left, outcomes, strict=True)
-                if outcome.handle is not None
-            }
+            held = dict(zip(left, outcomes, strict=True))
             await self._settle(request_id, bindings, held)
-            states = zip(left, outcomes, strict=True)
-            left = [name for name, outcome in states if outcome.state == "in_flight"]
+            left = [name for name, outcome in held.items() if isinstance(outcome, InFlight)]
             if left:
                 outcomes = await self._store.wait(
                     request_id, [name.key for name in left], timeout_s=self._timeout_s
@@ -113,16 +108,14 @@ class Names:
         handles: list[Handle] = []
         to_seal: list[SealItem] = []
         for name, outcome in held.items():
-            if outcome.handle is None:
-                continue
-            if outcome.state == "owner":
+            if isinstance(outcome, Owner):
                 data = encode(bindings[name])
                 block = np.frombuffer(self._store.block(outcome.handle), np.uint8)
                 np.copyto(block[: len(data)], np.frombuffer(data, np.uint8))
                 to_seal.append(SealItem(outcome.handle, len(data)))
-            else:
-                check(name, self._read(outcome.handle), bindings[name])
-                handles.append(outcome.handle)
+            elif (handle := existing(outcome)) is not None:
+                check(name, self._read(handle), bindings[name])
+                handles.append(handle)
         if to_seal:
             handles += await self._store.seal(request_id, to_seal)
         if handles:

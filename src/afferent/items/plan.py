@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from afferent import keys
-from afferent.errors import InternalError
 from afferent.items.acquire import Maker, handle_of
-from afferent.items.item_state import ItemState, Processor
+from afferent.items.item import File, Processor, ReceivedItem, RequestItems
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.jobs import (
@@ -43,33 +41,40 @@ class Planner:
         self._family, self._fingerprint = processor.family, processor.fingerprint
         self._known_plans: dict[_Shape, FeaturePlan] = {}
 
-    async def plan_images(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Set the exact plans of images; a worker makes the plans that only it can."""
-        waiting: defaultdict[_Shape, list[ItemState]] = defaultdict(list)
-        for item in items:
-            if (shape := _shape(item)) is not None:
-                item.plan = self._plan(shape)
-                if item.plan is None:
-                    waiting[shape].append(item)
-        if not waiting:
-            return
-        asked = [self._image_job(shape) for shape in waiting]
-        answers = await self._ask(request_id, asked, trace)
-        planned = {shape: each.plan for shape, each in zip(waiting, answers, strict=True)}
-        self._remember(planned)
-        for shape, plan in planned.items():
-            for item in waiting[shape]:
-                item.plan = plan
+    async def plan_images(
+        self, request_id: str, items: Sequence[ReceivedItem], trace: Trace
+    ) -> dict[ReceivedItem, Planned]:
+        """Return the exact plans of images; a worker makes the plans that only it can."""
+        shapes = {item: shape for item in items if (shape := _shape(item)) is not None}
+        plans = {shape: self._plan(shape) for shape in shapes.values()}
+        if waiting := [shape for shape, plan in plans.items() if plan is None]:
+            asked = [self._image_job(shape) for shape in waiting]
+            answers = await self._ask(request_id, asked, trace)
+            made = {shape: each.plan for shape, each in zip(waiting, answers, strict=True)}
+            self._remember(made)
+            plans |= made
+        return {
+            item: Planned(item.header, plan)
+            for item, shape in shapes.items()
+            if isinstance(item.header, ImageHeader) and (plan := plans[shape]) is not None
+        }
 
-    async def plan_files(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Set the bounds of items whose headers only workers read."""
-        waiting = [item for item in items if item.plan is None]
-        if not waiting:
-            return
-        asked = [_file_job(item) for item in waiting]
-        answers = await self._ask(request_id, asked, trace)
-        for item, bound in zip(waiting, answers, strict=True):
-            item.bound = bound
+    async def plan_files(
+        self,
+        request_id: str,
+        items: RequestItems,
+        files: Mapping[ReceivedItem, File],
+        trace: Trace,
+    ) -> dict[ReceivedItem, Planned]:
+        """Return the plans of items in the arena.
+
+        For a video or audio clip, whose header only a worker reads, it is the header and the
+        maximum size.
+        """
+        waiting = [item for item in files if item not in items.plans]
+        asked = [_file_job(item, files[item]) for item in waiting]
+        answers = await self._ask(request_id, asked, trace) if asked else []
+        return {**items.plans, **dict(zip(waiting, answers, strict=True))}
 
     def _image_job(self, shape: _Shape) -> Queue:
         width, height, max_pixels = shape
@@ -106,31 +111,21 @@ class Planner:
         return planned
 
 
-def features_job(item: ItemState) -> Queue:
+def features_job(item: ReceivedItem, file: File, planned: Planned) -> Queue:
     """Return the item to acquire: it pins the features, or queues a job."""
-    if item.file is None:
-        raise InternalError("an item's bytes are not in the arena")
-    if item.bound is not None:
-        header, plan = item.bound.header, item.bound.plan
-    elif item.plan is not None and isinstance(item.header, ImageHeader):
-        header, plan = item.header, item.plan
-    else:
-        raise InternalError("an item has no plan")
-    handle, file = item.file
-    job = MakeFeatures(header, file, item.max_pixels)
-    cost = cost_us(job)
-    return Queue(item.key, ObjectKind.FEATURES, plan.nbytes, [handle], encode(job), cost)
+    handle, place = file
+    job = MakeFeatures(planned.header, place, item.max_pixels)
+    nbytes, cost = planned.plan.nbytes, cost_us(job)
+    return Queue(item.key, ObjectKind.FEATURES, nbytes, [handle], encode(job), cost)
 
 
-def _file_job(item: ItemState) -> Queue:
-    if item.file is None:
-        raise InternalError("an item's bytes are not in the arena")
-    handle, file = item.file
+def _file_job(item: ReceivedItem, file: File) -> Queue:
+    handle, place = file
     key = ContentKey(keys.frame(_PLAN_TAG, item.key))
-    return _planning(key, PlanFile(item.modality, file), [handle])
+    return _planning(key, PlanFile(item.modality, place), [handle])
 
 
-def _shape(item: ItemState) -> _Shape | None:
+def _shape(item: ReceivedItem) -> _Shape | None:
     if not isinstance(item.header, ImageHeader):
         return None
     return item.header.width, item.header.height, item.max_pixels

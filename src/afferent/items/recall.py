@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from afferent.items.acquire import handle_if_there
+from afferent.items.acquire import settle
 from afferent.items.request import ItemRequest, MediaPart, SeenMedia
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.url_memory import Flights, UrlMemory
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Join
+from afferent.store.protocol.results import existing
 from afferent.types import ContentKey
 
 KeyOf = Callable[[MediaPart, bytes], ContentKey]
@@ -85,22 +86,11 @@ class Recall:
         if not keys:
             return set()
         outcomes = await self._store.acquire(request_id, [Join(key) for key in keys])
-        pending = [
-            key for key, outcome in zip(keys, outcomes, strict=True) if outcome.state == "in_flight"
-        ]
-        made = (
-            await self._store.wait(request_id, pending, timeout_s=self._timeout_s)
-            if pending
-            else []
-        )
-        settled = {
-            **dict(zip(keys, outcomes, strict=True)),
-            **dict(zip(pending, made, strict=True)),
-        }
+        settled = await settle(self._store, request_id, keys, outcomes, timeout_s=self._timeout_s)
         found = {
             key: handle
-            for key, outcome in settled.items()
-            if outcome.failure is None and (handle := handle_if_there(outcome)) is not None
+            for key, outcome in zip(keys, settled, strict=True)
+            if (handle := existing(outcome)) is not None
         }
         if found:
             await self._store.release(request_id, list(found.values()))

@@ -16,7 +16,7 @@ from afferent.errors import (
     UnsupportedMedia,
 )
 from afferent.items.acquire import count, handle_if_there
-from afferent.items.item_state import ItemState, Processor, RequestItems
+from afferent.items.item import Processor, ReceivedItem, RequestItems
 from afferent.items.names import Binding, Name, Names, check
 from afferent.items.recall import Recall, is_fetched
 from afferent.items.request import ItemRequest, MediaPart, SeenMedia
@@ -170,21 +170,19 @@ class ItemReader:
         parts: Sequence[_Part],
         received: Sequence[_Received],
         bindings: Mapping[Name, Binding],
-    ) -> list[ItemState]:
-        items: dict[ContentKey, ItemState] = {}
+    ) -> list[ReceivedItem]:
+        occurrences: dict[ContentKey, list[tuple[_Part, bytes, _Received | None]]] = {}
         in_order, waiting = [], iter(received)
         for part in parts:
             came = next(waiting) if part.is_sent else None
             digest = came.digest if came is not None else part.digest(bindings)
             if digest is None:
                 raise InternalError("an item is missing that was there")
-            item = self._item(request, part, digest)
-            item = items.setdefault(item.key, item)
-            if came is not None:
-                item.copies.append(came.raw)
-                item.header = came.header
-            in_order.append(item)
-        return in_order
+            key = self._key(request, part.media, digest)
+            occurrences.setdefault(key, []).append((part, digest, came))
+            in_order.append(key)
+        items = {key: self._item(key, same) for key, same in occurrences.items()}
+        return [items[key] for key in in_order]
 
     async def close(self) -> None:
         await self._urls.close()
@@ -293,14 +291,21 @@ class ItemReader:
 
     # Common
 
-    def _item(self, request: ItemRequest, part: _Part, digest: bytes) -> ItemState:
-        return ItemState(
+    def _item(
+        self, key: ContentKey, same: Sequence[tuple[_Part, bytes, _Received | None]]
+    ) -> ReceivedItem:
+        """Return the item of all parts with one key."""
+        part, digest, _ = same[0]
+        sent = [came for _, _, came in same if came is not None]
+        return ReceivedItem(
             modality=part.media.modality,
             digest=digest,
-            key=self._key(request, part.media, digest),
+            key=key,
             max_pixels=self._max_pixels(part.media),
             name=part.name,
             is_recalled=part.is_recalled,
+            copies=[came.raw for came in sent],
+            header=sent[-1].header if sent else None,
         )
 
     def _key(self, request: ItemRequest, part: MediaPart, digest: bytes) -> ContentKey:

@@ -1,7 +1,7 @@
 """Media of a request: from URLs to handles of features, pinned under the request's id.
 
 Existing features are looked up first. For missing ones, encoded bytes go into the arena, a plan
-gives the size of the features, and a job makes them. `item_state` lists the steps.
+gives the size of the features, and a job makes them. `item` lists the stages.
 """
 
 from __future__ import annotations
@@ -9,28 +9,36 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from afferent.admission.gate import Gate
 from afferent.config import RequestLimits
-from afferent.errors import InternalError, Param, StoreFull, TooManyItems, UnsupportedMedia
+from afferent.errors import Param, StoreFull, TooManyItems, UnsupportedMedia
 from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
 from afferent.items.forwarded import tensor_nbytes
-from afferent.items.item_state import ItemState, Processor, RequestItems
+from afferent.items.item import File, Processor, ReceivedItem, RequestItems
 from afferent.items.names import Names
 from afferent.items.plan import Planner, features_job
 from afferent.items.receive import ItemReader, not_cached
 from afferent.items.request import ItemRequest
 from afferent.media.families.plan import Prompt
 from afferent.media.headers.probe import Accepted
-from afferent.media.workers.jobs import InputRange
+from afferent.media.workers.jobs import InputRange, Planned
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Find, Join, Queue, SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.items import Find, Join, SealItem
+from afferent.store.protocol.results import (
+    Failed,
+    Hit,
+    InFlight,
+    Outcome,
+    Scheduled,
+    existing,
+    spans_of,
+)
 from afferent.store.state.region import Shares
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
@@ -149,11 +157,10 @@ class ItemStage:
         """
         items = await self._read(request, trace, may_recall=True)
         try:
-            await self.plan(request.request_id, items, trace)
+            return await self.plan(request.request_id, items, trace)
         except BaseException:
             with items.awaited():
                 raise
-        return items
 
     async def read_bytes(self, request: ItemRequest, trace: Trace) -> RequestItems:
         """Call `read` without plans: for items that are not decoded here."""
@@ -168,25 +175,24 @@ class ItemStage:
                 MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
         return items
 
-    async def plan(self, request_id: str, items: RequestItems, trace: Trace) -> None:
-        """Plan images, after `read_bytes`, if features are to be made.
+    async def plan(self, request_id: str, items: RequestItems, trace: Trace) -> RequestItems:
+        """Return the items with the plans of images, after `read_bytes`, to make features of them.
 
         Raises:
             InvalidMedia: An item is invalid.
             Unavailable: Try again.
         """
-        await self._planner.plan_images(request_id, items.distinct, trace)
+        plans = await self._planner.plan_images(request_id, items.distinct, trace)
+        return replace(items, plans=plans)
 
-    def sent(self, item: ItemState) -> bytes | memoryview | None:
+    def sent(self, item: ReceivedItem) -> bytes | memoryview | None:
         """Return an item's encoded bytes, without a copy; ``None`` if it was not sent."""
         raw = item.raw
         if raw is None or raw.handle is None:
             return item.data
         return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
-    async def keep_bytes(
-        self, request_id: str, items: RequestItems, trace: Trace
-    ) -> list[tuple[Handle, InputRange]]:
+    async def keep_bytes(self, request_id: str, items: RequestItems, trace: Trace) -> list[File]:
         """Return the location of all items' bytes, in order: sealed, and pinned by the request.
 
         Raises:
@@ -199,9 +205,8 @@ class ItemStage:
         if unsealed:
             to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
             await self._store.seal(request_id, to_seal)
-        await self._write_raw(request_id, items.distinct, trace)
-        files = [item.file for item in items.in_order]
-        return [file for file in files if file is not None]
+        files, _ = await self._write_raw(request_id, items.distinct, trace)
+        return [files[item] for item in items.in_order]
 
     async def enter_forwarded(self, request_id: str, items: RequestItems, trace: Trace) -> None:
         """Wait at the gate with items that the engine processes itself.
@@ -228,21 +233,23 @@ class ItemStage:
         if not (distinct := items.distinct):
             return []
         sealed, unsealed = items.received
-        await self._find(request_id, distinct, trace)
-        if all(item.state == "hit" for item in distinct):
+        settled = found = await self._find(request_id, distinct, trace)
+        if all(isinstance(outcome, Hit) for outcome in found):
             if unsealed:
                 self._store.discard(request_id, unsealed)
         else:
-            self._check_room(distinct)
+            self._check_room(items)
             if unsealed:
                 to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
                 sealed += await self._store.seal(request_id, to_seal)
-            await self._admit(request_id, distinct, trace)
-            await self._acquire(request_id, distinct, trace)
+            found, settled = await self._make(request_id, items, found, trace)
         if sealed:  # jobs pin the received bytes that they need
             await self._store.release(request_id, sealed)
-        self._count_outcomes(distinct, trace)
-        ready = {item: self._ready(item) for item in distinct}
+        _count_outcomes(distinct, found, settled, trace)
+        ready = {
+            item: self._ready(item, items.plans.get(item), outcome)
+            for item, outcome in zip(distinct, settled, strict=True)
+        }
         if items.new_names:  # only now: no name is bound to an invalid item
             await self._names.bind(request_id, items.new_names)
         return [ready[item] for item in items.in_order]
@@ -252,58 +259,63 @@ class ItemStage:
 
     # Steps
 
-    async def _find(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
+    async def _find(
+        self, request_id: str, items: Sequence[ReceivedItem], trace: Trace
+    ) -> list[Outcome]:
         """Pin existing features; nothing is made or awaited."""
         start_ns = time.monotonic_ns()
         wanted = [Find(item.key) for item in items]
         outcomes = await self._store.acquire(request_id, wanted)
         trace.stage(start_ns, "acquire", note=summary(outcomes))
-        _set_outcomes(items, outcomes)
+        return outcomes
 
-    async def _admit(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Write the bytes of missing items into the arena, for workers to read and to plan.
+    async def _make(
+        self, request_id: str, items: RequestItems, found: Sequence[Outcome], trace: Trace
+    ) -> tuple[list[Outcome], list[Outcome]]:
+        """Reserve space for all features, and have missing ones made.
 
-        Nothing is pinned while this waits for space: otherwise requests could deadlock.
+        Returns:
+            The outcomes when the space was there, and those after the jobs.
         """
-        if pinned := [item.pinned for item in items if item.pinned is not None]:
+        distinct = items.distinct
+        # Nothing is pinned while this waits for space: otherwise requests could deadlock.
+        if pinned := [handle for handle in map(existing, found) if handle is not None]:
             await self._store.release(request_id, pinned)
-        unsent = [item for item in items if item.raw is None and not _is_there(item)]
-        if any(item.is_recalled for item in unsent):
-            raise StoreFull("features were evicted while this request came; try again")
-        if unsent:
-            raise not_cached([item.name for item in unsent])
-        missing = [item for item in items if item.pinned is None]
-        await self._write_raw(request_id, missing, trace)
-        await self._planner.plan_files(request_id, missing, trace)
-
-    async def _acquire(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Reserve space for all features, and have missing ones made."""
-        wanted: list[Join | Queue] = []
-        room = []
-        for item in items:
-            if item.pinned is None:
-                wanted.append(job := features_job(item))
-                room.append(ReserveItem(ObjectKind.FEATURES, job.nbytes))
-            else:
-                wanted.append(Join(item.key))
-                room.append(ReserveItem(ObjectKind.FEATURES, item.pinned.nbytes))
+        nbytes = {
+            item: handle.nbytes
+            for item, outcome in zip(distinct, found, strict=True)
+            if (handle := handle_if_there(outcome) if item.raw is None else existing(outcome))
+        }
+        missing = [item for item in distinct if item not in nbytes]
+        _check_sent(missing)
+        files, written = await self._write_raw(request_id, missing, trace)
+        planned = await self._planner.plan_files(request_id, items, files, trace)
+        jobs = {item: features_job(item, file, planned[item]) for item, file in files.items()}
+        nbytes |= {item: job.nbytes for item, job in jobs.items()}
+        wanted = [jobs.get(item) or Join(item.key) for item in distinct]
+        room = [ReserveItem(ObjectKind.FEATURES, nbytes[item]) for item in distinct]
         outcomes = await self._maker.acquire(request_id, wanted, trace, room=room, in_turn=True)
-        _set_outcomes(items, outcomes)
-        if written := [item.written for item in items if item.written is not None]:
+        if written:
             await self._store.release(request_id, written)
-        keys = [item.key for item in items]
-        settled = await self._maker.settle(request_id, keys, outcomes, trace)
-        for item, outcome in zip(items, settled, strict=True):
-            item.outcome = outcome
+        keys = [item.key for item in distinct]
+        return outcomes, await self._maker.settle(request_id, keys, outcomes, trace)
 
-    async def _write_raw(self, request_id: str, items: Sequence[ItemState], trace: Trace) -> None:
-        """Move bytes from the heap into the arena."""
+    async def _write_raw(
+        self, request_id: str, items: Sequence[ReceivedItem], trace: Trace
+    ) -> tuple[dict[ReceivedItem, File], list[Handle]]:
+        """Move bytes from the heap into the arena.
+
+        Returns:
+            The location of each item's bytes, and the objects that were written now.
+        """
+        files = {item: item.file for item in items}
+        located = {item: file for item, file in files.items() if file is not None}
         on_heap = [(item, item.data) for item in items if item.data is not None]
         if not on_heap:
-            return
+            return located, []
         start_ns = time.monotonic_ns()
         blocks = [CreateItem(ObjectKind.RAW, len(data)) for _, data in on_heap]
-        if all(item.file is None for item in items):
+        if not located:
             with trace.at("admission"):
                 handles = await self._gate.create(request_id, blocks)
         else:  # a request with raw bytes must not wait for more: it might wait for itself
@@ -313,49 +325,57 @@ class ItemStage:
             np.copyto(target, np.frombuffer(data, dtype=np.uint8))
         items_to_seal = [SealItem(handle, handle.nbytes) for handle in handles]
         sealed = await self._store.seal(request_id, items_to_seal)
-        for (item, _), handle in zip(on_heap, sealed, strict=True):
-            item.written = handle
+        for (item, data), handle in zip(on_heap, sealed, strict=True):
+            located[item] = handle, InputRange(0, len(data))
         nbytes = sum(len(data) for _, data in on_heap)
         trace.stage(start_ns, "into_the_arena", copied_nbytes=nbytes)
+        return located, sealed
 
-    def _ready(self, item: ItemState) -> ReadyItem:
-        if item.outcome is None:
-            raise InternalError("an item was not looked for")
-        handle = handle_of(item.outcome)
-        if item.plan is not None:
-            return ReadyItem(item.key, handle, item.plan.prompt)
+    def _ready(self, item: ReceivedItem, planned: Planned | None, outcome: Outcome) -> ReadyItem:
+        handle = handle_of(outcome)
+        if planned is not None:
+            return ReadyItem(item.key, handle, planned.plan.prompt)
         tree: Any = codec.view(self._store.block(handle))
         return ReadyItem(item.key, handle, tuple(tree["prompt"]))
 
     # Limits and metrics
 
-    def _check_room(self, items: Sequence[ItemState]) -> None:
+    def _check_room(self, items: RequestItems) -> None:
         """Refuse items that can never be in the arena at once."""
-        on_heap = [len(item.data) for item in items if item.data is not None]
+        on_heap = [len(item.data) for item in items.distinct if item.data is not None]
         self._maker.check_share(ObjectKind.RAW, on_heap)
-        planned = [item.plan.nbytes for item in items if item.plan is not None]
+        planned = [each.plan.nbytes for each in items.plans.values()]
         self._maker.check_share(ObjectKind.FEATURES, planned)
 
-    def _count_outcomes(self, items: Sequence[ItemState], trace: Trace) -> None:
-        names = Counter((item.modality, _word(item)) for item in items)
-        for (modality, name), number in names.items():
-            ITEMS.labels(modality, name).inc(number)
-            trace.items.append(f"{count(number, modality)} {name}")
-        trace.digests += [item.key.hex() for item in items]
 
-
-def _set_outcomes(items: Sequence[ItemState], outcomes: Sequence[Outcome]) -> None:
-    for item, outcome in zip(items, outcomes, strict=True):
-        item.outcome, item.state = outcome, outcome.state
-
-
-def _is_there(item: ItemState) -> bool:
-    """Whether the item's features exist.
+def _check_sent(missing: Sequence[ReceivedItem]) -> None:
+    """Refuse missing items whose bytes are not here.
 
     Raises:
-        StoreFull: They exist, but can't be pinned now.
+        StoreFull: One was a URL cache hit when the request came.
+        MediaNotCached: They are known by their names alone.
     """
-    return item.outcome is not None and handle_if_there(item.outcome) is not None
+    unsent = [item for item in missing if item.raw is None]
+    if any(item.is_recalled for item in unsent):
+        raise StoreFull("features were evicted while this request came; try again")
+    if unsent:
+        raise not_cached([item.name for item in unsent])
+
+
+def _count_outcomes(
+    items: Sequence[ReceivedItem],
+    found: Sequence[Outcome],
+    settled: Sequence[Outcome],
+    trace: Trace,
+) -> None:
+    words = Counter(
+        (item.modality, _word(*outcomes))
+        for item, *outcomes in zip(items, found, settled, strict=True)
+    )
+    for (modality, word), number in words.items():
+        ITEMS.labels(modality, word).inc(number)
+        trace.items.append(f"{count(number, modality)} {word}")
+    trace.digests += [item.key.hex() for item in items]
 
 
 _MOST_SETTING = {
@@ -363,14 +383,13 @@ _MOST_SETTING = {
     Modality.VIDEO: "--max-videos",
     Modality.AUDIO: "--max-audio-clips",
 }
-_WORDS = {"hit": "hit", "in_flight": "joined", "scheduled": "made"}
 
 
-def _word(item: ItemState) -> str:
-    """Return the metric label of an item's outcome."""
-    spans = item.outcome.spans if item.outcome is not None else []
-    if item.outcome is not None and item.outcome.state == "failed":
+def _word(found: Outcome, settled: Outcome) -> str:
+    """Return the metric label of an item's outcomes: before the jobs, and after them."""
+    if isinstance(settled, Failed):
         return "failed"
-    if item.state == "scheduled" and any(span.stage == FETCHED for span in spans):
-        return "fetched"
-    return _WORDS[item.state]
+    if isinstance(found, Scheduled):
+        is_fetched = any(span.stage == FETCHED for span in spans_of(settled))
+        return "fetched" if is_fetched else "made"
+    return "joined" if isinstance(found, InFlight) else "hit"

@@ -17,17 +17,17 @@ from afferent.engines.ahead import Ahead
 from afferent.engines.references import FeaturesReference, Of, RawReference, Reference
 from afferent.engines.upstream import Upstream
 from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
-from afferent.items.item_state import ItemState, RequestItems
+from afferent.items.item import File, ReceivedItem, RequestItems
 from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage, ReadyItem
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.registry import POSITION_FEATURES
-from afferent.media.workers.jobs import InputRange
 from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
+from afferent.store.protocol.results import existing
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.types import ContentKey, Handle, Modality
@@ -141,7 +141,7 @@ class ReferenceStage:
             found = await self._items.read_bytes(request, trace)
         # A pixel limit is supported for images only; the engine interprets it for others.
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
-            await self._items.plan(request_id, found, trace)
+            found = await self._items.plan(request_id, found, trace)
             ready = await self._items.prepare(request_id, found, trace)
             return await self._features(request_id, parts, ready, trace)
         self._tell(found.distinct)
@@ -161,7 +161,7 @@ class ReferenceStage:
             if referenced.pinned:
                 wanted = [Find(key) for key in referenced.pinned]
                 outcomes = await self._store.acquire(request_id, wanted)
-                handles = [outcome.handle for outcome in outcomes]
+                handles = [existing(outcome) for outcome in outcomes]
                 if handles != list(referenced.pinned.values()):
                     raise StoreRestarted(_AGAIN)
             else:
@@ -184,7 +184,7 @@ class ReferenceStage:
         makes = self._tokens is not None and self._items.takes(modality)
         return makes and modality is Modality.IMAGE
 
-    def _makes(self, item: ItemState) -> bool:
+    def _makes(self, item: ReceivedItem) -> bool:
         if self._tokens is None or not self._items.takes(item.modality) or item.is_forwarded:
             return False
         return self._upstream.takes(item.modality, self._items.sent(item))
@@ -246,7 +246,7 @@ class ReferenceStage:
         request_id: str,
         parts: Sequence[MediaPart],
         found: RequestItems,
-        files: Sequence[tuple[Handle, InputRange]],
+        files: Sequence[File],
     ) -> Referenced:
         expires_s = time.time() + self._valid_s
         references: list[RawReference] = []
@@ -266,7 +266,7 @@ class ReferenceStage:
         keys = [item.key for item in found.in_order]
         return Referenced(references, keys, [key.hex() for key in keys])
 
-    def _tell(self, items: Sequence[ItemState]) -> None:
+    def _tell(self, items: Sequence[ReceivedItem]) -> None:
         """Log once for each modality that the engine processes it, so there is no speedup."""
         for item in items:
             if item.modality not in self._told and not self._makes(item):

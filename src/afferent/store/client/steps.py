@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from afferent.store.block import codec
 from afferent.store.protocol.items import Claim, Find, SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import Failed, Hit, Outcome, Owner, existing
 from afferent.types import ContentKey, Handle, MiB, ObjectKind
 
 Result = TypeVar("Result")
@@ -71,27 +71,26 @@ class ItemSteps(ABC):
         self._verbs.check_writable()
         items = [Claim(key, kind, nbytes) for key, nbytes in sizes.items()]
         outcomes: list[Outcome] = yield self._verbs.acquire(request, items)
-        failed = next((outcome.failure for outcome in outcomes if outcome.failure), None)
-        if failed is not None:
-            yield from self._give_up(request, outcomes)
-            raise failed.error()
+        yield from self._check(request, outcomes)
         return [self._slot(key, outcome) for key, outcome in zip(sizes, outcomes, strict=True)]
 
     def _slot(self, key: ContentKey, outcome: Outcome) -> Slot:
-        is_ready = outcome.state in ("hit", "made")
-        block = None
-        if outcome.state == "owner" and outcome.handle is not None:
+        if isinstance(outcome, Owner):
             block = self._verbs.block(outcome.handle)
-        return Slot(key, outcome.handle, block, is_ready)
+            return Slot(key, outcome.handle, block, is_ready=False)
+        handle = existing(outcome)
+        return Slot(key, handle, None, is_ready=handle is not None)
 
-    def _give_up(self, request: str, outcomes: list[Outcome]) -> Steps[None]:
-        """Release the blocks and pins of a partly failed batch."""
-        by_state: dict[str, list[Handle]] = {"owner": [], "hit": []}
-        for outcome in outcomes:
-            if outcome.state in by_state and outcome.handle is not None:
-                by_state[outcome.state].append(outcome.handle)
-        yield self._verbs.abort(request, by_state["owner"])
-        yield self._verbs.release(request, by_state["hit"])
+    def _check(self, request: str, outcomes: list[Outcome]) -> Steps[None]:
+        """Raise a failure in a batch, after the blocks and pins of the others were released."""
+        failed = next((each for each in outcomes if isinstance(each, Failed)), None)
+        if failed is None:
+            return
+        owned = [outcome.handle for outcome in outcomes if isinstance(outcome, Owner)]
+        pinned = [handle for handle in map(existing, outcomes) if handle is not None]
+        yield self._verbs.abort(request, owned)
+        yield self._verbs.release(request, pinned)
+        raise failed.failure.error()
 
     def _get(
         self,
@@ -106,7 +105,7 @@ class ItemSteps(ABC):
                 request, outcome.handle, tensors=tensors, max_header_nbytes=max_header_nbytes
             )
             for key, outcome in zip(wanted, outcomes, strict=True)
-            if outcome.state == "hit" and outcome.handle is not None
+            if isinstance(outcome, Hit)
         }
 
     def _fill(
@@ -130,10 +129,7 @@ class ItemSteps(ABC):
             if not busy:
                 break
             outcomes: list[Outcome] = yield self._verbs.wait(request, busy)
-            for outcome in outcomes:
-                if outcome.failure is not None:
-                    yield from self._give_up(request, outcomes)
-                    raise outcome.failure.error()
+            yield from self._check(request, outcomes)
             slots = [self._slot(key, outcome) for key, outcome in zip(busy, outcomes, strict=True)]
         return handles
 

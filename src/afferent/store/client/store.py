@@ -31,18 +31,19 @@ class Store(Verbs):
 
     Examples:
         >>> import numpy as np
-        >>> from afferent import Claim, Find, LocalStore, MiB, ObjectKind, SealItem, codec, keys
+        >>> from afferent import Claim, Find, Hit, LocalStore, MiB, ObjectKind, SealItem
+        >>> from afferent import codec, keys
         >>> key = keys.frame(b"squares/v1", b"cat")
         >>> store = LocalStore(4 * MiB)
         >>> (outcome,) = store.acquire("request-1", [Claim(key, ObjectKind.FEATURES, 4096)])
-        >>> outcome.state  # it did not exist: this request writes it
-        'owner'
+        >>> type(outcome).__name__  # it did not exist: this request writes it
+        'Owner'
         >>> used = codec.write_into({"pixels": np.ones(3)}, store.block(outcome.handle))
         >>> (handle,) = store.seal("request-1", [SealItem(outcome.handle, used)])
         >>> store.release("request-1")
         >>> (found,) = store.acquire("request-2", [Find(key)])
-        >>> found.state
-        'hit'
+        >>> found == Hit(handle)
+        True
         >>> store.release("request-2")
         >>> store.close()
     """

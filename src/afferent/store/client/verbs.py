@@ -157,8 +157,8 @@ class Verbs(ABC):
     def acquire(self, request: str, items: Sequence[Wanted]) -> Call[list[Outcome]]:
         """Pin existing objects, and have missing ones made once, however many requests need them.
 
-        Follow with `wait` for the outcomes ``in_flight`` and ``scheduled``. Write and `seal` the
-        objects of which this request is the ``owner``.
+        Follow with `wait` for the outcomes `InFlight` and `Scheduled`. Write and `seal` the objects
+        with the outcome `Owner`.
         """
         return Call(requests.Acquire(self._next_seq(), request, listed("items", items)))
 
@@ -166,10 +166,10 @@ class Verbs(ABC):
     def wait(
         self, request: str, keys: Sequence[bytes], *, timeout_s: float = 60.0
     ) -> Call[list[Outcome]]:
-        """Wait until all of these keys, ``in_flight`` or ``scheduled``, have an outcome.
+        """Wait until all of these keys, `InFlight` or `Scheduled`, have an outcome.
 
-        It returns early if a producer is gone and this request is now the ``owner``; other keys may
-        still be ``in_flight``.
+        It returns early if a producer is gone and this request is now the `Owner`; other keys may
+        still be `InFlight`.
         """
         return Call(requests.Wait(self._next_seq(), request, listed("keys", keys)), timeout_s)
 

@@ -88,7 +88,7 @@ class Wait(Request[list[Outcome]], tag="wait"):
     """Wait until each key, acquired before, is made or has failed.
 
     It is answered early when a producer is gone and one of the keys is now this request's to make:
-    ``owner``, and ``in_flight`` for keys that others still make.
+    `Owner`, and `InFlight` for keys that others still make.
     """
 
     waits: ClassVar[bool] = True

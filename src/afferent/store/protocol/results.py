@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -11,18 +11,60 @@ from afferent.store.protocol.items import Payload
 from afferent.types import Failure, Handle, KeyBytes, NonNegative, ObjectKind, Span
 
 
-class Outcome(Struct, array_like=True, forbid_unknown_fields=True):
-    """Outcome of an item; for ``hit`` and ``made``, ``handle`` is set and pinned.
+class Hit(Struct, tag="hit", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The object exists, and the request pins it."""
 
-    - ``owner``: the request makes it, and ``handle`` is for it to write and seal.
-    - ``in_flight``: another request makes it.
-    - ``scheduled``: this request's job makes it.
-    """
+    handle: Handle
 
-    state: Literal["hit", "made", "in_flight", "scheduled", "owner", "absent", "failed"]
-    handle: Handle | None = None
-    failure: Failure | None = None
+
+class Made(Struct, tag="made", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The object was made while the request waited, and the request pins it."""
+
+    handle: Handle
     spans: list[Span] = []
+
+
+class Owner(Struct, tag="owner", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The request makes the object itself: it writes to the handle, and seals it."""
+
+    handle: Handle
+
+
+class InFlight(Struct, tag="in_flight", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Another request makes the object; follow with `Wait`."""
+
+
+class Scheduled(Struct, tag="scheduled", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """This request's job makes the object; follow with `Wait`."""
+
+
+class Absent(Struct, tag="absent", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The object does not exist, and is not made for this request."""
+
+    spans: list[Span] = []
+
+
+class Failed(Struct, tag="failed", frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The object could not be made, or exists and can't be pinned now."""
+
+    failure: Failure
+    spans: list[Span] = []
+
+
+Outcome = Hit | Made | Owner | InFlight | Scheduled | Absent | Failed
+"""Outcome of one item of `Acquire` or `Wait`."""
+Pending: Final = (InFlight, Scheduled)
+"""Outcomes after which a `Wait` follows."""
+
+
+def existing(outcome: Outcome) -> Handle | None:
+    """Return the pinned handle of an object that exists; ``None`` for every other outcome."""
+    return outcome.handle if isinstance(outcome, Hit | Made) else None
+
+
+def spans_of(outcome: Outcome) -> list[Span]:
+    """Return the spans of a job that has ended; none for an outcome without a job."""
+    return outcome.spans if isinstance(outcome, Made | Absent | Failed) else []
 
 
 Role = Literal["make", "fetch", "keep"]

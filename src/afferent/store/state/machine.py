@@ -418,6 +418,8 @@ class StoreState:
             self.flights.place_waiting(now_s=self._now_s)
             self._retry_creates()
             self.objects.take_freed()  # space that these took and returned does not count as freed
+            # A job that got its extent, and that no worker can take, leaves its key to a request.
+            self.flights.hand_on(self.objects.take_orphaned(), now_s=self._now_s)
         for answer in self.flights.take_answers():
             self._reply(*answer)
         outbox, self._outbox = self._outbox, []

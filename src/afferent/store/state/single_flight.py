@@ -25,11 +25,22 @@ from afferent.errors import (
 )
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Claim, Fetch, Find, Join, Queue, Wanted
-from afferent.store.protocol.results import Outcome, Role
+from afferent.store.protocol.results import (
+    Absent,
+    Failed,
+    Hit,
+    InFlight,
+    Made,
+    Outcome,
+    Owner,
+    Role,
+    Scheduled,
+)
 from afferent.store.state.allocator import round_up
 from afferent.store.state.idle_workers import STORE, IdleWorkers
 from afferent.store.state.jobs import JOB_ID_BITS, CrashCounts, Job, JobQueue
 from afferent.store.state.keeping import TIERED, KeepQueue
+from afferent.store.state.key_state import KeyState
 from afferent.store.state.object import NewObject, ObjectState, StoredObject
 from afferent.store.state.object_table import ObjectTable
 from afferent.store.state.waiters import Answer, Waiters
@@ -120,6 +131,26 @@ class SingleFlight:
             if job is not None and job.worker is None:
                 self._drop(job)
 
+    def state_of(self, key: ContentKey, *, now_s: float) -> KeyState:
+        """Return the state of a key."""
+        found = self.objects.find(key)
+        if found is not None and found.state is ObjectState.SEALED:
+            return KeyState.SEALED
+        job = self.jobs.find(key)
+        if job is not None:
+            if job.target is None:
+                return KeyState.UNPLACED
+            if job.worker is None:
+                return KeyState.QUEUED
+            return KeyState.FETCHING if job.is_fetch else KeyState.MAKING
+        if found is not None:
+            return KeyState.OWNED
+        if self.waiters.is_awaited(key):
+            return KeyState.ORPHANED
+        if self._crashes and self._crashes.is_quarantined(key, now_s=now_s):
+            return KeyState.QUARANTINED
+        return KeyState.ABSENT
+
     # Jobs
 
     def worker_idle(self, worker: ClientId, seq: int, *, now_s: float, role: Role = "make") -> None:
@@ -189,9 +220,9 @@ class SingleFlight:
     def _tell_sealed(self, item: StoredObject, spans: Sequence[Span]) -> None:
         """Pin an object for all requests that wait for it, and notify them."""
 
-        def made(lease: Lease) -> Outcome:
+        def made(lease: Lease) -> Made:
             self.objects.pin(lease, item)  # can't fail: its writer has it pinned
-            return Outcome("made", item.handle, spans=list(spans))
+            return Made(item.handle, list(spans))
 
         if item.key is not None:
             self._crashes.forget(item.key)
@@ -200,7 +231,7 @@ class SingleFlight:
 
     def failed(self, key: ContentKey, failure: Failure, spans: Sequence[Span] = ()) -> None:
         """Report that a key can't be made: all requests that wait for it fail."""
-        outcome = Outcome("failed", failure=failure, spans=list(spans))
+        outcome = Failed(failure, list(spans))
         self.waiters.resolve(key, lambda _: outcome)
 
     # Disconnects and crashes
@@ -297,28 +328,26 @@ class SingleFlight:
         if untold is not None:
             return untold
         found = self.objects.find(key)
-        if found is not None and found.state is ObjectState.SEALED:
-            try:
-                self.objects.pin(lease, found)
-            except AfferentError as error:
-                return self._failed(error)
-            self.num_hits += 1
-            return Outcome("hit", found.handle)
-        if isinstance(item, Find):
-            return Outcome("absent")
-        if found is not None and found.writer == lease:
-            return Outcome("owner", found.handle)  # repeats its first outcome
-        # Without this, a key that waits for an extent would be made twice.
-        if found is not None or self.waiters.is_awaited(key):
-            would_make = _new(item) if isinstance(item, Claim) else None
-            self.waiters.join(lease, key, would_make=would_make)
-            self.num_joined += 1
-            return Outcome("in_flight")
-        if isinstance(item, Join):
-            return Outcome("absent")
-        if self._crashes and self._crashes.is_quarantined(key, now_s=now_s):
-            return Outcome("failed", failure=_QUARANTINED)
-        return None
+        match self.state_of(key, now_s=now_s):
+            case KeyState.SEALED if found is not None:
+                try:
+                    self.objects.pin(lease, found)
+                except AfferentError as error:
+                    return self._failed(error)
+                self.num_hits += 1
+                return Hit(found.handle)
+            case _ if isinstance(item, Find):
+                return Absent()
+            case KeyState.OWNED if found is not None and found.writer == lease:
+                return Owner(found.handle)  # repeats its first outcome
+            case KeyState.ABSENT:
+                return Absent() if isinstance(item, Join) else None
+            case KeyState.QUARANTINED:
+                return Absent() if isinstance(item, Join) else Failed(_QUARANTINED)
+        would_make = _new(item) if isinstance(item, Claim) else None
+        self.waiters.join(lease, key, would_make=would_make)
+        self.num_joined += 1
+        return InFlight()
 
     def _claim_all(self, lease: Lease, items: Sequence[Claim]) -> dict[bytes, Outcome]:
         """Let a request make these objects itself, as far as there is space."""
@@ -331,7 +360,7 @@ class SingleFlight:
         if created is None:
             return {key: self._claim(lease, ContentKey(key), new) for key, new in news.items()}
         places = zip(news, created, strict=True)
-        return {key: Outcome("owner", item.handle) for key, item in places}
+        return {key: Owner(item.handle) for key, item in places}
 
     def _claim(self, lease: Lease, key: ContentKey, new: NewObject) -> Outcome:
         try:
@@ -339,9 +368,9 @@ class SingleFlight:
         except AfferentError as error:
             return self._failed(error)
         if created is not None:
-            return Outcome("owner", created.handle)
+            return Owner(created.handle)
         self.waiters.join(lease, key, would_make=new)
-        return Outcome("in_flight")
+        return InFlight()
 
     def _create(
         self, lease: Lease, new: NewObject, unplaced: Job | ContentKey
@@ -356,19 +385,19 @@ class SingleFlight:
 
     def _have_made(self, lease: Lease, item: Wanted) -> Outcome:
         if not isinstance(item, Claim | Queue | Fetch):
-            return Outcome("absent")
+            return Absent()
         if isinstance(item, Fetch) and not self.idle.can_fetch:
-            return Outcome("absent")
+            return Absent()
         self.num_misses += 1
         if isinstance(item, Claim):
             return self._claim(lease, ContentKey(item.key), _new(item))
         try:
             job = self._make_job(lease, item)
         except AfferentError as error:
-            return Outcome("absent") if isinstance(item, Fetch) else self._failed(error)
+            return Absent() if isinstance(item, Fetch) else self._failed(error)
         self.jobs.add(job)
         self.waiters.join(lease, job.key)
-        return Outcome("scheduled")
+        return Scheduled()
 
     def _make_job(self, lease: Lease, item: Queue | Fetch) -> Job:
         key, new = ContentKey(item.key), _new(item)
@@ -409,7 +438,7 @@ class SingleFlight:
                 self.waiters.resolve_one(key, lease, self._failed(error))
                 continue
             if created is not None:
-                self.waiters.resolve_one(key, lease, Outcome("owner", created.handle))
+                self.waiters.resolve_one(key, lease, Owner(created.handle))
             return
         self.failed(key, _WORKER_DIED)
 
@@ -425,13 +454,13 @@ class SingleFlight:
             self._drop_absent(job)
         self._hand_out_jobs(now_s)
 
-    def _failed(self, error: AfferentError) -> Outcome:
-        return Outcome("failed", failure=self._failure_of(error))
+    def _failed(self, error: AfferentError) -> Failed:
+        return Failed(self._failure_of(error))
 
     def _drop_absent(self, job: Job) -> None:
         """Drop a job that can't be made here; a waiting request may make it: see `hand_on`."""
         for lease in self.waiters.bystanders(job.key):
-            self.waiters.resolve_one(job.key, lease, Outcome("absent", spans=job.spans))
+            self.waiters.resolve_one(job.key, lease, Absent(job.spans))
         self._drop(job)
 
     def _drop(self, job: Job) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from afferent.errors import NotPermitted, StoreError
-from afferent.store.protocol.results import Order, Outcome
+from afferent.store.protocol.results import Failed, InFlight, Order, Outcome, Owner
 from afferent.store.state.object import NewObject
 from afferent.types import ClientId, ContentKey, Failure, Lease
 
@@ -119,7 +119,7 @@ class Waiters:
         for interest in found.values():
             interest.waits.append(wait)
         outcomes = [interest.outcome for interest in found.values()]
-        if not wait.being_made or any(it and it.state == "owner" for it in outcomes):
+        if not wait.being_made or any(isinstance(it, Owner) for it in outcomes):
             self._tell(lease, wait)
 
     def resolve(self, key: ContentKey, outcome: Callable[[Lease], Outcome]) -> None:
@@ -137,7 +137,7 @@ class Waiters:
         waits = {wait.seq: wait for it in interests.values() for wait in it.waits}
         failure = Failure(RELEASED.code, RELEASED.message)
         for seq, wait in waits.items():
-            failed = [Outcome("failed", failure=failure) for _ in wait.keys]
+            failed: list[Outcome] = [Failed(failure) for _ in wait.keys]
             self._answers.append(Answer(lease[0], seq, failed))
         abandoned = []
         for key, interest in interests.items():
@@ -177,13 +177,13 @@ class Waiters:
         interest.outcome = outcome
         for wait in list(interest.waits):
             wait.being_made.discard(key)
-            if not wait.being_made or outcome.state == "owner":
+            if not wait.being_made or isinstance(outcome, Owner):
                 self._tell(lease, wait)
 
     def _tell(self, lease: Lease, wait: _Wait) -> None:
         interests = self._interests.get(lease, {})
         found = {key: interests[key] for key in wait.keys}
-        outcomes = [found[key].outcome or Outcome("in_flight") for key in wait.keys]
+        outcomes = [found[key].outcome or InFlight() for key in wait.keys]
         self._answers.append(Answer(lease[0], wait.seq, outcomes))
         for key, interest in found.items():
             interest.waits.remove(wait)

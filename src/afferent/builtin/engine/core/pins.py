@@ -25,6 +25,7 @@ from afferent.errors import (
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
+from afferent.store.protocol.results import Hit
 from afferent.types import ContentKey, Failure, Handle, Item
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class Pins:
         return {
             key: outcome.handle
             for key, outcome in zip(names, outcomes, strict=True)
-            if outcome.state == "hit" and outcome.handle is not None
+            if isinstance(outcome, Hit)
         }
 
     async def _pin(
@@ -188,7 +189,7 @@ class Pins:
             except (StaleHandle, StoreRestarted) as error:
                 asked = Find(item.key)
                 (outcome,) = await self._store.acquire(lease, [asked])
-                if outcome.state == "hit" and outcome.handle is not None:
+                if isinstance(outcome, Hit):
                     item.handle = outcome.handle
                 else:
                     stale[item.key] = _failure(error)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from afferent.admission.permits import GATE
+from afferent.engines import place
 from afferent.engines.references import Of, Reference, verify
-from afferent.engines.vllm import place
 from afferent.engines.vllm.plugin.arrivals import Arrivals, Step
 from afferent.errors import (
     AfferentError,
@@ -26,6 +26,7 @@ from afferent.errors import (
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import Find
+from afferent.store.protocol.results import existing
 from afferent.types import Handle, ObjectKind
 
 log = logging.getLogger("vllm.afferent")
@@ -122,7 +123,7 @@ class Arena:
             asked = [Find(key) for key, _ in items]
             outcomes = self._again(lambda: self.store.acquire(request, asked))
             are_there = [
-                outcome.handle == handle
+                existing(outcome) == handle
                 for outcome, (_, handle) in zip(outcomes, items, strict=True)
             ]
             for (key, _), is_there in zip(items, are_there, strict=True):
@@ -212,7 +213,7 @@ def arena(name: str) -> Arena:
 
 
 def _connect(name: str) -> Arena:
-    where = place.find()
+    where = place.find_store()
     if where is None:
         raise ConfigError(f"{place.STORE} is not set")
     log.info("reading from the arena at %s", where.address)

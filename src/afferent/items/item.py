@@ -1,14 +1,13 @@
-"""Items of a request, with the state of each.
+"""Items of a request. Each stage returns new values, and no stage changes those of another.
 
-    received, keyed    `receive`: the bytes are here or known; the key names the features
-    planned            `plan`: the size of the features, and their form in a prompt
-    found              `items`: existing features are pinned
-    admitted           `items`: there is space for missing ones, and their bytes are in the arena
-    acquired           `acquire`: all are pinned, or being made, by this request or another
-    made               `items`: all exist
+    request        `ItemRequest`     what the body says: data, URLs, ids
+    receive        `ReceivedItem`    the bytes are here or known; the key names the features
+    plan           `Planned`         the size of the features, and their form in a prompt
+    stage.find     `Outcome`         existing features are pinned
+    stage.make     `File`, `Outcome` bytes of missing items are in the arena, and jobs make features
+    stage          `ReadyItem`       the features exist, pinned
 
-A stage handles all items of a request at once, so that each sends one call to the store. It sets
-the fields of its step in each item.
+A stage handles all items of a request at once, so that each sends one call to the store.
 
 A stage that makes several items of one part (the pages of a document) would come between the first
 two: it replaces the part's item by these items, and the part in the messages by their parts.
@@ -23,12 +22,14 @@ from dataclasses import dataclass, field
 from afferent.items.names import Binding, Name
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.family import Family
-from afferent.media.families.plan import FeaturePlan, Prompt
+from afferent.media.families.plan import Prompt
 from afferent.media.fetch.url_memory import Flights
 from afferent.media.headers.probe import ForwardedHeader, MediaHeader
 from afferent.media.workers.jobs import InputRange, Planned
-from afferent.store.protocol.results import Outcome
 from afferent.types import ContentKey, Handle, Modality
+
+File = tuple[Handle, InputRange]
+"""Arena object with an item's bytes, perhaps with other items, and the item's range in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Processor:
     fingerprint: bytes
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ItemState:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReceivedItem:
     """One item of a request, however often it occurs.
 
     Attributes:
@@ -52,30 +53,16 @@ class ItemState:
         copies: The encoded bytes, as often as they were sent; empty if they were not sent.
         header: Header of an image, or of a file that Afferent does not decode; a video or audio
             clip has none yet.
-        plan: Exact plan of an image.
-        written: Location of the bytes that were on the heap.
-        bound: Header and maximum size of a video or audio clip.
-        state: State of the features when they were requested: existing, or to be made.
-        outcome: Latest outcome from the store.
     """
 
-    # received, keyed
     modality: Modality
     digest: bytes
     key: ContentKey
     max_pixels: int = 0
     name: Name | None = None
     is_recalled: bool = False
-    copies: list[RawMedia] = field(default_factory=list)
+    copies: Sequence[RawMedia] = ()
     header: MediaHeader | ForwardedHeader | None = None
-    # planned
-    plan: FeaturePlan | None = None
-    # admitted
-    written: Handle | None = None
-    bound: Planned | None = None
-    # found, acquired, made
-    state: str = ""
-    outcome: Outcome | None = None
 
     @property
     def raw(self) -> RawMedia | None:
@@ -93,19 +80,12 @@ class ItemState:
         return self.raw.data if self.raw is not None else None
 
     @property
-    def file(self) -> tuple[Handle, InputRange] | None:
-        """Arena object with the bytes, perhaps with other items, and their range in it."""
+    def file(self) -> File | None:
+        """Location of the bytes; ``None`` if they are on the heap or were not sent."""
         raw = self.raw
-        if raw is None:
+        if raw is None or raw.handle is None:
             return None
-        if self.written is not None:
-            return self.written, InputRange(0, raw.nbytes)
-        return None if raw.handle is None else (raw.handle, InputRange(raw.start, raw.nbytes))
-
-    @property
-    def pinned(self) -> Handle | None:
-        """Features, once they exist."""
-        return self.outcome.handle if self.outcome is not None else None
+        return raw.handle, InputRange(raw.start, raw.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +96,16 @@ class RequestItems:
         in_order: In the order of the messages; a repeated item is the same object.
         new_names: Client media ids that are still to be bound.
         flights: Fetches that other requests wait for; ended when the items are made or have failed.
+        plans: Headers and exact plans of the images, once they are planned.
     """
 
-    in_order: Sequence[ItemState] = ()
+    in_order: Sequence[ReceivedItem] = ()
     new_names: Mapping[Name, Binding] = field(default_factory=dict)
     flights: Flights | None = None
+    plans: Mapping[ReceivedItem, Planned] = field(default_factory=dict)
 
     @property
-    def distinct(self) -> list[ItemState]:
+    def distinct(self) -> list[ReceivedItem]:
         return list(dict.fromkeys(self.in_order))
 
     @contextmanager
@@ -138,8 +120,9 @@ class RequestItems:
     @property
     def prompts(self) -> list[Prompt] | None:
         """Prompt of each item, in order; ``None`` while one of them is unknown."""
-        prompts = [item.plan.prompt for item in self.in_order if item.plan is not None]
-        return prompts if len(prompts) == len(self.in_order) else None
+        if any(item not in self.plans for item in self.in_order):
+            return None
+        return [self.plans[item].plan.prompt for item in self.in_order]
 
     @property
     def received(self) -> tuple[list[Handle], list[Handle]]:
