@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING
 
 from afferent.lazy import face
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "Absent",
     "Accepted",
     "AsyncDaemonStore",
     "AsyncItemCache",
@@ -52,6 +53,7 @@ __all__ = [
     "EngineRequest",
     "EngineStats",
     "Evicted",
+    "Failed",
     "Failure",
     "Fetch",
     "Find",
@@ -59,22 +61,27 @@ __all__ = [
     "Gate",
     "GiB",
     "Handle",
+    "Hit",
+    "InFlight",
     "Item",
     "ItemCache",
     "Join",
     "KiB",
     "Loaded",
     "LocalStore",
+    "Made",
     "MiB",
     "Modality",
     "ObjectInfo",
     "ObjectKind",
     "Order",
     "Outcome",
+    "Owner",
     "Placeholder",
     "Queue",
     "ReserveItem",
     "Sampling",
+    "Scheduled",
     "SealItem",
     "Slot",
     "Span",
@@ -88,6 +95,7 @@ __all__ = [
     "__version__",
     "codec",
     "conformance",
+    "contracts",
     "engines",
     "errors",
     "keys",
@@ -95,7 +103,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from afferent import conformance, engines, errors, keys, schedule
+    from afferent import conformance, contracts, engines, errors, keys, schedule
     from afferent.admission.gate import Gate
     from afferent.engines.protocol import (
         Accepted,
@@ -120,11 +128,18 @@ if TYPE_CHECKING:
     from afferent.store.daemon.server import StoreServer
     from afferent.store.protocol.items import Claim, Fetch, Find, Join, Queue, SealItem
     from afferent.store.protocol.results import (
+        Absent,
         ClientInfo,
         Evicted,
+        Failed,
+        Hit,
+        InFlight,
+        Made,
         ObjectInfo,
         Order,
         Outcome,
+        Owner,
+        Scheduled,
         Statistics,
     )
     from afferent.types import (
@@ -165,7 +180,8 @@ else:  # a test compares this table with the imports above
             "afferent.store.daemon.server": "StoreServer",
             "afferent.store.protocol.items": "Claim Fetch Find Join Queue SealItem",
             "afferent.store.protocol.results": (
-                "ClientInfo Evicted ObjectInfo Order Outcome Statistics"
+                "Absent ClientInfo Evicted Failed Hit InFlight Made ObjectInfo Order Outcome Owner "
+                "Scheduled Statistics"
             ),
             "afferent.types": (
                 "ContentKey CreateItem Failure GiB Handle Item KiB MiB Modality ObjectKind "
@@ -175,6 +191,7 @@ else:  # a test compares this table with the imports above
         modules={
             "codec": "afferent.store.block.codec",
             "conformance": "afferent.conformance",
+            "contracts": "afferent.contracts",
             "engines": "afferent.engines",
             "errors": "afferent.errors",
             "keys": "afferent.keys",

@@ -129,6 +129,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
             refused likewise.
         vocab_size: Number of tokens that the model chooses from; larger ids are refused. 0:
             unknown.
+        generates: Whether it takes requests. If not, prompts are rendered, and no model runs.
     """
 
     max_model_len: int
@@ -141,6 +142,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     unsupported: tuple[SamplingField, ...] = ()
     supported: tuple[SamplingExtra, ...] = ()
     vocab_size: int = 0
+    generates: bool = True
 
     @property
     def lacking(self) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 2
+VERSION = 3
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "2-737c051ccbf109b91e800911e30b7557"
+SCHEMA = "3-75082e7250c031d2f6dee61820a0fa07"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
-import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Set
-from contextlib import asynccontextmanager
+from collections.abc import Set
+from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
-from afferent.engines.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
+from afferent.engines.contract import EngineSite
+from afferent.engines.http_upstream.kind import HttpLink, HttpUpstreamKind
 from afferent.engines.upstream import Upstream
-from afferent.engines.vllm import arguments, place
-from afferent.engines.vllm.launch import SERVER, VllmProcess
+from afferent.engines.vllm import arguments
 from afferent.engines.vllm.media import TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
 from afferent.media.families.family import read_json
-from afferent.runtime.sockets import digits_of, new_address
-from afferent.telemetry.trace import declare_stages
 
-declare_stages("first_byte")
-
-_PROCESS: Final = "afferent.engines.vllm.process"
 _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
 """Each request is in our log. ``--no-...`` in the arguments restores vLLM's lines."""
 _OURS = ("uds", "host", "port", "model", "api_key", "served_model_name")
@@ -63,36 +55,30 @@ print(version("vllm"))
 sys.exit(not list(entry_points(group="vllm.general_plugins", name="afferent")))
 """
 _LOOK_TIMEOUT_S = 60.0
-_TO_END_S = 60.0
 
 
-class VllmLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VllmLink(HttpLink, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Link from frontends to vLLM."""
 
-    urls: tuple[str, ...]
-    api_key: str
-    secret: bytes
     taken: TakenMedia
 
 
-class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
+class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
     """Unmodified vLLM, whose workers read the arena by a plugin."""
 
     name = "vllm"
+    title = "vLLM"
     summary = "vLLM's own API, with media by reference"
     settings_type = VllmSettings
     link_type = VllmLink
     resize_rule = "torchvision"
+    folder_variables = ("VLLM_RPC_BASE_PATH",)
 
     def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:
         """See `UpstreamKind.takes_features`."""
         if _OPTIONS in _told(settings):
             return False
         return read_json(model_folder / "config.json").get("model_type") in FEATURES_FOR
-
-    def needs_weights(self, settings: VllmSettings) -> bool:
-        """See `Backend.needs_weights`. An external vLLM has its own weights."""
-        return not settings.engine_url
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""
@@ -102,76 +88,41 @@ class VllmUpstream(UpstreamKind[VllmSettings, VllmLink]):
         _look(_python(settings))
         _refuse(arguments.changed(_python(settings), settings.engine_args))
 
-    def reserved_nbytes(self, model_folder: Path, settings: VllmSettings) -> int:
-        """See `Backend.reserved_nbytes`."""
-        return 0 if settings.engine_url else settings.engine_memory_nbytes
+    def command(
+        self, site: EngineSite, settings: VllmSettings, socket_path: str
+    ) -> tuple[str, ...]:
+        """See `HttpUpstreamKind.command`."""
+        return (
+            *(_python(settings), "-m", "vllm.entrypoints.cli.main", "serve"),
+            *(str(site.model_folder), "--served-model-name", site.model_name),
+            *site.aliases,
+            *_OF_SUPERVISED,
+            *arguments.split(settings.engine_args),
+            *("--uds", socket_path),
+        )
 
-    def plan(self, site: EngineSite, settings: VllmSettings) -> EnginePlan[VllmLink]:
-        """See `Backend.plan`."""
-        secret, taken = secrets.token_bytes(32), TakenMedia.of(site.family, site.model_folder)
+    def link(self, site: EngineSite, settings: VllmSettings, shared: HttpLink) -> VllmLink:
+        """See `HttpUpstreamKind.link`."""
+        taken = TakenMedia.of(site.family, site.model_folder)
         taken = msgspec.structs.replace(taken, any_file=settings.media_formats == "all")
         if settings.engine_video_bytes or _FRAMES in _told(settings):
             taken = msgspec.structs.replace(taken, videos=False)
-        if settings.engine_url:
-            secret_path = _share_secret(site.store_address, secret)
-            link = VllmLink(
-                urls=settings.engine_url,
-                api_key=settings.engine_api_key,
-                secret=secret,
-                taken=taken,
-            )
-            where = ", ".join(settings.engine_url)
-            return EnginePlan(
-                processes=(), link=link, notes=(f"vLLM at {where}",), files=(secret_path,)
-            )
-        socket_path = new_address("vllm")
-        process = EngineProcess(
-            name="vllm",
-            module=_PROCESS,
-            settings=VllmProcess(
-                command=(
-                    *(_python(settings), "-m", "vllm.entrypoints.cli.main", "serve"),
-                    *(str(site.model_folder), "--served-model-name", site.model_name),
-                    *site.aliases,
-                    *(
-                        *_OF_SUPERVISED,
-                        *arguments.split(settings.engine_args),
-                        "--uds",
-                        socket_path,
-                    ),
-                ),
-                socket_path=socket_path,
-                start_timeout_s=settings.engine_start_timeout_s,
-            ),
-            env={
-                place.STORE: site.store_address,
-                place.SECRET: secret.hex(),
-                place.SUPERVISED: "1",
-            },
-            watches=(SERVER,),
-        )
-        link = VllmLink(urls=(f"unix:{socket_path}",), api_key="", secret=secret, taken=taken)
-        return EnginePlan(
-            processes=(process,),
-            link=link,
-            # vLLM's parent process ends by itself at its timeout; a little later, it hangs.
-            start_timeout_s=settings.engine_start_timeout_s + _TO_END_S,
-        )
+        return VllmLink(urls=shared.urls, api_key=shared.api_key, secret=shared.secret, taken=taken)
 
-    @asynccontextmanager
-    async def connect(self, link: VllmLink, caller: Caller) -> AsyncIterator[Upstream]:
-        """See `UpstreamKind.connect`."""
-        from afferent.engines.vllm.client import VllmClient  # the supervisor needs none
+    def client(self, link: VllmLink) -> AbstractAsyncContextManager[Upstream]:
+        """See `HttpUpstreamKind.client`."""
+        from afferent.engines.http_upstream.client import HttpClient  # the supervisor needs none
+        from afferent.engines.vllm.figures import stats_of
 
-        async with VllmClient.over(
-            link.urls, api_key=link.api_key, secret=link.secret, taken=link.taken
-        ) as client:
-            watching = asyncio.create_task(client.watch())
-            try:
-                yield client
-            finally:
-                watching.cancel()
-                await asyncio.wait([watching])
+        return HttpClient.over(
+            link.urls,
+            title=self.title,
+            api_key=link.api_key,
+            secret=link.secret,
+            takes=link.taken.takes,
+            takes_any_file=link.taken.any_file,
+            stats_of=stats_of,
+        )
 
 
 def _named(settings: VllmSettings) -> set[str]:
@@ -233,14 +184,3 @@ def _look(python: str) -> None:
             f"Afferent is not installed for {python}, beside vLLM, whose workers need it to read "
             "the arena"
         )
-
-
-def _share_secret(address: str, secret: bytes) -> Path:
-    """Write the secret beside the store's path, for a vLLM of the same user."""
-    if digits_of(address, "store"):  # a generated path is unknown to an external vLLM
-        raise ConfigError("--engine-url needs --store-path: vLLM's workers have to find the store")
-    path = Path(address + place.SECRET_SUFFIX)
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(secret.hex(), encoding="ascii")
-    return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from afferent.engines.vllm import place
+from afferent.engines import place
 from afferent.runtime.process import die_with_parent
 
 
@@ -13,7 +13,7 @@ def register() -> None:
 
     Does nothing where the environment does not name the store. May be called again.
     """
-    if place.find() is None:
+    if place.find_store() is None:
         return
     if os.environ.get(place.SUPERVISED):
         # The kernel ends vLLM's API server with our process, and its children with it.

@@ -1,4 +1,4 @@
-"""HTTP client of one or several vLLM servers."""
+"""HTTP client of one or several servers of an upstream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -18,8 +18,6 @@ from yarl import URL
 
 from afferent.engines.references import Reference, sign
 from afferent.engines.upstream import UpstreamAnswer, UpstreamRequest, UpstreamStats
-from afferent.engines.vllm.figures import stats_of
-from afferent.engines.vllm.media import TakenMedia
 from afferent.errors import EngineUnavailable, InvalidRequest
 from afferent.types import Modality
 
@@ -36,7 +34,7 @@ _METRICS_TIMEOUT_S = 0.8
 _CONNECT_TIMEOUT_S = 5.0
 _WELL_TIMEOUT_S = 2.0
 _KEEP_ALIVE_S = 3.0
-"""Less than vLLM's own (5), which would close a connection while a request is in transit."""
+"""Less than a usual server's (vLLM's: 5), which would close it while a request is in transit."""
 _READ_NBYTES = 1 << 18
 _MORE_LOADED = 4
 """Excess of running requests, over the least loaded server, up to which a request goes to the
@@ -54,7 +52,7 @@ _OF_ANSWERS = (_CONNECTIONS - {b"content-length"}) | {b"date", b"server"}
 _LOCATIONS = frozenset({b"location", b"content-location"})
 """Headers with a URL, which may name a server that a client can't reach."""
 _FAILED = 500
-"""Status of vLLM's API server when its engine core has ended, among other cases."""
+"""Status of an API server when its engine has ended, among other cases."""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _OF_SOCKETS = b"sec-websocket-"
 """Prefix of further headers about one connection."""
@@ -65,9 +63,21 @@ later.
 """
 
 
+Takes = Callable[[Modality, "bytes | memoryview | None"], bool]
+StatsOf = Callable[[Sequence[bytes]], "UpstreamStats | None"]
+
+
+def _takes_all(_: Modality, __: bytes | memoryview | None) -> bool:
+    return True
+
+
+def _no_stats(_: Sequence[bytes]) -> UpstreamStats | None:
+    return None
+
+
 @dataclass(eq=False, slots=True)
 class _Server:
-    """vLLM server; its targets are appended to ``base``."""
+    """One server; its targets are appended to ``base``."""
 
     url: str
     base: str
@@ -82,7 +92,7 @@ class _Server:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
                 path=url.removeprefix("unix:"), limit=0, keepalive_timeout=_KEEP_ALIVE_S
             )
-            base = "http://vllm"
+            base = "http://upstream"
         else:
             connector, base = (
                 aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
@@ -99,8 +109,9 @@ class _Server:
         return cls(url, base, session)
 
 
-class VllmClient:
-    """HTTP client of vLLM servers; see `afferent.engines.upstream.Upstream`.
+class HttpClient:
+    """HTTP client of an upstream's servers; see `afferent.engines.upstream.Upstream`.
+
 
     Invariants:
         - A server's ``num_running`` is the number of requests and WebSockets that are open on it.
@@ -112,25 +123,59 @@ class VllmClient:
         self,
         servers: Sequence[_Server],
         *,
+        title: str,
         api_key: str,
         secret: bytes,
-        taken: TakenMedia | None = None,
+        takes: Takes,
+        takes_any_file: bool,
+        stats_of: StatsOf,
     ) -> None:
-        self._servers, self._secret = servers, secret
-        self._taken = taken or TakenMedia()
+        self._servers, self._title, self._secret = servers, title, secret
+        self._takes, self._takes_any_file, self._stats_of = takes, takes_any_file, stats_of
         self._key_header = (b"authorization", f"Bearer {api_key}".encode()) if api_key else None
 
     @classmethod
     @asynccontextmanager
     async def over(
-        cls, urls: Sequence[str], *, api_key: str, secret: bytes, taken: TakenMedia
+        cls,
+        urls: Sequence[str],
+        *,
+        title: str,
+        api_key: str,
+        secret: bytes,
+        takes: Takes = _takes_all,
+        takes_any_file: bool = False,
+        stats_of: StatsOf = _no_stats,
     ) -> AsyncIterator[Self]:
-        """Yield a client of the servers at these addresses."""
+        """Yield a client of the servers at these addresses, which checks their health.
+
+        Args:
+            title: Their name in messages.
+            api_key: Sent instead of the client's key, if it is not empty.
+            secret: Signs the references.
+            takes: See `Upstream.takes`; by default, all files become features.
+            takes_any_file: See `Upstream.takes_any_file`.
+            stats_of: Returns the statistics in the servers' metrics pages.
+        """
         async with contextlib.AsyncExitStack() as stack:
             servers = [_Server.at(url) for url in urls]
             for server in servers:
                 await stack.enter_async_context(server.session)
-            yield cls(servers, api_key=api_key, secret=secret, taken=taken)
+            client = cls(
+                servers,
+                title=title,
+                api_key=api_key,
+                secret=secret,
+                takes=takes,
+                takes_any_file=takes_any_file,
+                stats_of=stats_of,
+            )
+            watching = asyncio.create_task(client.watch())
+            try:
+                yield client
+            finally:
+                watching.cancel()
+                await asyncio.wait([watching])
 
     @property
     def is_ready(self) -> bool:
@@ -139,11 +184,11 @@ class VllmClient:
     @property
     def takes_any_file(self) -> bool:
         """See `Upstream.takes_any_file`."""
-        return self._taken.any_file
+        return self._takes_any_file
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""
-        return self._taken.takes(modality, file)
+        return self._takes(modality, file)
 
     @property
     def salt_key(self) -> bytes:
@@ -157,7 +202,7 @@ class VllmClient:
     async def forward(self, request: UpstreamRequest) -> AsyncIterator[UpstreamAnswer]:
         """See `Upstream.forward`."""
         with self._at_work(request.keys) as server:
-            with _reaching(server):
+            with self._reaching(server):
                 answer = await server.session.request(
                     request.method,
                     URL(server.base + request.target, encoded=True),
@@ -167,7 +212,7 @@ class VllmClient:
                 )
             async with answer:
                 if answer.status == _FAILED and not await _is_well(server):
-                    raise EngineUnavailable("vLLM's engine has ended; try again")
+                    raise EngineUnavailable(f"{self._title}'s engine has ended; try again")
                 yield UpstreamAnswer(
                     status=answer.status,
                     headers=[
@@ -177,16 +222,16 @@ class VllmClient:
                         for name, value in answer.raw_headers
                         if name.lower() not in _OF_ANSWERS
                     ],
-                    chunks=_chunks(answer),
+                    chunks=self._chunks(answer),
                 )
 
     @asynccontextmanager
     async def connect(
         self, request: UpstreamRequest, subprotocols: Sequence[str]
-    ) -> AsyncIterator[VllmSocket]:
+    ) -> AsyncIterator[HttpSocket]:
         """See `Upstream.connect`."""
         with self._at_work(request.keys) as server:
-            with _reaching(server):
+            with self._reaching(server):
                 try:
                     socket = await server.session.ws_connect(
                         URL(server.base + request.target, encoded=True),
@@ -196,10 +241,11 @@ class VllmClient:
                     )
                 except aiohttp.WSServerHandshakeError as error:
                     raise InvalidRequest(
-                        f"vLLM takes no WebSocket there: it answers with status {error.status}"
+                        f"{self._title} takes no WebSocket there: it answers with status "
+                        f"{error.status}"
                     ) from error
             async with socket:
-                yield VllmSocket(socket)
+                yield HttpSocket(socket, self._title)
 
     async def metrics(self) -> Sequence[tuple[str, bytes]]:
         """See `Upstream.metrics`."""
@@ -212,7 +258,7 @@ class VllmClient:
 
     async def stats(self) -> UpstreamStats | None:
         """See `Upstream.stats`."""
-        return stats_of([page for _, page in await self.metrics()])
+        return self._stats_of([page for _, page in await self.metrics()])
 
     async def watch(self) -> None:
         """Check the health of all servers, again and again, until cancelled."""
@@ -232,9 +278,9 @@ class VllmClient:
             except (aiohttp.ClientError, OSError, RuntimeError):  # or out of threads, for a moment
                 server.is_ready = False
             if was_ready and not server.is_ready:
-                log.warning("vLLM is gone", extra={"url": server.url})
+                log.warning("%s is gone", self._title, extra={"url": server.url})
             elif server.is_ready and not was_ready:
-                log.info("vLLM answers", extra={"url": server.url})
+                log.info("%s answers", self._title, extra={"url": server.url})
             await asyncio.sleep(_LOOK_S)
 
     @contextmanager
@@ -251,13 +297,35 @@ class VllmClient:
         """Return the server that has seen the first item (by hash), unless it has far more load."""
         ready = [server for server in self._servers if server.is_ready]
         if not ready:
-            raise EngineUnavailable("vLLM is not ready; try again")
+            raise EngineUnavailable(f"{self._title} is not ready; try again")
         least = min(ready, key=lambda server: server.num_running)
         if not keys:
             return least
         favourite = max(ready, key=lambda server: _weight(keys[0], server.url))
         is_overloaded = favourite.num_running > least.num_running + _MORE_LOADED
         return least if is_overloaded else favourite
+
+    @contextmanager
+    def _reaching(self, server: _Server) -> Iterator[None]:
+        """Convert errors of a connection.
+
+        Raises:
+            EngineUnavailable: The server was not reached.
+        """
+        try:
+            yield
+        except (aiohttp.ClientError, OSError) as error:
+            is_absent = isinstance(error, aiohttp.ClientConnectorError)
+            server.is_ready = server.is_ready and not is_absent
+            raise EngineUnavailable(f"{self._title} does not answer; try again") from error
+
+    async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in answer.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, OSError) as error:
+            went = f"{self._title} went away in the middle of an answer"
+            raise EngineUnavailable(went) from error
 
     def _headers(self, request: UpstreamRequest) -> CIMultiDict[str]:
         kept = [
@@ -273,11 +341,11 @@ class VllmClient:
         return CIMultiDict(kept)
 
 
-class VllmSocket:
-    """Open WebSocket to vLLM; see `afferent.engines.upstream.UpstreamSocket`."""
+class HttpSocket:
+    """Open WebSocket to an upstream; see `afferent.engines.upstream.UpstreamSocket`."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, title: str) -> None:
+        self._socket, self._title = socket, title
 
     @property
     def subprotocol(self) -> str | None:
@@ -295,7 +363,7 @@ class VllmSocket:
             else:
                 await self._socket.send_bytes(message)
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnavailable("vLLM went away") from error
+            raise EngineUnavailable(f"{self._title} went away") from error
 
     async def messages(self) -> AsyncIterator[str | bytes]:
         async for message in self._socket:
@@ -304,20 +372,6 @@ class VllmSocket:
 
     async def close(self, code: int) -> None:
         await self._socket.close(code=code)
-
-
-@contextmanager
-def _reaching(server: _Server) -> Iterator[None]:
-    """Convert errors of a connection.
-
-    Raises:
-        EngineUnavailable: The server was not reached.
-    """
-    try:
-        yield
-    except (aiohttp.ClientError, OSError) as error:
-        server.is_ready = server.is_ready and not isinstance(error, aiohttp.ClientConnectorError)
-        raise EngineUnavailable("vLLM does not answer; try again") from error
 
 
 async def _is_well(server: _Server) -> bool:
@@ -353,14 +407,6 @@ async def _page(server: _Server) -> bytes | None:
             if answer.status == 200:
                 return await answer.read()
     return None
-
-
-async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in answer.content.iter_any():
-            yield chunk
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineUnavailable("vLLM went away in the middle of an answer") from error
 
 
 def _weight(key: bytes, url: str) -> bytes:

@@ -1,9 +1,9 @@
-"""Files that a killed vLLM leaves in /dev/shm: found while it runs, removed when it has ended.
+"""Files that a killed server leaves in /dev/shm: found while it runs, removed when it has ended.
 
 Segments (`psm_...`) and semaphores (`sem.mp-...`) outlive processes that have no time to unlink
-them. A file counts as a vLLM's if a process of its session has mapped it and it did not exist when
-that session began. It is removed when no process has it mapped any more. Files are identified by
-inode: a semaphore is mapped under a temporary name.
+them. A file counts as the server's if a process of its session has mapped it and it did not exist
+when that session began. It is removed when no process has it mapped any more. Files are identified
+by inode: a semaphore is mapped under a temporary name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from afferent.engines.vllm.health import pids_of_session
+from afferent.engines.http_upstream.health import pids_of_session
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the kernel's own folder
 _MAPPED: Final = re.compile(rb" ([0-9]+) +/dev/shm/")

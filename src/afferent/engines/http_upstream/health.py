@@ -1,4 +1,4 @@
-"""Liveness of a vLLM, as far as it is visible from outside."""
+"""Liveness of an upstream, as far as it is visible from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import aiohttp
 
-from afferent.engines.vllm.launch import SERVER
 from afferent.runtime.heartbeat import Board, Watch
 from afferent.runtime.proc_stat import ProcStat
 
@@ -17,37 +16,41 @@ from afferent.runtime.proc_stat import ProcStat
 async def answers(session: aiohttp.ClientSession) -> bool:
     """Whether the API server answers its health check, within the session's timeout."""
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with session.get("http://vllm/health") as answer:
+        async with session.get("http://upstream/health") as answer:
             return answer.status == 200
     return False
 
 
-class VllmWatch:
-    """Sends heartbeats for a vLLM that makes progress.
+class ServerWatch:
+    """Sends heartbeats for a server that makes progress.
 
-    A vLLM makes progress if none of its processes is stopped, and its API server answers or at
-    least computes: while it reads a long prompt or computes features, it may answer no request for
-    many seconds.
+    A server makes progress if none of its processes is stopped, and it answers or at least
+    computes: while it reads a long prompt or computes features, it may answer no request for many
+    seconds.
 
     Invariants:
         - Without a heartbeat table, `look` never requests a replacement.
     """
 
-    def __init__(self, board: Board | None, pid: int) -> None:
-        """Store the heartbeat table, and the pid of the API server, which leads the session of all
-        its processes.
+    def __init__(self, board: Board | None, pid: int, *, name: str) -> None:
+        """Create it.
+
+        Args:
+            board: Heartbeat table.
+            pid: Process that leads the session of all processes of the server.
+            name: The server's name in the table.
         """
-        self._board, self._pid = board, pid
+        self._board, self._pid, self._name = board, pid, name
         self._watch = Watch(timeout_s=board.place.frozen_timeout_s) if board is not None else None
         self._cpu_ticks = 0
 
     def look(self, *, has_answered: bool) -> bool:
-        """Record the present state; return whether vLLM must be replaced."""
+        """Record the present state; return whether the server must be replaced."""
         if self._board is None or self._watch is None:
             return False
         if self._goes_on(has_answered=has_answered):
-            self._board.beat(SERVER)
-        self._watch.look(self._board.read([SERVER]), now_s=time.monotonic())
+            self._board.beat(self._name)
+        self._watch.look(self._board.read([self._name]), now_s=time.monotonic())
         return bool(self._watch.overdue)
 
     def _goes_on(self, *, has_answered: bool) -> bool:

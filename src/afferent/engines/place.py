@@ -43,7 +43,7 @@ class Place:
         return secret
 
 
-def find() -> Place | None:
+def find_store() -> Place | None:
     """Return the location of the store; ``None`` in a vLLM that does not use Afferent."""
     where = os.environ.get(STORE, "")
     return Place(where) if where else None

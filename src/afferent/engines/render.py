@@ -1,0 +1,89 @@
+"""Renderer: a description of a server that renders prompts and runs no model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from afferent.config import Group, Settings, setting
+from afferent.engines.contract import Caller, EngineKind, EnginePlan, EngineSite
+from afferent.engines.protocol import Engine, EngineEvent, EngineInfo, EngineRequest, EngineStats
+from afferent.errors import NotServed
+from afferent.media.families.family import read_json
+
+_UNKNOWN_LEN: Final = 1 << 20
+"""Longest prompt if neither a setting nor the model's config limits it."""
+
+
+class RenderSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the renderer."""
+
+    max_model_len: int = setting(
+        0, "longest prompt and answer, in tokens; 0: what the model allows", Group.COMMON, ge=0
+    )
+
+
+class RenderLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Link to the renderer, which is in each frontend."""
+
+    max_model_len: int
+
+
+class Renderer:
+    """Engine that takes no requests; see `afferent.Engine`."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._info = EngineInfo(max_model_len, [], generates=False)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._info
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        raise NotServed("this server renders prompts and runs no model")
+        yield  # type: ignore[unreachable]  # makes it a generator
+
+    async def stats(self) -> EngineStats | None:
+        return None
+
+
+class RenderKind(EngineKind[RenderSettings, RenderLink]):
+    """Prompts alone: no weights, no process."""
+
+    name = "render"
+    summary = "prompts for routers; no model runs"
+    settings_type = RenderSettings
+    link_type = RenderLink
+
+    def needs_weights(self, settings: RenderSettings) -> bool:
+        """See `Backend.needs_weights`."""
+        return False
+
+    def reserved_nbytes(self, model_folder: Path, settings: RenderSettings) -> int:
+        """See `Backend.reserved_nbytes`."""
+        return 0
+
+    def plan(self, site: EngineSite, settings: RenderSettings) -> EnginePlan[RenderLink]:
+        """See `Backend.plan`."""
+        length = settings.max_model_len or _longest(site.model_folder)
+        return EnginePlan(processes=(), link=RenderLink(max_model_len=length))
+
+    @asynccontextmanager
+    async def connect(self, link: RenderLink, caller: Caller) -> AsyncIterator[Engine]:
+        """See `EngineKind.connect`."""
+        yield Renderer(link.max_model_len)
+
+
+def _longest(folder: Path) -> int:
+    """Return the longest prompt by the model's config."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    for each in (text if isinstance(text, dict) else {}, config):
+        for name in ("max_position_embeddings", "max_target_positions"):
+            if isinstance(limit := each.get(name), int):
+                return limit
+    return _UNKNOWN_LEN
