@@ -1,4 +1,4 @@
-"""Command line: ``afferent serve``, ``top``, ``config``, ``doctor``, ``restart`` and more."""
+"""Command line: ``afferent serve``, ``render``, ``top``, ``config``, ``doctor`` and more."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from afferent.operations.commands.arguments import add_restart, add_store, add_t
 from afferent.runtime import shortage
 
 _MAX_WIDTH = 100
+_RENDERER = "render"
+"""Engine of ``afferent render``."""
 _WRONG_CHOICE = re.compile(r"argument \S+: invalid choice: '(.*)' \(choose from (.*)\)")
 
 
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         args = _parse(arguments)
-        if args.command == "serve":
+        if args.command in ("serve", "render"):
             return _serve(args)
         if args.command == "restart":
             return _restart(args)
@@ -84,7 +86,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _report(arguments: Sequence[str], error: AfferentError) -> None:
     """Print the error, as JSON if the server's settings are known to request it."""
-    if arguments[:1] == ["serve"]:
+    if arguments[:1] in (["serve"], ["render"]):
         with contextlib.suppress(ConfigError):
             if _chosen(arguments, "log_format") == "json":
                 from afferent.runtime import logs
@@ -102,9 +104,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: There is no such flag.
     """
-    if arguments[:1] not in (["serve"], ["config"], ["doctor"]):
+    if arguments[:1] not in (["serve"], ["render"], ["config"], ["doctor"]):
         return _parser(()).parse_args(arguments)
-    extra = engine_settings(_chosen(arguments, "engine"))
+    is_render = arguments[:1] == ["render"]
+    extra = engine_settings(_RENDERER if is_render else _chosen(arguments, "engine"))
     args, unknown = _parser(extra).parse_known_args(arguments)
     if wrong := [
         hints.unknown_flag(argument, args.known) for argument in unknown if argument.startswith("-")
@@ -152,6 +155,14 @@ def _parser(extra: tuple[type[Settings], ...]) -> argparse.ArgumentParser:
         "colour and shape in images.",
     )
     _add_settings(serve, extra)
+    render = _add_command(
+        commands,
+        name="render",
+        help="render prompts for routers, without a model",
+        description="Serve the prompts of a model's requests: tokens, and the hashes and positions "
+        "of items (/v1/chat/completions/render). It needs no weights, and runs no model.",
+    )
+    _add_settings(render, extra)
     add_store(commands)
     add_top(commands)
     add_tier(commands)
@@ -261,6 +272,10 @@ def _load(args: argparse.Namespace) -> config.Loaded:
     elif args.named_model is not None:
         raise ConfigError(f"MODEL {args.model}: --model {args.named_model} names another one")
     flags = {key: given[key] for key in args.known if given.get(key) is not None}
+    if args.command == "render":
+        if "engine" in flags:
+            raise ConfigError(f"afferent render: --engine {flags['engine']} is for afferent serve")
+        flags["engine"] = _RENDERER
     return config.load(flags, file=args.config, extra=args.extra)
 
 

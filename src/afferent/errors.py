@@ -129,6 +129,12 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
 
+class NotServed(InvalidRequest):
+    """This server does not do what the endpoint is for."""
+
+    code = "not_served"
+
+
 class ResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 

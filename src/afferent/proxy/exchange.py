@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from afferent.admission.gate import Gate
-from afferent.admission.shares import NAMELESS, Share
+from afferent.admission.shares import Share
 from afferent.engines.upstream import (
     Headers,
     Upstream,
@@ -28,16 +28,13 @@ from afferent.proxy.auth import Access, headers_to_pass_on
 from afferent.proxy.body import BodyReader
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
 from afferent.proxy.error_answers import without_references
-from afferent.proxy.failures import failure_of
-from afferent.proxy.finish import IN_FLIGHT, tell
 from afferent.proxy.http_server.exchange import hang_up
+from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.reference_stage import Referenced, ReferenceStage
-from afferent.proxy.responses import host_of, new_id, path_of, refusal
+from afferent.proxy.request_scope import RequestScope, RequestScopes
+from afferent.proxy.responses import path_of, refusal
 from afferent.proxy.tenancy import Tenancy
-from afferent.runtime import logs
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.telemetry.explain import Explainer, make_console
-from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
 
 _ERRORS = 400
@@ -55,12 +52,12 @@ class _Exchange:
     scope: Scope
     request: Request
     send: Send
-    trace: Trace
+    own: RequestScope
     api: Dialect
-    share: Share = NAMELESS
     has_begun: bool = False
     """Whether a part of the answer was sent."""
     is_stream: bool = False
+    load: LoadReport = field(default_factory=LoadReport)
     referenced: Referenced = field(default_factory=Referenced)
     urls: Sequence[str] = ()
     """Media handles in place of its media."""
@@ -69,7 +66,15 @@ class _Exchange:
 
     @property
     def id(self) -> str:
-        return self.trace.request_id
+        return self.own.id
+
+    @property
+    def trace(self) -> Trace:
+        return self.own.trace
+
+    @property
+    def share(self) -> Share:
+        return self.own.share
 
 
 class Passage:
@@ -83,48 +88,39 @@ class Passage:
         stage: ReferenceStage,
         settings: AppSettings,
         access: Access,
+        scopes: RequestScopes,
     ) -> None:
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
-        self._settings, self._access = settings, access
+        self._settings, self._access, self._scopes = settings, access, scopes
+        self._load = LoadReports(store, gate)
         self._tenancy = Tenancy(has_tenants=access.has_tenants, secret=upstream.salt_key)
         counting.APIS.update({OTHER, *(api.name for api in DIALECTS.values())})
-        self._explainer = Explainer(make_console()) if settings.explain else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         path = path_of(request)
         api = DIALECTS.get(path, NONE)
-        request_id = new_id(api.id_prefix)
-        logs.request_id.set(request_id)
-        trace = Trace(request_id, f"{request.method} {path}")
-        if self._settings.tracing is not None:
-            self._settings.tracing.begin(trace, scope["headers"])
-        JOURNAL.begin(trace)
-        exchange = _Exchange(scope, request, send, trace, api)
-        outcome = "client_gone"
-        try:
-            with IN_FLIGHT.labels().track():
-                async with asyncio.timeout(self._settings.request_timeout_s):
+        with self._scopes.open(
+            *(f"{request.method} {path}", scope["headers"]),
+            id_prefix=api.id_prefix,
+            api=api.name or OTHER,
+        ) as own:
+            exchange = _Exchange(scope, request, send, own, api)
+            try:
+                async with asyncio.timeout_at(own.deadline):
                     await self._pass_on(exchange)
-            outcome = "ok"
-        except ClientDisconnect:
-            pass
-        except Exception as error:
-            failure = failure_of(error)
-            outcome = failure.code
-            await self._fail(exchange, failure)
-        finally:
-            self._store.forget(request_id)
-            self._finish(exchange, outcome)
+            except ClientDisconnect:
+                own.leave()
+            except Exception as error:
+                await self._fail(exchange, own.fail(error))
 
     # To the upstream
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
-        exchange.share = await self._access.enter(
-            exchange.id, request.headers, host=host_of(request)
-        )
-        trace.tenant, trace.media = exchange.share.tenant, "none"
+        await exchange.own.admit(request.headers, exchange.scope)
+        exchange.load = await self._load.look(exchange.scope["headers"])
+        trace.media = "none"
         _check_target(exchange.scope)
         self._tenancy.check_path(path_of(request))
         if not self._upstream.is_ready:
@@ -245,6 +241,7 @@ class Passage:
 
     async def _begin(self, exchange: _Exchange, answer: UpstreamAnswer) -> None:
         headers = [(name.lower(), value) for name, value in answer.headers]
+        headers = exchange.load.added_to(headers)
         if not any(name == b"x-request-id" for name, _ in headers):
             headers.append((b"x-request-id", exchange.id.encode()))
         exchange.has_begun = True
@@ -258,17 +255,13 @@ class Passage:
         """Send an error in the API's format, or as the end of a stream that has begun."""
         if not exchange.has_begun:
             answer = refusal(failure, exchange.id, exchange.api)
+            answer.raw_headers = exchange.load.added_to(answer.raw_headers)
             await answer(exchange.scope, exchange.request.receive, exchange.send)
         elif exchange.is_stream:
             frame = _last_frame(exchange, failure)
             await exchange.send({"type": "http.response.body", "body": frame, "more_body": False})
         else:
             hang_up(exchange.scope)  # so that a client does not take it for complete
-
-    def _finish(self, exchange: _Exchange, outcome: str) -> None:
-        self._access.leave(exchange.id)
-        counting.count_stages(exchange.trace)
-        tell(exchange.trace, exchange.api.name or OTHER, outcome, self._explainer)
 
 
 def target_of(scope: Scope) -> str:

@@ -22,6 +22,8 @@ def failure_of(error: Exception) -> e.AfferentError:
 
 
 def headers_of(error: e.AfferentError) -> dict[str, str]:
+    if isinstance(error, e.NotServed):
+        return {"x-should-retry": "false"}  # clients repeat a 5xx
     if isinstance(error, e.MediaNotCached):
         return {"x-should-retry": "false"}  # clients of these APIs repeat a 409 unchanged
     if isinstance(error, e.BodyTooSlow):  # the rest of the body is not worth waiting for

@@ -30,7 +30,7 @@ from afferent.engines.ahead import Ahead
 from afferent.engines.contract import Backend, Caller, UpstreamKind
 from afferent.engines.upstream import Upstream
 from afferent.errors import ConfigError
-from afferent.items.item_state import Processor
+from afferent.items.item import Processor
 from afferent.items.stage import ItemSettings, ItemStage
 from afferent.media.families.registry import fingerprint
 from afferent.media.families.unknown import UnknownFamily
@@ -50,6 +50,7 @@ from afferent.proxy.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.proxy.prompts import PromptTokens
 from afferent.proxy.reference_stage import ReferenceStage
 from afferent.proxy.reports import AskEngine, Reports, reports_place
+from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import refusal_body
 from afferent.proxy.sockets import SOCKET_PATHS, SocketPassage
 from afferent.runtime.heartbeat import Board
@@ -240,10 +241,11 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
         valid_s=min(settings.request_timeout_s, _REFERENCE_S),
         ahead=Ahead(base.store) if has_embeddings else None,
     )
-    passage = Passage(base.store, base.gate, upstream, stage, settings, base.access)
+    scopes = RequestScopes(base.store, base.access, settings)
+    passage = Passage(base.store, base.gate, upstream, stage, settings, base.access, scopes)
     app = UpstreamFrontend(
         passage,
-        SocketPassage(base.store, upstream, base.access),
+        SocketPassage(upstream, base.access, scopes),
         *(base.store, upstream, base.board),
         makes_features=family is not None,
     )

@@ -68,10 +68,5 @@ def path_of(request: Request) -> str:
     return path
 
 
-def host_of(request: Request) -> str:
-    """Return the client's address; empty if the server does not know it."""
-    return request.client.host if request.client else ""
-
-
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)

@@ -12,13 +12,8 @@ from afferent.engines.upstream import Upstream, UpstreamRequest, UpstreamSocket
 from afferent.errors import EngineUnavailable
 from afferent.proxy.auth import Access, headers_to_pass_on
 from afferent.proxy.exchange import OTHER, target_of
-from afferent.proxy.failures import failure_of
-from afferent.proxy.finish import IN_FLIGHT, tell
-from afferent.proxy.responses import new_id, refusal
-from afferent.runtime import logs
-from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.telemetry.journal import JOURNAL
-from afferent.telemetry.trace import Trace
+from afferent.proxy.request_scope import RequestScope, RequestScopes
+from afferent.proxy.responses import refusal
 
 _NOT_ON_THE_WIRE = frozenset({1005, 1006, 1015})
 _GOING_AWAY, _TRY_AGAIN = 1001, 1013
@@ -32,42 +27,35 @@ SOCKET_PATHS = frozenset({"/v1/realtime"})
 class SocketPassage:
     """ASGI application for WebSockets; messages are not interpreted."""
 
-    def __init__(self, store: AsyncDaemonStore, upstream: Upstream, access: Access) -> None:
-        self._store, self._upstream, self._access = store, upstream, access
+    def __init__(self, upstream: Upstream, access: Access, scopes: RequestScopes) -> None:
+        self._upstream, self._access, self._scopes = upstream, access, scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client, request_id = WebSocket(scope, receive, send), new_id("socket-")
-        logs.request_id.set(request_id)
-        trace = Trace(request_id, f"WebSocket {scope['path']}")
-        JOURNAL.begin(trace)
-        outcome = "client_gone"
-        try:
-            with IN_FLIGHT.labels().track():
-                await self._pass_on(client, request_id)
-            outcome = "ok"
-        except WebSocketDisconnect:
-            pass
-        except Exception as error:
-            failure = failure_of(error)
-            outcome = failure.code
-            with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # the client may be gone
-                if client.application_state is WebSocketState.CONNECTING:
-                    await client.send_denial_response(refusal(failure, request_id))
-                else:
-                    await client.close(_TRY_AGAIN)
-        finally:
-            self._access.leave(request_id)
-            self._store.forget(request_id)
-            tell(trace, OTHER, outcome, None)
+        client = WebSocket(scope, receive, send)
+        with self._scopes.open(
+            *(f"WebSocket {scope['path']}", scope["headers"]), id_prefix="socket-", api=OTHER
+        ) as own:
+            try:
+                await self._pass_on(client, own)
+            except WebSocketDisconnect:
+                own.leave()
+            except Exception as error:
+                failure = own.fail(error)
+                with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # it may be gone
+                    if client.application_state is WebSocketState.CONNECTING:
+                        await client.send_denial_response(refusal(failure, own.id))
+                    else:
+                        await client.close(_TRY_AGAIN)
 
-    async def _pass_on(self, client: WebSocket, request_id: str) -> None:
-        await self._access.enter(request_id, client.headers)
+    async def _pass_on(self, client: WebSocket, own: RequestScope) -> None:
+        await own.admit(client.headers, client.scope)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
+        headers = headers_to_pass_on(client.scope["headers"], self._access)
         request = UpstreamRequest(
             method="GET",
             target=target_of(client.scope),
-            headers=headers_to_pass_on(client.scope["headers"], self._access),
+            headers=headers if own.trace.root is None else own.trace.root.carried(headers),
             body=b"",
         )
         async with self._upstream.connect(request, client.scope["subprotocols"]) as upstream:

@@ -9,6 +9,7 @@ from afferent import errors as e
 # The nearest class decides; a test checks that each error class is listed or inherits.
 _STATUS: dict[type[e.AfferentError], int] = {
     e.ModelNotFound: 404,
+    e.NotServed: 501,
     e.ResponseNotFound: 404,
     e.NotAuthenticated: 401,
     e.BodyTooLarge: 413,

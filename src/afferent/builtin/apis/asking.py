@@ -1,21 +1,76 @@
-"""Translation of the parameters common to all APIs: sampling, stops and chat template options."""
+"""Common part of all APIs: their base class, and the translation of the shared parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic
 
 from msgspec import structs
 
-from afferent.builtin.apis.schema import AnyRequest, ConversationRequest
+from afferent.builtin.apis.api import Lookup, TokenCount
+from afferent.builtin.apis.schema import AnyRequest, ConversationRequest, Reader, Request
+from afferent.builtin.pipeline.call import Call, ModelNames
 from afferent.builtin.pipeline.chat_template import RESERVED_NAMES
 from afferent.builtin.pipeline.request import GenerateRequest, TemplateOptions, TextPart
-from afferent.errors import InvalidRequest, Param
+from afferent.errors import AfferentError, InvalidRequest, Param
+from afferent.media.body.cutter import MediaKeys
+from afferent.media.body.received import ReceivedBody
+from afferent.proxy.dialects import Dialect
 
 _MAX_VARIABLES = 64
 _MAX_CHARACTERS = 16_384
 _MAX_DEPTH = 8
 _WHERE = "chat_template_kwargs"
+
+
+class BuiltinApi(ABC, Generic[Request]):
+    """Base class of the built-in APIs, an implementation of `Api`.
+
+    Attributes:
+        dialect: Name, path, request ids, key header and error format.
+        reader: Schema and known parameters.
+    """
+
+    dialect: Dialect
+    reader: Reader[Request]
+    example: Mapping[str, Any]
+    media_keys: MediaKeys
+    besides: Sequence[TokenCount | Lookup] = ()
+
+    def __init__(self) -> None:
+        self.name, self.path = self.dialect.name, self.dialect.path
+        self.id_prefix, self.key_header = self.dialect.id_prefix, self.dialect.key_header
+        self.request_type = self.reader.request_type
+
+    def parse(
+        self,
+        body: ReceivedBody,
+        *,
+        request_id: str,
+        model: ModelNames,
+        refuses_unknown: bool = False,
+    ) -> Call:
+        request, ignored = self.reader.read(
+            body.json, served=model, refuses_unknown=refuses_unknown
+        )
+        return replace(self.translate(request, body, request_id), ignored=ignored)
+
+    @abstractmethod
+    def translate(self, request: Request, body: ReceivedBody, request_id: str, /) -> Call:
+        """Translate a request of the schema.
+
+        Args:
+            body: Body with the media that the request refers to.
+
+        Raises:
+            InvalidRequest: Parameters are invalid or mutually exclusive.
+            UnsupportedParameter: A parameter has a value that is not supported.
+        """
+
+    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
+        return self.dialect.error_body(error, request_id)
 
 
 def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateRequest:

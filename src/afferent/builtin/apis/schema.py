@@ -74,6 +74,7 @@ class Reader(Generic[Request]):
         Args:
             names: API with the known parameters.
         """
+        self.request_type = request_type
         self._decoder = msgspec.json.Decoder(request_type)
         self._bounds = bounds_of(request_type)
         self._names = ParameterNames(names)

@@ -25,6 +25,7 @@ from afferent.errors import InvalidRequest
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
+from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
 from afferent.runtime.heartbeat import Board
 
@@ -55,17 +56,19 @@ class Frontend:
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
+        scopes = RequestScopes(pipeline.store, access, settings)
         status = Status(pipeline, access, settings.model_names, board)
         self._cors_origins = settings.cors_origins
         self._apis = by_path(apis, TOKENS)
 
         def endpoint(api: Api) -> Endpoint:
-            return Endpoint(api, pipeline, gate, settings, access, history)
+            return Endpoint(api, pipeline, gate, settings, scopes, history)
 
         def routes(api: Api) -> Iterator[Route]:
             own = endpoint(api)
             yield Route(api.path, own.answer, methods=["POST"])
             yield Route(f"{api.path}/render", own.render, methods=["POST"])
+            yield Route(f"/afferent{api.path}/render", own.render_items, methods=["POST"])
             for each in api.besides:
                 match each:
                     case TokenCount(api=counted, answer=answer):

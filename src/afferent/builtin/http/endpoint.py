@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from afferent.admission.gate import Gate
 from afferent.builtin.apis.api import Api
@@ -22,26 +22,14 @@ from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.collector import AnswerCollector
 from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
-from afferent.builtin.pipeline.render import rendered_body
-from afferent.builtin.pipeline.request import GenerateRequest, Output, PromptInfo, Rendered
+from afferent.builtin.pipeline.render import generate_request, rendered_body
+from afferent.builtin.pipeline.request import Output, PromptInfo, Rendered
 from afferent.proxy import counting
 from afferent.proxy.app_settings import AppSettings
-from afferent.proxy.auth import Access
 from afferent.proxy.body import BodyReader
-from afferent.proxy.failures import failure_of
-from afferent.proxy.finish import IN_FLIGHT, tell
-from afferent.proxy.responses import (
-    host_of,
-    id_headers,
-    ignored_header,
-    json_answer,
-    new_id,
-    path_of,
-    refusal,
-)
-from afferent.runtime import logs
-from afferent.telemetry.explain import Explainer, make_console
-from afferent.telemetry.journal import JOURNAL
+from afferent.proxy.load import LoadReport, LoadReports
+from afferent.proxy.request_scope import RequestScope, RequestScopes
+from afferent.proxy.responses import id_headers, ignored_header, json_answer, path_of, refusal
 from afferent.telemetry.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -52,10 +40,26 @@ class _Exchange:
     """One request that is being answered."""
 
     request: Request
-    trace: Trace
+    own: RequestScope
+
+    @property
+    def trace(self) -> Trace:
+        return self.own.trace
 
 
 _Answering = Callable[[_Exchange], Awaitable[Response]]
+COMPLETIONS: Final = "/v1/completions"
+
+
+class Handler:
+    """ASGI application for one path; ``__doc__`` is its description in the OpenAPI document."""
+
+    def __init__(self, endpoint: Endpoint, answering: _Answering, description: str) -> None:
+        self._endpoint, self._answering = endpoint, answering
+        self.__doc__ = description
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoint.handle(self._answering, scope, receive, send)
 
 
 class Endpoint:
@@ -67,26 +71,32 @@ class Endpoint:
         pipeline: Pipeline,
         gate: Gate,
         settings: AppSettings,
-        access: Access,
+        scopes: RequestScopes,
         history: History,
     ) -> None:
         self._api, self._pipeline, self._gate = api, pipeline, gate
-        self._settings, self._access = settings, access
-        self._history = history
+        self._settings, self._scopes, self._history = settings, scopes, history
+        self._load = LoadReports(pipeline.store, gate, self._engine_load)
         counting.APIS.add(api.name)
-        self._explainer = Explainer(make_console()) if settings.explain else None
 
-    async def answer(self, request: Request) -> Response:
-        """Generate the model's answer."""
-        return await self._handle(request, self._answer)
+    @property
+    def answer(self) -> Handler:
+        """Generates the model's answer."""
+        return Handler(self, self._answer, "Generate the model's answer.")
 
-    async def render(self, request: Request) -> Response:
-        """Render the prompt for the model."""
-        return await self._handle(request, self._render)
+    @property
+    def render(self) -> Handler:
+        """Renders the prompt, in vLLM's format."""
+        description = "Render the prompt for the model, in vLLM's format."
+        return Handler(self, self._render, description)
 
-    def counting(
-        self, answer: Callable[[Rendered], Mapping[str, Any]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    @property
+    def render_items(self) -> Handler:
+        """Renders the prompt, in a format with the sizes of features."""
+        description = "Render the prompt for the model, with its items."
+        return Handler(self, self._render_items, description)
+
+    def counting(self, answer: Callable[[Rendered], Mapping[str, Any]]) -> Handler:
         """Return the endpoint for a prompt's tokens, or their number.
 
         Args:
@@ -95,57 +105,60 @@ class Endpoint:
 
         async def answer_with_tokens(exchange: _Exchange) -> Response:
             rendered = await self._rendered(exchange, with_features=False)
-            return json_answer(answer(rendered), exchange.trace.request_id)
+            return json_answer(answer(rendered), exchange.own.id)
 
-        async def count(request: Request) -> Response:
-            """Return the prompt's tokens, or their number."""
-            return await self._handle(request, answer_with_tokens)
+        return Handler(self, answer_with_tokens, "Return the prompt's tokens, or their number.")
 
-        return count
+    async def handle(
+        self, answering: _Answering, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request within its time; every error becomes an answer.
 
-    async def _handle(self, request: Request, answering: _Answering) -> Response:
-        """Answer within the timeout; every error becomes an answer."""
-        request_id = new_id(self._api.id_prefix)
-        logs.request_id.set(request_id)
-        trace = Trace(request_id, f"POST {path_of(request)}")
-        if self._settings.tracing is not None:
-            self._settings.tracing.begin(trace, request.headers.raw)
-        JOURNAL.begin(trace)
+        A request ends before an answer in one piece is sent, and after a stream.
+        """
+        request, load = Request(scope, receive), LoadReport()
+        with self._scopes.open(
+            *(f"POST {path_of(request)}", request.headers.raw),
+            id_prefix=self._api.id_prefix,
+            api=self._api.name,
+        ) as own:
+            try:
+                async with asyncio.timeout_at(own.deadline):
+                    load = await self._load.look(request.headers.raw)
+                    answer = await answering(_Exchange(request, own))
+            except ClientDisconnect:
+                own.leave()
+                return
+            except Exception as error:
+                answer = refusal(own.fail(error), own.id, self._api)
+            answer.raw_headers = load.added_to(answer.raw_headers)
+            if isinstance(answer, EventStream):
+                await answer(scope, receive, send)
+                return
+        await answer(scope, receive, send)
+
+    async def _engine_load(self) -> dict[str, float]:
+        """Return the engine's load; nothing if it does not report it."""
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
-                return await self._answer_or_forget(_Exchange(request, trace), answering)
-        except ClientDisconnect:
-            self._finish(trace, "client_gone")
-            return Response(status_code=499)
-        except asyncio.CancelledError:
-            self._finish(trace, "client_gone")
-            raise
-        except Exception as error:
-            failure = failure_of(error)
-            self._finish(trace, failure.code)
-            return refusal(failure, request_id, self._api)
-
-    async def _answer_or_forget(self, exchange: _Exchange, answering: _Answering) -> Response:
-        try:
-            return await answering(exchange)
-        except BaseException:
-            self._pipeline.store.forget(exchange.trace.request_id)  # at any stage
-            raise
+            stats = await self._pipeline.engine.stats()
+        except Exception:  # an engine of another package may raise anything
+            log.exception("the engine gives no statistics")
+            return {}
+        if stats is None:
+            return {}
+        return {
+            "num_requests_running": float(stats.num_running),
+            "num_requests_waiting": float(stats.num_waiting),
+        }
 
     async def _read(self, exchange: _Exchange) -> Call:
-        trace, store = exchange.trace, self._pipeline.store
-        request = exchange.request
-        share = await self._access.enter(trace.request_id, request.headers, host=host_of(request))
-        trace.tenant, trace.media = share.tenant, "unknown"
+        trace, request = exchange.trace, exchange.request
+        share = await exchange.own.admit(request.headers, request.scope)
+        trace.media = "unknown"
         start_ns = time.monotonic_ns()
         reader = BodyReader(
-            *(
-                store,
-                self._gate,
-                trace.request_id,
-                self._settings.limits_of(share),
-                self._api.media_keys,
-            ),
+            *(self._pipeline.store, self._gate, exchange.own.id),
+            *(self._settings.limits_of(share), self._api.media_keys),
             tenant=share.tenant,
         )
         body = await reader.read(exchange.request)
@@ -154,7 +167,7 @@ class Endpoint:
         start_ns = time.monotonic_ns()
         call = self._api.parse(
             body,
-            request_id=trace.request_id,
+            request_id=exchange.own.id,
             model=self._settings.model_names,
             refuses_unknown=self._settings.refuses_unknown,
         )
@@ -163,63 +176,58 @@ class Endpoint:
         return await self._history.resume(call)
 
     async def _render(self, exchange: _Exchange) -> Response:
-        wish = exchange.request.query_params.get("features", "0")
-        rendered = await self._rendered(exchange, with_features=wish not in ("0", "false"))
-        body = rendered_body(self._settings.model_name, rendered)
-        return json_answer(body, exchange.trace.request_id)
+        rendered = await self._rendered(exchange)
+        body = generate_request(exchange.own.id, self._settings.model_name, rendered)
+        # A completion may have several prompts in vLLM, so its path returns a list.
+        answer = [body] if self._api.path == COMPLETIONS else body
+        return json_answer(answer, exchange.own.id)
 
-    async def _rendered(self, exchange: _Exchange, *, with_features: bool) -> Rendered:
-        trace, call = exchange.trace, await self._read(exchange)
-        rendered = await self._pipeline.render(call.generate, trace, with_features=with_features)
-        self._finish(trace, "ok")
+    async def _render_items(self, exchange: _Exchange) -> Response:
+        rendered = await self._rendered(exchange)
+        return json_answer(rendered_body(self._settings.model_name, rendered), exchange.own.id)
+
+    async def _rendered(
+        self, exchange: _Exchange, *, with_features: bool | None = None
+    ) -> Rendered:
+        """Return the prompt; by default, the query ``features=1`` asks for features too."""
+        call = await self._read(exchange)
+        if with_features is None:
+            wish = exchange.request.query_params.get("features", "0")
+            with_features = wish not in ("0", "false")
+        rendered = await self._pipeline.render(
+            call.generate, exchange.trace, with_features=with_features
+        )
+        exchange.own.release()  # features of a prompt are not pinned
         return rendered
 
     async def _answer(self, exchange: _Exchange) -> Response:
-        trace = exchange.trace
-        call = await self._read(exchange)
-        outputs = self._outputs(call.generate, trace)
+        own, call = exchange.own, await self._read(exchange)
+        outputs = self._pipeline.run(call.generate, own)
         if call.is_kept:
             outputs = self._history.follow(call, outputs)
         if call.is_stream:
-            return await self._stream(trace, call, outputs)
+            return await _stream(own, call, outputs)
         answers = await _collect(outputs, call.generate.n)
-        self._finish(trace, "ok")
-        answer = json_answer(call.reply.whole(answers), trace.request_id)
+        answer = json_answer(call.reply.whole(answers), own.id)
         answer.headers.update(ignored_header(call.ignored))
         return answer
 
-    async def _stream(
-        self, trace: Trace, call: Call, outputs: AsyncGenerator[Output, None]
-    ) -> Response:
-        """Return server-sent events; an error before the first token is still a normal answer."""
-        try:
-            head = await _head(outputs)
-        except BaseException:
-            await outputs.aclose()
-            raise
-        spent_s = (time.monotonic_ns() - trace.start_ns) / 1e9
-        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s - spent_s
-        return EventStream(
-            call.reply,
-            head,
-            outputs,
-            deadline=deadline,
-            headers={**id_headers(trace.request_id), **ignored_header(call.ignored)},
-            on_end=functools.partial(self._finish, trace),
-        )
 
-    async def _outputs(
-        self, generate: GenerateRequest, trace: Trace
-    ) -> AsyncGenerator[Output, None]:
-        with IN_FLIGHT.labels().track():
-            async with aclosing(self._pipeline.run(generate, trace)) as outputs:
-                async for output in outputs:
-                    yield output
-
-    def _finish(self, trace: Trace, outcome: str) -> None:
-        """Free the tenant's slot, and report the end."""
-        self._access.leave(trace.request_id)
-        tell(trace, self._api.name, outcome, self._explainer)
+async def _stream(own: RequestScope, call: Call, outputs: AsyncGenerator[Output, None]) -> Response:
+    """Return server-sent events; an error before the first token is still a normal answer."""
+    try:
+        head = await _head(outputs)
+    except BaseException:
+        await outputs.aclose()
+        raise
+    return EventStream(
+        call.reply,
+        head,
+        outputs,
+        deadline=own.deadline,
+        headers={**id_headers(own.id), **ignored_header(call.ignored)},
+        on_end=own.note,
+    )
 
 
 async def _head(outputs: AsyncGenerator[Output, None]) -> list[Output]:

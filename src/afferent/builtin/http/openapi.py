@@ -51,7 +51,8 @@ def document(
     bodies, usual = dict(zip(apis, schemas, strict=True)), next(iter(apis))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths_above = [path for path in apis if route.path.startswith(path)]
+        below = route.path.removeprefix("/afferent")
+        paths_above = [path for path in apis if below.startswith(path)]
         path = max(paths_above, key=len, default=None)
         operation = _operation(route)
         if route.path not in _OPEN_TO_ALL:

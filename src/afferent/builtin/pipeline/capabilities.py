@@ -9,7 +9,13 @@ import msgspec
 
 from afferent.builtin.pipeline.request import GenerateRequest, SamplingDefaults
 from afferent.engines.protocol import EngineInfo
-from afferent.errors import InvalidRequest, Param, UnsupportedMedia, UnsupportedParameter
+from afferent.errors import (
+    InvalidRequest,
+    NotServed,
+    Param,
+    UnsupportedMedia,
+    UnsupportedParameter,
+)
 from afferent.types import FormField, Sampling
 
 _NO_OP = Sampling(max_tokens=1)
@@ -19,10 +25,13 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
     """Refuse a request that the engine would refuse, before any work is done.
 
     Raises:
+        NotServed: No model runs.
         InvalidRequest: Its model has no such token, or parameters contradict each other.
         UnsupportedMedia: The engine does not support a modality.
         UnsupportedParameter: The engine does not support the sampling.
     """
+    if not info.generates:
+        raise NotServed("this server renders prompts (/render) and runs no model")
     for part in request.media:
         if part.modality not in info.modalities:
             raise UnsupportedMedia(f"the engine takes no {part.modality}", param=Param.MESSAGES)

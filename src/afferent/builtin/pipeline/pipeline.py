@@ -1,14 +1,13 @@
 """Path of every request: media to handles, messages to tokens, tokens to text.
 
-All pins of a request in the store are under its own id. One message releases them all, wherever
-the request ended.
+All pins of a request in the store are under its own id, and its `RequestScope` releases them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -39,6 +38,7 @@ from afferent.errors import (
 from afferent.items.stage import ItemStage
 from afferent.media.families.plan import Prompt as ItemPrompt
 from afferent.proxy import counting
+from afferent.proxy.request_scope import RequestScope
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
@@ -74,7 +74,9 @@ class Pipeline:
         self._items = items
         self._sampling = sampling
 
-    async def run(self, request: GenerateRequest, trace: Trace) -> AsyncGenerator[Output, None]:
+    async def run(
+        self, request: GenerateRequest, own: RequestScope
+    ) -> AsyncGenerator[Output, None]:
         """Yield `PromptInfo`, then pieces of text and the `End` of each answer.
 
         Closing the iterator early aborts the request.
@@ -85,23 +87,21 @@ class Pipeline:
         """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
+        trace = own.trace
         trace.media, trace.where = counting.media_of(request.media), "preprocess"
         self._items.check(request.items)
         capabilities.check(self.engine.info, request)
-        hold = _Hold(self.store, request.request_id, request.n)
+        release = own.release_after(request.n)
         try:
             engine_request, info = await self._prepare(request, trace)
             trace.where = "engine"
             yield info
-            answers = self._answers(request, engine_request, hold, trace)
+            answers = self._answers(request, engine_request, release, trace)
             async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
                     yield output
         except InvalidForm as error:  # an engine does not know the API's parameters
             raise InvalidForm(error.message, param=request.form_param) from error
-        finally:
-            hold.drop()
-            counting.count_stages(trace)
 
     async def render(
         self, request: GenerateRequest, trace: Trace, *, with_features: bool
@@ -117,32 +117,29 @@ class Pipeline:
         """
         trace.media, trace.where = counting.media_of(request.media), "preprocess"
         self._items.check(request.items)
-        try:
-            found = await self._items.read(request.items, trace)
-            with found.awaited():
-                sizes: list[int | None] = [None] * len(found.in_order)
-                prompts = found.prompts
-                if prompts is None or with_features:
-                    ready = await self._items.prepare(request.request_id, found, trace)
-                    prompts = [item.prompt for item in ready]
-                    if with_features:
-                        sizes = [item.handle.nbytes for item in ready]
-                prompt, _ = await self._prompt(request, prompts, trace)
-                items = [
-                    RenderedItem(item.modality, item.key.hex(), placeholder, nbytes)
-                    for item, placeholder, nbytes in zip(
-                        found.in_order, prompt.placeholders, sizes, strict=True
-                    )
-                ]
-                info, given = self.engine.info, request.prompt
-                return Rendered(
-                    prompt.token_ids,
-                    items,
-                    info.max_model_len if info is not None else 0,
-                    self._prompts.text_of(given) if isinstance(given, tuple) else "",
+        found = await self._items.read(request.items, trace)
+        with found.awaited():
+            sizes: list[int | None] = [None] * len(found.in_order)
+            prompts = found.prompts
+            if prompts is None or with_features:
+                ready = await self._items.prepare(request.request_id, found, trace)
+                prompts = [item.prompt for item in ready]
+                if with_features:
+                    sizes = [item.handle.nbytes for item in ready]
+            prompt, _ = await self._prompt(request, prompts, trace)
+            items = [
+                RenderedItem(item.modality, item.key.hex(), placeholder, nbytes)
+                for item, placeholder, nbytes in zip(
+                    found.in_order, prompt.placeholders, sizes, strict=True
                 )
-        finally:
-            self.store.forget(request.request_id)
+            ]
+            info, given = self.engine.info, request.prompt
+            return Rendered(
+                prompt.token_ids,
+                items,
+                info.max_model_len if info is not None else 0,
+                self._prompts.text_of(given) if isinstance(given, tuple) else "",
+            )
 
     async def _prepare(
         self, request: GenerateRequest, trace: Trace
@@ -173,7 +170,7 @@ class Pipeline:
         self,
         request: GenerateRequest,
         engine_request: EngineRequest,
-        hold: _Hold,
+        release: Callable[[], None],
         trace: Trace,
     ) -> list[AsyncGenerator[Output, None]]:
         """Submit one engine request for each answer; all share the same items."""
@@ -189,7 +186,7 @@ class Pipeline:
                     num_answers=request.n,
                 ),
                 self._writer(request, engine_request, index),
-                hold,
+                release,
                 trace,
             )
             for index in range(request.n)
@@ -209,7 +206,11 @@ class Pipeline:
         )
 
     async def _generate(
-        self, engine_request: EngineRequest, writer: AnswerWriter, hold: _Hold, trace: Trace
+        self,
+        engine_request: EngineRequest,
+        writer: AnswerWriter,
+        release: Callable[[], None],
+        trace: Trace,
     ) -> AsyncGenerator[Output, None]:
         """Yield the outputs of one answer.
 
@@ -226,7 +227,7 @@ class Pipeline:
                     match event:
                         case Accepted():
                             is_accepted = True
-                            hold.accepted()
+                            release()
                             continue
                         case Tokens(token_ids, spans):
                             times.tokens(len(token_ids), now_ns=time.monotonic_ns())
@@ -302,30 +303,6 @@ class Pipeline:
 
     async def close(self) -> None:
         await self._items.close()
-
-
-class _Hold:
-    """Pins of a request in the store, until the engine has pins for all of its answers.
-
-    Invariants:
-        - The pins are released once: after the last acceptance, or at the end of the request.
-    """
-
-    def __init__(self, store: AsyncDaemonStore, request_id: str, num_answers: int) -> None:
-        self._store, self._request_id = store, request_id
-        self._num_waiting = num_answers
-
-    def accepted(self) -> None:
-        """Count an answer for which the engine has its own pins."""
-        self._num_waiting -= 1
-        if self._num_waiting == 0:
-            self._store.forget(self._request_id)
-
-    def drop(self) -> None:
-        """Release the pins at the end of the request, also after an error."""
-        if self._num_waiting:
-            self._num_waiting = 0
-            self._store.forget(self._request_id)
 
 
 def _sampling_of(sampling: Sampling, index: int) -> Sampling:

@@ -1,4 +1,4 @@
-"""Prompt as JSON: the answer to a render request, an API of Afferent's own."""
+"""Prompt as JSON: the answers to render requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,28 @@ from typing import Any
 from afferent.builtin.pipeline.request import Rendered
 
 
+def generate_request(request_id: str, model: str, rendered: Rendered) -> dict[str, Any]:
+    """Return the prompt in vLLM's format, as its renderer answers with ``mm_payload: none``.
+
+    Routers read ``token_ids`` and ``features``. An item's hash is its content key.
+    """
+    hashes: dict[str, list[str]] = {}
+    places: dict[str, list[dict[str, int]]] = {}
+    for item in rendered.items:
+        hashes.setdefault(item.modality, []).append(item.key)
+        place = {"offset": item.placeholder.offset, "length": item.placeholder.length}
+        places.setdefault(item.modality, []).append(place)
+    features = {"mm_hashes": hashes, "mm_placeholders": places} if hashes else None
+    return {
+        "request_id": request_id,
+        "token_ids": rendered.token_ids,
+        "features": features,
+        "model": model,
+    }
+
+
 def rendered_body(model: str, rendered: Rendered) -> dict[str, Any]:
+    """Return the prompt in a format of Afferent's own, with the size of each item's features."""
     items = []
     for item in rendered.items:
         place = {"offset": item.placeholder.offset, "length": item.placeholder.length}

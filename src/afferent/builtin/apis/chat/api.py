@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from afferent.builtin.apis import openai, parameters, schema
-from afferent.builtin.apis.asking import with_parameters, with_template
+from afferent.builtin.apis.asking import BuiltinApi, with_parameters, with_template
 from afferent.builtin.apis.chat.input import read_messages
 from afferent.builtin.apis.chat.schema import ChatRequest
-from afferent.builtin.pipeline.call import Answer, Call, ModelNames, Reply
+from afferent.builtin.pipeline.call import Answer, Call, Reply
 from afferent.builtin.pipeline.request import (
     End,
     GenerateRequest,
@@ -24,29 +24,15 @@ from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import CHAT
 
 
-class OpenAIChat:
+class OpenAIChat(BuiltinApi[ChatRequest]):
     """Chat completions; see `afferent.builtin.apis.api.Api`."""
 
-    name, path = CHAT.name, CHAT.path
-    id_prefix = CHAT.id_prefix
-    request_type = ChatRequest
+    dialect = CHAT
+    reader = schema.Reader(ChatRequest, parameters.CHAT)
     media_keys = openai.MEDIA_KEYS
-    key_header = CHAT.key_header
-    besides = ()
     example: Mapping[str, Any] = {"messages": [{"role": "user", "content": "What is a star?"}]}
 
-    def __init__(self) -> None:
-        self._reader = schema.Reader(ChatRequest, parameters.CHAT)
-
-    def parse(
-        self,
-        body: ReceivedBody,
-        *,
-        request_id: str,
-        model: ModelNames,
-        refuses_unknown: bool = False,
-    ) -> Call:
-        chat, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+    def translate(self, chat: ChatRequest, body: ReceivedBody, request_id: str) -> Call:
         generate = GenerateRequest(
             request_id=request_id,
             messages=read_messages(chat.messages, body),
@@ -59,10 +45,7 @@ class OpenAIChat:
         generate = with_template(
             with_parameters(generate, chat), chat, effort=chat.reasoning_effort
         )
-        return Call(generate, bool(chat.stream), _reply(chat, request_id), ignored=ignored)
-
-    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
-        return CHAT.error_body(error, request_id)
+        return Call(generate, bool(chat.stream), _reply(chat, request_id))
 
 
 def _wanted_logprobs(chat: ChatRequest) -> Logprobs | None:

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from afferent.builtin.apis import forms, openai, parameters, schema
-from afferent.builtin.apis.asking import with_parameters
+from afferent.builtin.apis.asking import BuiltinApi, with_parameters
 from afferent.builtin.apis.openai import StreamOptions
-from afferent.builtin.pipeline.call import Answer, Call, ModelNames
+from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.request import End, GenerateRequest, Output, TextDelta
 from afferent.errors import AfferentError, InvalidRequest, Param, UnsupportedParameter
 from afferent.media.body.received import ReceivedBody
@@ -49,44 +49,26 @@ class CompletionRequest(schema.AnyRequest, kw_only=True):
         return forms.of_completions(self, super().form())
 
 
-class OpenAICompletions:
+class OpenAICompletions(BuiltinApi[CompletionRequest]):
     """Completions; see `afferent.builtin.apis.api.Api`."""
 
-    name, path = _DIALECT.name, _DIALECT.path
-    id_prefix = _DIALECT.id_prefix
-    request_type = CompletionRequest
+    dialect = _DIALECT
+    reader = schema.Reader(CompletionRequest, parameters.COMPLETIONS)
     media_keys = openai.MEDIA_KEYS
-    key_header = _DIALECT.key_header
-    besides = ()
     example: Mapping[str, Any] = {"prompt": "The picture shows", "max_tokens": 16}
 
-    def __init__(self) -> None:
-        self._reader = schema.Reader(CompletionRequest, parameters.COMPLETIONS)
-
-    def parse(
-        self,
-        body: ReceivedBody,
-        *,
-        request_id: str,
-        model: ModelNames,
-        refuses_unknown: bool = False,
-    ) -> Call:
-        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+    def translate(self, request: CompletionRequest, body: ReceivedBody, request_id: str) -> Call:
         schema.check_all_taken(body.media, "prompt")
         generate = GenerateRequest(
             request_id=request_id,
-            prompt=read_prompt(asked.prompt),
-            max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS,
-            temperature=asked.temperature,
-            stop=openai.stops(asked.stop),
-            n=asked.n or 1,
+            prompt=read_prompt(request.prompt),
+            max_tokens=request.max_tokens or _DEFAULT_MAX_TOKENS,
+            temperature=request.temperature,
+            stop=openai.stops(request.stop),
+            n=request.n or 1,
         )
-        reply = _Reply(asked, request_id)
-        generate = with_parameters(generate, asked)
-        return Call(generate, bool(asked.stream), reply, ignored=ignored)
-
-    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
-        return _DIALECT.error_body(error, request_id)
+        generate = with_parameters(generate, request)
+        return Call(generate, bool(request.stream), _Reply(request, request_id))
 
 
 def read_prompt(given: Text) -> str | tuple[int, ...]:

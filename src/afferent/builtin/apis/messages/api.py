@@ -9,12 +9,11 @@ from msgspec import Meta, Struct, structs
 
 from afferent.builtin.apis import forms, parameters, schema
 from afferent.builtin.apis.api import TokenCount
-from afferent.builtin.apis.asking import with_parameters, with_template
+from afferent.builtin.apis.asking import BuiltinApi, with_parameters, with_template
 from afferent.builtin.apis.messages.events import AnthropicReply, count_body
 from afferent.builtin.apis.messages.input import InputMessage, Text, read_messages
-from afferent.builtin.pipeline.call import Call, ModelNames
+from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.request import GenerateRequest, Rendered
-from afferent.errors import AfferentError
 from afferent.media.body.cutter import MediaKeys
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import COUNT_TOKENS, MESSAGES
@@ -78,48 +77,26 @@ class CountRequest(_Request, kw_only=True):
         return structs.replace(super().generate(body, request_id), max_tokens=1)
 
 
-class _Anthropic:
+class _Anthropic(BuiltinApi[_Request]):
     """Common part of the APIs for an answer and for a token count."""
 
     example: Mapping[str, Any] = {
         "max_tokens": 100,
         "messages": [{"role": "user", "content": "What is a star?"}],
     }
-
-    id_prefix = MESSAGES.id_prefix
     media_keys = MediaKeys(urls=("url",), base64=("data",))
-    key_header = MESSAGES.key_header
 
-    request_type: type[_Request]
-
-    def __init__(self) -> None:
-        self._reader = schema.Reader(self.request_type, parameters.MESSAGES)
-
-    def parse(
-        self,
-        body: ReceivedBody,
-        *,
-        request_id: str,
-        model: ModelNames,
-        refuses_unknown: bool = False,
-    ) -> Call:
-        request, ignored = self._reader.read(
-            body.json, served=model, refuses_unknown=refuses_unknown
-        )
+    def translate(self, request: _Request, body: ReceivedBody, request_id: str) -> Call:
         generate = request.generate(body, request_id)
         reply = AnthropicReply(request_id, request.model)
-        return Call(generate, is_stream=bool(request.stream), reply=reply, ignored=ignored)
-
-    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
-        return MESSAGES.error_body(error, request_id)
+        return Call(generate, is_stream=bool(request.stream), reply=reply)
 
 
 class AnthropicTokenCount(_Anthropic):
     """Number of a prompt's tokens; no answer is generated."""
 
-    name, path = COUNT_TOKENS.name, COUNT_TOKENS.path
-    request_type: type[_Request] = CountRequest
-    besides = ()
+    dialect = COUNT_TOKENS
+    reader: schema.Reader[_Request] = schema.Reader(CountRequest, parameters.MESSAGES)
 
 
 def _count(rendered: Rendered) -> Mapping[str, Any]:
@@ -129,6 +106,6 @@ def _count(rendered: Rendered) -> Mapping[str, Any]:
 class AnthropicMessages(_Anthropic):
     """Messages; see `afferent.builtin.apis.api.Api`."""
 
-    name, path = MESSAGES.name, MESSAGES.path
-    request_type: type[_Request] = MessagesRequest
+    dialect = MESSAGES
+    reader: schema.Reader[_Request] = schema.Reader(MessagesRequest, parameters.MESSAGES)
     besides = (TokenCount(api=AnthropicTokenCount(), answer=_count),)

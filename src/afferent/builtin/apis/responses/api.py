@@ -9,14 +9,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import forms, openai, parameters, schema
-from afferent.builtin.apis.asking import with_parameters, with_template
+from afferent.builtin.apis.asking import BuiltinApi, with_parameters, with_template
 from afferent.builtin.apis.openai import OpenAIRequest
 from afferent.builtin.apis.responses.events import ResponsesReply
 from afferent.builtin.apis.responses.input import InputItem, read_input
 from afferent.builtin.apis.responses.kept import LOOKUPS
-from afferent.builtin.pipeline.call import Call, ModelNames
+from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, TextPart
-from afferent.errors import AfferentError
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import RESPONSES
 
@@ -81,31 +80,16 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
         return forms.one_of(forms.of_format(wanted, _FORMAT), super().form())
 
 
-class OpenAIResponses:
+class OpenAIResponses(BuiltinApi[ResponsesRequest]):
     """Responses; see `afferent.builtin.apis.api.Api`."""
 
-    name, path = RESPONSES.name, RESPONSES.path
-    id_prefix = RESPONSES.id_prefix
-    request_type = ResponsesRequest
+    dialect = RESPONSES
+    reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
     media_keys = openai.MEDIA_KEYS
-    key_header = RESPONSES.key_header
     besides = LOOKUPS
     example: Mapping[str, Any] = {"input": "What is a star?"}
 
-    def __init__(self) -> None:
-        self._reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
-
-    def parse(
-        self,
-        body: ReceivedBody,
-        *,
-        request_id: str,
-        model: ModelNames,
-        refuses_unknown: bool = False,
-    ) -> Call:
-        request, ignored = self._reader.read(
-            body.json, served=model, refuses_unknown=refuses_unknown
-        )
+    def translate(self, request: ResponsesRequest, body: ReceivedBody, request_id: str) -> Call:
         generate = GenerateRequest(
             request_id=request_id,
             messages=read_input(request.input, body),
@@ -123,11 +107,7 @@ class OpenAIResponses:
             instructions=Message("system", (TextPart(instructions),)) if instructions else None,
             previous_id=request.previous_response_id,
             is_kept=request.store is not False,
-            ignored=ignored,
         )
-
-    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
-        return RESPONSES.error_body(error, request_id)
 
 
 def _wanted_logprobs(request: ResponsesRequest) -> Logprobs | None:

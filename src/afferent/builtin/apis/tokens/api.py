@@ -6,23 +6,30 @@ No answer is generated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from afferent.builtin.apis import openai, parameters, schema
-from afferent.builtin.apis.asking import with_template
+from afferent.builtin.apis.asking import BuiltinApi, with_template
 from afferent.builtin.apis.chat.input import read_messages
 from afferent.builtin.apis.chat.schema import ChatMessage
-from afferent.builtin.pipeline.call import Answer, Call, ModelNames
+from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.request import GenerateRequest, Output, Rendered
 from afferent.errors import AfferentError, InvalidRequest, Param
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import OpenAIDialect
 from afferent.types import TokenId
 
-_DIALECT = OpenAIDialect(name="", path="", id_prefix="tokens-", params={Param.MESSAGES: "messages"})
-"""Common part of both APIs, which have names and paths of their own."""
+_TOKENIZE = OpenAIDialect(
+    name=parameters.TOKENIZE,
+    path="/tokenize",
+    id_prefix="tokens-",
+    params={Param.MESSAGES: "messages"},
+)
+_DETOKENIZE = replace(_TOKENIZE, name=parameters.DETOKENIZE, path="/detokenize")
+
 _Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
 
 
@@ -38,75 +45,43 @@ class DetokenizeRequest(schema.AnyRequest, kw_only=True):
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
 
 
-class _Tokens:
-    """Common part of both APIs."""
-
-    id_prefix = _DIALECT.id_prefix
-    media_keys = openai.MEDIA_KEYS
-    key_header = _DIALECT.key_header
-    besides = ()
-
-    def error_body(self, error: AfferentError, request_id: str) -> Mapping[str, Any]:
-        return _DIALECT.error_body(error, request_id)
-
-
-class Tokenize(_Tokens):
+class Tokenize(BuiltinApi[TokenizeRequest]):
     """Tokenization; see `afferent.builtin.apis.api.Api`."""
 
-    name = parameters.TOKENIZE
-    path = "/tokenize"
-    request_type = TokenizeRequest
+    dialect = _TOKENIZE
+    reader = schema.Reader(TokenizeRequest, parameters.TOKENIZE)
+    media_keys = openai.MEDIA_KEYS
     example: Mapping[str, Any] = {"prompt": "a red circle"}
 
-    def __init__(self) -> None:
-        self._reader = schema.Reader(TokenizeRequest, self.name)
-
-    def parse(
-        self,
-        body: ReceivedBody,
-        *,
-        request_id: str,
-        model: ModelNames,
-        refuses_unknown: bool = False,
-    ) -> Call:
-        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
-        if (asked.prompt is None) is (asked.messages is None):
+    def translate(self, request: TokenizeRequest, body: ReceivedBody, request_id: str) -> Call:
+        if (request.prompt is None) is (request.messages is None):
             raise InvalidRequest("one of prompt and messages is needed", param="prompt")
         generate = GenerateRequest(
             request_id=request_id,
-            messages=read_messages(asked.messages or [], body),
-            prompt=asked.prompt,
-            adds_special=asked.add_special_tokens is not False,
+            messages=read_messages(request.messages or [], body),
+            prompt=request.prompt,
+            adds_special=request.add_special_tokens is not False,
             max_tokens=1,
         )
-        if asked.messages is not None:
-            generate = with_template(generate, asked)
-        return Call(generate, is_stream=False, reply=_NoReply(), ignored=ignored)
+        if request.messages is not None:
+            generate = with_template(generate, request)
+        return Call(generate, is_stream=False, reply=_NoReply())
 
 
-class Detokenize(_Tokens):
+class Detokenize(BuiltinApi[DetokenizeRequest]):
     """Detokenization; see `afferent.builtin.apis.api.Api`."""
 
-    name = parameters.DETOKENIZE
-    path = "/detokenize"
-    request_type = DetokenizeRequest
+    dialect = _DETOKENIZE
+    reader = schema.Reader(DetokenizeRequest, parameters.DETOKENIZE)
+    media_keys = openai.MEDIA_KEYS
     example: Mapping[str, Any] = {"tokens": [71, 322, 297]}
 
-    def __init__(self) -> None:
-        self._reader = schema.Reader(DetokenizeRequest, self.name)
-
-    def parse(
-        self,
-        body: ReceivedBody,
-        *,
-        request_id: str,
-        model: ModelNames,
-        refuses_unknown: bool = False,
-    ) -> Call:
-        asked, ignored = self._reader.read(body.json, served=model, refuses_unknown=refuses_unknown)
+    def translate(self, request: DetokenizeRequest, body: ReceivedBody, request_id: str) -> Call:
         schema.check_all_taken(body.media, "tokens")
-        generate = GenerateRequest(request_id=request_id, prompt=tuple(asked.tokens), max_tokens=1)
-        return Call(generate, is_stream=False, reply=_NoReply(), ignored=ignored)
+        generate = GenerateRequest(
+            request_id=request_id, prompt=tuple(request.tokens), max_tokens=1
+        )
+        return Call(generate, is_stream=False, reply=_NoReply())
 
 
 def tokens_body(rendered: Rendered) -> dict[str, Any]:
