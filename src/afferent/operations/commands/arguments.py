@@ -35,7 +35,16 @@ def add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "with their stages. q ends it. Without a terminal: one frame.",
     )
     _add_pid(top)
-    _add_frames(top)
+    top.add_argument(
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="from one frame to the next (default: 1)",
+    )
+    frames = top.add_mutually_exclusive_group()
+    frames.add_argument("--count", type=_positive, metavar="N", help="end after so many frames")
+    frames.add_argument("--once", action="store_true", help="print one frame, after one interval")
 
 
 def add_tier(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,26 +111,6 @@ def _add_questions(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
     listing.add_argument(
         "--limit", type=_limit, default=20, metavar="N", help="how many (default: 20)"
     )
-    top = verbs.add_parser(
-        "top",
-        help="what goes on in it, as it goes on",
-        description="What goes on in the store, until Ctrl-C. Without a terminal: one frame.",
-    )
-    _add_address(top)
-    _add_frames(top)
-
-
-def _add_frames(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--interval",
-        type=_seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="from one frame to the next (default: 1)",
-    )
-    frames = parser.add_mutually_exclusive_group()
-    frames.add_argument("--count", type=_positive, metavar="N", help="end after so many frames")
-    frames.add_argument("--once", action="store_true", help="print one frame, after one interval")
 
 
 def _add_changes(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

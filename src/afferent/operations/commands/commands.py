@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from rich.console import Console
 
-from afferent.operations.commands import daemons, live, removal, standalone, tables
+from afferent.operations.commands import daemons, removal, standalone, tables
 from afferent.operations.commands.daemons import Running
 from afferent.operations.commands.snapshot import Snapshot
 from afferent.operations.commands.stats import object_document, stat_document
@@ -34,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
     commands: dict[str, Command] = {
         "stat": _stat,
         "ls": _list,
-        "top": live.top,
         "evict": removal.evict,
         "clear": removal.clear,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -20,7 +19,6 @@ class Snapshot:
     running: Running
     statistics: Statistics
     clients: list[ClientInfo]
-    taken_s: float
 
     @classmethod
     def take(cls, running: Running, store: DaemonStore) -> Snapshot:
@@ -34,7 +32,6 @@ class Snapshot:
             running,
             replace(statistics, num_clients=statistics.num_clients - 1),
             [client for client in store.list_clients() if not _is_self(client)],
-            time.monotonic(),
         )
 
 

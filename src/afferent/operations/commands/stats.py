@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,49 +11,10 @@ from afferent.operations.commands.snapshot import Snapshot
 from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Events per second between two snapshots."""
-
-    hits: float
-    misses: float
-    joined: float
-    evictions: dict[str, float]
-
-    @classmethod
-    def between(cls, before: Snapshot, after: Snapshot) -> Rates:
-        """Return the rates; a new epoch counts from 0."""
-        elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
-        old, new = before.statistics, after.statistics
-        same = old.segment == new.segment
-
-        def rate(earlier: int, later: int) -> float:
-            return (later - (earlier if same else 0)) / elapsed_s
-
-        return cls(
-            hits=rate(old.num_hits, new.num_hits),
-            misses=rate(old.num_misses, new.num_misses),
-            joined=rate(old.num_joined, new.num_joined),
-            evictions={
-                kind: rate(old.kinds[kind].num_evicted, stats.num_evicted)
-                for kind, stats in new.kinds.items()
-            },
-        )
-
-    @property
-    def hit_rate(self) -> float | None:
-        return ratio(self.hits, self.hits + self.misses + self.joined)
-
-
-def ratio(part: float, whole: float) -> float | None:
-    """Return ``part / whole``; ``None`` if ``whole`` is 0."""
-    return part / whole if whole else None
-
-
 def hit_rate(statistics: Statistics) -> float | None:
-    """Return the part of all acquired objects that were hits."""
+    """Return the part of all acquired objects that were hits; ``None`` if none was acquired."""
     asked = statistics.num_hits + statistics.num_misses + statistics.num_joined
-    return ratio(statistics.num_hits, asked)
+    return statistics.num_hits / asked if asked else None
 
 
 def free_nbytes(kind: KindStatistics) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -14,7 +13,6 @@ from rich.text import Text
 
 from afferent.operations.commands import stats
 from afferent.operations.commands.snapshot import Snapshot
-from afferent.operations.commands.stats import Rates
 from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
 from afferent.types import ObjectKind
 
@@ -156,60 +154,6 @@ def objects(infos: Sequence[ObjectInfo], by_number: Mapping[int, ClientInfo]) ->
     return table
 
 
-# top
-
-
-def top(snapshot: Snapshot, rates: Rates, *, num_clients: int = 10) -> RenderableType:
-    """Return one frame: the use of each kind, the rates, and the clients with the most bytes."""
-    statistics = snapshot.statistics
-    table = plain_table(
-        "", "", "used", "share", "reserved", "evicted/s",
-        numbers={"used", "share", "reserved", "evicted/s"},
-    )  # fmt: skip
-    for kind, kind_stats in statistics.kinds.items():
-        table.add_row(
-            kind.value,
-            _bar(kind_stats),
-            size(kind_stats.used_nbytes),
-            size(kind_stats.capacity_nbytes),
-            size(kind_stats.reserved_nbytes),
-            f"{rates.evictions[kind]:,.1f}",
-        )
-    held, evictable, free = marks()
-    lines = (
-        f"{held} held   {evictable} evictable   {free} free",
-        f"hits/s {rates.hits:,.1f}   missing/s {rates.misses:,.1f}   "
-        f"in flight/s {rates.joined:,.1f}   hit rate {percent(rates.hit_rate)}",
-        f"jobs {statistics.num_jobs_queued:,} queued, {statistics.num_jobs_running:,} running   "
-        f"{count(statistics.num_workers, 'worker')}   "
-        f"reservations {statistics.num_reservations_queued:,} queued   epoch {statistics.segment}",
-    )
-    busiest = sorted(snapshot.clients, key=lambda c: -(c.held_nbytes + c.reserved_nbytes))
-    parts: list[RenderableType] = [Text(str(snapshot.running)), table, *map(Text, lines)]
-    if busiest:
-        parts.append(clients(busiest[:num_clients]))
-    if len(busiest) > num_clients:
-        parts.append(Text(f"and {count(len(busiest) - num_clients, 'more client')}"))
-    return Group(*parts)
-
-
-_BAR_WIDTH = 24
-
-
-def _bar(kind: KindStatistics) -> str:
-    """Return a bar of the pinned, the evictable and the free part of a share."""
-    scale = _BAR_WIDTH / max(kind.capacity_nbytes, 1)
-    held, used = ceil(kind.held_nbytes * scale), ceil(kind.used_nbytes * scale)
-    parts = zip(marks(), (held, used - held, _BAR_WIDTH - used), strict=True)
-    return "".join(mark * width for mark, width in parts)
-
-
-def marks() -> tuple[str, str, str]:
-    """Return the marks of pinned, evictable and free, in ASCII if the output requires it."""
-    can_draw = (sys.stdout.encoding or "").lower().startswith("utf")
-    return ("█", "▒", "·") if can_draw else ("#", "=", ".")
-
-
 # evict and clear
 
 
@@ -226,6 +170,12 @@ def left(statistics: Statistics, kinds: Sequence[ObjectKind]) -> str:
         f"left: {count(num_left, 'object')}, {size(used_nbytes)}; "
         f"of these {num_held:,} held, {size(held_nbytes)}"
     )
+
+
+def marks() -> tuple[str, str, str]:
+    """Return the marks of pinned, evictable and free, in ASCII if the output requires it."""
+    can_draw = (sys.stdout.encoding or "").lower().startswith("utf")
+    return ("█", "▒", "·") if can_draw else ("#", "=", ".")
 
 
 def plain_table(*columns: str, numbers: set[str]) -> Table:
