@@ -11,17 +11,14 @@ ARGS ?=
 QUICK := tests/schedule tests/test_config.py tests/test_errors.py tests/test_keys.py \
 	tests/test_mutants.py tests/test_sizing.py tests/test_structure.py \
 	$(addprefix tests/telemetry/test_,registry.py aggregation.py) \
-	$(addprefix tests/ingest/test_,cutter.py delivery.py digest.py fetch_policy.py files.py \
+	$(addprefix tests/media/test_,cutter.py delivery.py digest.py fetch_policy.py files.py \
 		pace.py probe.py source.py) \
-	$(addprefix tests/serve/test_,auth.py capabilities.py generate.py messages.py responses.py \
+	$(addprefix tests/proxy/test_,auth.py error_answers.py load.py media_locations.py) \
+	$(addprefix tests/builtin/test_,capabilities.py generate.py messages.py responses.py \
 		tool_calls.py) \
 	$(addprefix tests/store/test_,allocator.py budget.py claims.py codec.py eviction.py jobs.py \
 		objects.py objects_machine.py permits.py reservations.py single_flight.py state.py \
 		state_machine.py verbs.py)
-
-# What measures, what freezes processes, and what looks for all servers of the machine: one after the other.
-ALONE := tests/test_tutorial.py tests/http_server/test_connection.py tests/benchmarks \
-	$(addprefix tests/end_to_end/test_,disconnect.py frozen.py other_users.py overload.py slow.py tier.py)
 
 # Servers start sooner from modules that are compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,12 +57,7 @@ serve: setup  ## serve the built-in model, or MODEL=folder, with ARGS="--explain
 
 test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@echo "==> running the tests (some minutes)"
-ifeq ($(strip $(ARGS)),)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
-	@$(BIN)/python -m pytest -q $(ALONE)
-else
-	@$(BIN)/python -m pytest $(ARGS)
-endif
+	@$(BIN)/python -m pytest $(or $(strip $(ARGS)),-q -n auto --dist loadfile)
 
 quick: $(VENV)/.quick  ## run the tests that start no process (under a minute, without torch)
 	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)
@@ -121,8 +113,8 @@ schema: setup .venv-schema/bin/schemathesis  ## ask a server all that its schema
 	@.venv-schema/bin/python -m pip install --disable-pip-version-check -q 'schemathesis>=4.32,<5'
 
 storm: setup  ## kill every kind of process under load, overload the arena, generate more (45 minutes)
-	@$(BIN)/python -m pytest tests/store tests/schedule tests/ingest/test_cutter.py \
-		tests/preprocess/test_families.py tests/engine/test_packed.py \
+	@$(BIN)/python -m pytest tests/store tests/schedule tests/media/test_cutter.py \
+		tests/media/test_families.py tests/engine/test_packed.py \
 		tests/end_to_end/test_worker_storm.py \
 		tests/end_to_end/test_forms.py tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
 		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \

@@ -12,6 +12,7 @@ from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import REGISTRY
 from tests import examples
 from tests.server import Server
+from tests.turns import turn
 
 NUM_LINES = 100
 
@@ -34,17 +35,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # the first test comes first
     examples.choose(is_long=config.getoption("--storm"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tutorial first, because its commands expect no other store on the machine."""
-    items.sort(key=lambda item: item.path.name != "test_tutorial.py")
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for marker, why in _OPTIONAL:
         if not config.getoption(f"--{marker}"):
             for item in items:
                 if item.get_closest_marker(marker):
                     item.add_marker(pytest.mark.skip(f"{why}: --{marker}"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for the test's turn, before its timeout begins."""
+    with turn(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

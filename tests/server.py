@@ -37,8 +37,15 @@ class Server:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        command: str = "serve",
     ) -> None:
-        """Create a server; ``env`` is added to its environment."""
+        """Create a server.
+
+        Args:
+            env: Added to its environment.
+            command: ``serve``, or ``render`` for a server without a model.
+        """
+        self._command = command
         self._arguments, self._env = arguments, {**os.environ, **(env or {})}
         self._start_timeout_s = start_timeout_s
         self.lines: list[str] = []
@@ -46,7 +53,7 @@ class Server:
         self._announced = threading.Event()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "afferent.cli", "serve", "--port", "0"]
+        command = [sys.executable, "-m", "afferent.cli", self._command, "--port", "0"]
         command += ["--frontends", "1", "--preprocess-workers", "2", "--arena-nbytes", "256MiB"]
         command += self._arguments
         self.popen = subprocess.Popen(
@@ -115,8 +122,12 @@ class Server:
 
     def post(self, body: Any) -> httpx.Response:
         """POST to the chat endpoint: ``bytes`` unchanged, anything else as JSON."""
+        return self.post_to("/v1/chat/completions", body)
+
+    def post_to(self, path: str, body: Any) -> httpx.Response:
+        """POST to a path: ``bytes`` unchanged, anything else as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(f"{self.url}/v1/chat/completions", timeout=60, **content)
+        return httpx.post(f"{self.url}{path}", timeout=60, **content)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=60)

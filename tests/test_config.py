@@ -283,6 +283,21 @@ def test_command_mistyped_is_answered_with_the_nearest(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--interval 0", "argument --interval: 0 is not between 0.01 and 3600 seconds"),
+        ("--interval nan", "argument --interval: nan is not between 0.01 and 3600 seconds"),
+        ("--count -1", "argument --count: '-1' is not a number from 1"),
+        ("--once --count 3", "argument --count: not allowed with argument --once"),
+    ],
+)
+def test_top_with_invalid_frame_options_is_refused(
+    arguments: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refuse("top", *arguments.split(), capsys=capsys) == f"error: {line}"
+
+
+@pytest.mark.parametrize(
     ("environ", "toml", "words"),
     [
         ({"AFFERENT_PROT": "1"}, "", "did you mean AFFERENT_PORT?"),

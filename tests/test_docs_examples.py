@@ -47,7 +47,7 @@ from tests.pages import (
 from tests.server import Server
 
 TOGETHER = {
-    "docs/adding-a-family.md": "tests/preprocess/test_families.py",
+    "docs/adding-a-family.md": "tests/media/test_families.py",
     "docs/api.md": "test_the_apis_example",
     "docs/format.md": "test_the_formats_example_runs",
     "docs/metrics.md": "test_a_metric_of_your_own_is_shown",

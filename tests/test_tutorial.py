@@ -95,6 +95,7 @@ def with_ports(text: str, ports: dict[str, str]) -> str:
     return re.sub("|".join(PORTS), lambda match: ports[match[0]], text)
 
 
+@pytest.mark.first
 @pytest.mark.timeout(1800)
 def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The commands are unchanged except for the ports, which are replaced by free ones.

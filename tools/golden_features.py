@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from afferent.media.families.registry import PREPROCESSING_VERSION
-from tests.preprocess import golden_features as golden
+from tests.media import golden_features as golden
 
 
 def main() -> int:

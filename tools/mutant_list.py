@@ -12,17 +12,17 @@ from tools.share_mutants import SHARE_MUTANTS
 _GATE = "admission/gate.py"
 _HEARTBEAT = "runtime/heartbeat.py"
 _HEARTBEAT_TESTS = ("tests/runtime/test_heartbeat.py",)
-_GATE_TESTS = ("tests/admit/test_gate.py",)
-_FETCH_TESTS = ("tests/ingest/test_fetch.py",)
-_DELIVERY_TESTS = ("tests/ingest/test_delivery.py",)
-_DIAL_TESTS = ("tests/ingest/test_dial.py",)
+_GATE_TESTS = ("tests/admission/test_gate.py",)
+_FETCH_TESTS = ("tests/media/test_fetch.py",)
+_DELIVERY_TESTS = ("tests/media/test_delivery.py",)
+_DIAL_TESTS = ("tests/media/test_dial.py",)
 _POLICY = "media/fetch/fetch_policy.py"
-_POLICY_TESTS = ("tests/ingest/test_fetch_policy.py",)
-_FILES_TESTS = ("tests/ingest/test_files.py",)
-_PROBE_TESTS = ("tests/ingest/test_probe.py",)
-_RAW_TESTS = ("tests/ingest/test_raw.py",)
+_POLICY_TESTS = ("tests/media/test_fetch_policy.py",)
+_FILES_TESTS = ("tests/media/test_files.py",)
+_PROBE_TESTS = ("tests/media/test_probe.py",)
+_RAW_TESTS = ("tests/media/test_raw.py",)
 _ASYNC_STORE_TESTS = ("tests/store/test_async_store.py",)
-_SOURCE_TESTS = ("tests/ingest/test_source.py",)
+_SOURCE_TESTS = ("tests/media/test_source.py",)
 
 _ADMIT: Final = (
     Mutant(
@@ -89,7 +89,7 @@ _INGEST: Final = (
         file="media/body/base64_text.py",
         old="        if self._padded:\n            raise _malformed()\n",
         new="",
-        tests=("tests/ingest/test_cutter.py",),
+        tests=("tests/media/test_cutter.py",),
     ),
     Mutant(
         what="an item of exactly its limit is refused",
@@ -124,14 +124,14 @@ _INGEST: Final = (
         file="media/fetch/dial.py",
         old="not all(map(is_public, addresses))",
         new="not any(map(is_public, addresses))",
-        tests=("tests/ingest/test_fetch.py::test_every_answer_of_the_resolver_is_checked",),
+        tests=("tests/media/test_fetch.py::test_every_answer_of_the_resolver_is_checked",),
     ),
     Mutant(
         what="all of a host's addresses are tried",
         file="media/fetch/dial.py",
         old="addresses[:_MAX_DIALLED]",
         new="addresses",
-        tests=("tests/ingest/test_fetch.py::test_so_many_addresses_are_tried_and_no_more",),
+        tests=("tests/media/test_fetch.py::test_so_many_addresses_are_tried_and_no_more",),
     ),
     Mutant(
         what="a host's header has no end",
@@ -369,21 +369,21 @@ _INGEST: Final = (
         file="media/body/digest.py",
         old="total < _WORTH_A_THREAD_NBYTES",
         new="total > _WORTH_A_THREAD_NBYTES",
-        tests=("tests/ingest/test_digest.py",),
+        tests=("tests/media/test_digest.py",),
     ),
     Mutant(
         what="digests are put in another order",
         file="media/body/digest.py",
         old="digests[start :: len(stripes)] = part",
         new="digests[start * len(part) : (start + 1) * len(part)] = part",
-        tests=("tests/ingest/test_digest.py",),
+        tests=("tests/media/test_digest.py",),
     ),
     Mutant(
         what="nobody else has a turn",
         file="media/body/pace.py",
         old="            await asyncio.sleep(0)\n",
         new="",
-        tests=("tests/ingest/test_pace.py",),
+        tests=("tests/media/test_pace.py",),
     ),
 )
 

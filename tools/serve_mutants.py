@@ -6,22 +6,23 @@ from typing import Final
 
 from tools.mutant import Mutant
 
-_AUTH, _AUTH_TESTS = "proxy/auth.py", ("tests/serve/test_auth.py",)
+_AUTH, _AUTH_TESTS = "proxy/auth.py", ("tests/proxy/test_auth.py",)
 _BODY = "proxy/body.py"
-_CHAT, _CHAT_TESTS = "builtin/apis/chat/api.py", ("tests/serve/test_chat.py",)
+_CHAT, _CHAT_TESTS = "builtin/apis/chat/api.py", ("tests/builtin/test_chat.py",)
 _CONVERSATIONS = "builtin/pipeline/conversations.py"
-_CONVERSATIONS_TESTS = ("tests/serve/test_conversations.py",)
-_ENDPOINT, _ENDPOINT_TESTS = "builtin/http/endpoint.py", ("tests/serve/test_endpoint.py",)
-_GENERATE, _GENERATE_TESTS = "builtin/pipeline/generate.py", ("tests/serve/test_generate.py",)
-_HOLDING_TESTS = ("tests/serve/test_holding.py::test_how_often_the_store_is_asked",)
-_ITEMS_TESTS = ("tests/serve/test_items.py",)
-_LIMIT_TESTS = ("tests/serve/test_body.py::test_each_item_has_a_limit_of_its_own",)
+_CONVERSATIONS_TESTS = ("tests/builtin/test_conversations.py",)
+_ENDPOINT, _ENDPOINT_TESTS = "builtin/http/endpoint.py", ("tests/builtin/test_endpoint.py",)
+_SCOPE = "proxy/request_scope.py"
+_GENERATE, _GENERATE_TESTS = "builtin/pipeline/generate.py", ("tests/builtin/test_generate.py",)
+_HOLDING_TESTS = ("tests/builtin/test_holding.py::test_how_often_the_store_is_asked",)
+_ITEMS_TESTS = ("tests/builtin/test_items.py",)
+_LIMIT_TESTS = ("tests/builtin/test_body.py::test_each_item_has_a_limit_of_its_own",)
 _METRICS_TESTS = ("tests/telemetry/test_metrics.py",)
-_NAMES_TESTS = ("tests/serve/test_names.py",)
-_PIPELINE, _PIPELINE_TESTS = "builtin/pipeline/pipeline.py", ("tests/serve/test_pipeline.py",)
-_PROMPT_TESTS = ("tests/serve/test_prompt.py",)
-_REASON_TESTS = ("tests/serve/test_chat.py::test_an_answer_says_why_it_ended",)
-_RECEIVE, _RECEIVE_TESTS = "items/receive.py", ("tests/serve/test_receive.py",)
+_NAMES_TESTS = ("tests/builtin/test_names.py",)
+_PIPELINE, _PIPELINE_TESTS = "builtin/pipeline/pipeline.py", ("tests/builtin/test_pipeline.py",)
+_PROMPT_TESTS = ("tests/builtin/test_prompt.py",)
+_REASON_TESTS = ("tests/builtin/test_chat.py::test_an_answer_says_why_it_ended",)
+_RECEIVE, _RECEIVE_TESTS = "items/receive.py", ("tests/items/test_receive.py",)
 
 SERVE_MUTANTS: Final = (
     Mutant(
@@ -57,27 +58,27 @@ SERVE_MUTANTS: Final = (
         file=_BODY,
         old="            left_s -= time.monotonic() - start_s\n",
         new="",
-        tests=("tests/serve/test_body.py::test_a_body_that_comes_too_slowly",),
+        tests=("tests/builtin/test_body.py::test_a_body_that_comes_too_slowly",),
     ),
     Mutant(
         what="a body whose length was not announced has no limit",
         file=_BODY,
         old="            self._check_size(self._num_read)\n",
         new="",
-        tests=("tests/serve/test_body.py::test_limits_on_the_body",),
+        tests=("tests/builtin/test_body.py::test_limits_on_the_body",),
     ),
     Mutant(
         what="a request may take any time",
         file=_ENDPOINT,
-        old="asyncio.timeout(self._settings.request_timeout_s)",
-        new="asyncio.timeout(None)",
+        old="asyncio.timeout_at(own.deadline)",
+        new="asyncio.timeout_at(None)",
         tests=_ENDPOINT_TESTS,
     ),
     Mutant(
         what="a stream has all of the time again after its first token",
         file=_ENDPOINT,
-        old="self._settings.request_timeout_s - spent_s",
-        new="self._settings.request_timeout_s",
+        old="deadline=own.deadline",
+        new="deadline=own.deadline + 60",
         tests=_ENDPOINT_TESTS,
     ),
     Mutant(
@@ -96,9 +97,9 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="what a request that failed had come to is kept",
-        file=_ENDPOINT,
-        old="self._pipeline.store.forget(exchange.trace.request_id)",
-        new="pass",
+        file=_SCOPE,
+        old="            scope.release()\n",
+        new="",
         tests=_ENDPOINT_TESTS,
     ),
     Mutant(
@@ -106,7 +107,7 @@ SERVE_MUTANTS: Final = (
         file="builtin/http/lookups.py",
         old='name = tenant.name if tenant is not None else ""',
         new='name = ""',
-        tests=("tests/serve/test_apis.py::test_tenants_have_conversations_of_their_own",),
+        tests=("tests/builtin/test_apis.py::test_tenants_have_conversations_of_their_own",),
     ),
     Mutant(
         what="a stream that failed is counted as one that ended well",
@@ -141,28 +142,28 @@ SERVE_MUTANTS: Final = (
         file=_CHAT,
         old="max_tokens=chat.max_completion_tokens or chat.max_tokens,",
         new="max_tokens=chat.max_tokens,",
-        tests=("tests/serve/test_chat.py::test_the_newer_limit_on_tokens_decides",),
+        tests=("tests/builtin/test_chat.py::test_the_newer_limit_on_tokens_decides",),
     ),
     Mutant(
         what="an answer that was not to be stored is kept",
         file="builtin/apis/responses/api.py",
         old="is_kept=request.store is not False",
         new="is_kept=request.store is not None",
-        tests=("tests/serve/test_responses.py",),
+        tests=("tests/builtin/test_responses.py",),
     ),
     Mutant(
         what="a stop string is the end of a turn",
         file="builtin/apis/messages/events.py",
         old='"end_turn" if met is None else "stop_sequence"',
         new='"end_turn"',
-        tests=("tests/serve/test_messages.py",),
+        tests=("tests/builtin/test_messages.py",),
     ),
     Mutant(
         what="parameters that are not served are ignored",
         file="builtin/apis/names.py",
         old="if len(value) > _LONGEST_VALUE_NBYTES or _value(value) not in use.values:",
         new="if False:",
-        tests=("tests/serve/test_parameters.py::test_what_is_not_served_is_refused_by_name",),
+        tests=("tests/builtin/test_parameters.py::test_what_is_not_served_is_refused_by_name",),
     ),
     Mutant(
         what="a tenant with too many requests hears that the server is busy",
@@ -176,7 +177,7 @@ SERVE_MUTANTS: Final = (
         file=_RECEIVE,
         old="            max_pixels=self._max_pixels(part),\n            media=digest",
         new="            max_pixels=0,\n            media=digest",
-        tests=("tests/serve/test_chat.py::test_low_detail_bounds_the_image",),
+        tests=("tests/builtin/test_chat.py::test_low_detail_bounds_the_image",),
     ),
     Mutant(
         what="a file is keyed as an image, whatever it is taken as",
@@ -217,14 +218,16 @@ SERVE_MUTANTS: Final = (
         what="a name is bound before its item has been used",
         file="items/stage.py",
         old=(
-            "        ready = {item: self._ready(item) for item in distinct}\n"
+            "            for item, outcome in zip(distinct, settled, strict=True)\n"
+            "        }\n"
             "        if items.new_names:  # only now: no name is bound to an invalid item\n"
             "            await self._names.bind(request_id, items.new_names)\n"
         ),
         new=(
-            "        if items.new_names:\n"
-            "            await self._names.bind(request_id, items.new_names)\n"
-            "        ready = {item: self._ready(item) for item in distinct}\n"
+            "            for item, outcome in zip(distinct, settled, strict=True)\n"
+            "            if not items.new_names\n"
+            "            or await self._names.bind(request_id, items.new_names) is None\n"
+            "        }\n"
         ),
         tests=_NAMES_TESTS,
     ),
@@ -244,10 +247,10 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="every item of a body is read from its beginning",
-        file="items/item_state.py",
+        file="items/item.py",
         old="InputRange(raw.start, raw.nbytes)",
         new="InputRange(0, raw.nbytes)",
-        tests=("tests/serve/test_body.py::test_however_a_body_arrives",),
+        tests=("tests/builtin/test_body.py::test_however_a_body_arrives",),
     ),
     Mutant(
         what="all videos have the plan of the first",
@@ -266,8 +269,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="a reservation that was not needed is kept",
         file="items/acquire.py",
-        old='if any(outcome.state != "scheduled"',
-        new='if all(outcome.state != "scheduled"',
+        old="if not all(isinstance(outcome, Scheduled)",
+        new="if not any(isinstance(outcome, Scheduled)",
         tests=_HOLDING_TESTS,
     ),
     Mutant(
@@ -307,9 +310,9 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="items are let go when the first answer is accepted",
-        file=_PIPELINE,
-        old="        if self._num_waiting == 0:\n",
-        new="        if self._num_waiting >= 0:\n",
+        file=_SCOPE,
+        old="            if left == 0:\n",
+        new="            if left >= 0:\n",
         tests=_CHAT_TESTS,
     ),
     Mutant(

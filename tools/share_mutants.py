@@ -6,13 +6,15 @@ from typing import Final
 
 from tools.mutant import Mutant
 
-_SHARES, _SHARES_TESTS = "admission/shares.py", ("tests/quota/test_shares.py",)
+_SHARES, _SHARES_TESTS = "admission/shares.py", ("tests/admission/test_shares.py",)
 _JOBS, _JOBS_TESTS = "store/state/jobs.py", ("tests/store/test_fair_jobs.py",)
-_TURNS, _TURNS_TESTS = "admission/turns.py", ("tests/quota/test_turns.py",)
+_TURNS, _TURNS_TESTS = "admission/turns.py", ("tests/admission/test_turns.py",)
 _ALLOTMENT, _STEPS_TESTS = "schedule/allotment.py", ("tests/schedule/test_steps.py",)
 _BODY = "proxy/body.py"
-_ROOM_TESTS = ("tests/serve/test_body.py::test_room_is_for_those_who_send",)
-_SMALL_TESTS = ("tests/serve/test_body.py::test_small_bodies_find_room_however_much_was_announced",)
+_ROOM_TESTS = ("tests/builtin/test_body.py::test_room_is_for_those_who_send",)
+_SMALL_TESTS = (
+    "tests/builtin/test_body.py::test_small_bodies_find_room_however_much_was_announced",
+)
 
 SHARE_MUTANTS: Final = (
     Mutant(
@@ -69,7 +71,7 @@ SHARE_MUTANTS: Final = (
         file="proxy/auth.py",
         old="Share(tenant.name, tenant.weight)",
         new="Share()",
-        tests=("tests/serve/test_auth.py",),
+        tests=("tests/proxy/test_auth.py",),
     ),
     Mutant(
         what="what was announced has room before it comes",
@@ -97,28 +99,28 @@ SHARE_MUTANTS: Final = (
         file="builtin/http/app.py",
         old="app.router.redirect_slashes = False",
         new="app.router.redirect_slashes = True",
-        tests=("tests/serve/test_apis.py::test_a_query_that_is_no_text",),
+        tests=("tests/builtin/test_apis.py::test_a_query_that_is_no_text",),
     ),
     Mutant(
         what="names that were not found are asked for again",
         file="media/fetch/dial.py",
         old="if self._not_found.get(host, 0.0) > self._clock():",
         new="if self._not_found.get(host, 0.0) < 0:",
-        tests=("tests/ingest/test_fetch.py",),
+        tests=("tests/media/test_fetch.py",),
     ),
     Mutant(
         what="what only Pillow knows is broken",
         file="media/decode/image.py",
         old="    except Exception as error:\n",
         new="    except ValueError as error:\n",
-        tests=("tests/preprocess/test_decode_image.py",),
+        tests=("tests/media/test_decode_image.py",),
     ),
     Mutant(
         what="any number of pixels may be scanned",
         file="media/decode/jpeg.py",
         old="num_scans > _MAX_SCANS or num_scans * num_pixels > _MAX_SCANNED_PIXELS",
         new="num_scans > _MAX_SCANS",
-        tests=("tests/preprocess/test_decode_image.py",),
+        tests=("tests/media/test_decode_image.py",),
     ),
     Mutant(
         what="a large prompt has its turn before a small one",
@@ -167,41 +169,41 @@ SHARE_MUTANTS: Final = (
         file="media/fetch/places.py",
         old="                self._leave()  # the slot was granted just before the cancellation\n",
         new="                pass\n",
-        tests=("tests/ingest/test_places.py",),
+        tests=("tests/media/test_places.py",),
     ),
     Mutant(
         what="each request waits for all that came before, whoever sent them",
         file="media/fetch/places.py",
         old="share=user.share, flow=user.request, cost=1",
         new="flow=0, cost=1",
-        tests=("tests/ingest/test_places.py",),
+        tests=("tests/media/test_places.py",),
     ),
     Mutant(
         what="what one tenant has fetched, another has not",
         file="media/fetch/url_memory.py",
         old="keys.frame(_TAG, tenant.encode(), ",
         new="keys.frame(_TAG, ",
-        tests=("tests/ingest/test_url_memory.py",),
+        tests=("tests/media/test_url_memory.py",),
     ),
     Mutant(
         what="what may not be kept is kept",
         file="media/fetch/url_memory.py",
         old="    if _NOT_TO_BE_KEPT & said.keys():\n",
         new="    if False:\n",
-        tests=("tests/ingest/test_url_memory.py",),
+        tests=("tests/media/test_url_memory.py",),
     ),
     Mutant(
         what="what was evicted is believed to be there",
         file="items/recall.py",
         old="            if key in here\n",
         new="            if here or key\n",
-        tests=("tests/serve/test_recall.py",),
+        tests=("tests/builtin/test_recall.py",),
     ),
     Mutant(
         what="all who come fetch for themselves",
         file="items/recall.py",
         old="            if others:\n",
         new="            if not others and False:\n",
-        tests=("tests/serve/test_recall.py",),
+        tests=("tests/builtin/test_recall.py",),
     ),
 )

@@ -22,8 +22,8 @@ from aiohttp import web
 
 from afferent import keys
 from afferent.engines.ahead import Encoder, announce
+from afferent.engines.place import Place
 from afferent.engines.references import FeaturesReference, RawReference
-from afferent.engines.vllm.place import Place
 from afferent.engines.vllm.plugin.arena import Arena, Gone
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey

@@ -22,8 +22,10 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.results import ClientInfo
 from afferent.types import KiB, MiB, ObjectKind, ReserveItem
 from tests.images import encoded, photo
-from tests.ingest.media_host import media_host
+from tests.media.media_host import media_host
 from tests.server import Server, ask, data_url, suspended, wait_until
+
+pytestmark = pytest.mark.alone
 
 BOUND_S = 10.0
 """A limit for busy machines; the goal is 0.2 s, and the measured time is printed."""

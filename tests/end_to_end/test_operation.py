@@ -28,7 +28,7 @@ from afferent.items.request import MediaPart
 from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.discover import family_of
 from afferent.types import GiB, Modality
-from tests.ingest.test_fetch import media_host, send
+from tests.media.test_fetch import media_host, send
 from tests.models import make_llava
 from tests.server import Server, ask, data_url, suspended, wait_until
 from tests.telemetry.collector import Collector, attributes_of

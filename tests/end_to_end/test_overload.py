@@ -25,6 +25,8 @@ from tests.end_to_end.burst import Outcome, send
 from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass(frozen=True)
 class Burst:

@@ -19,8 +19,34 @@ QUESTION = "What is in the picture?"
 
 
 def render(server: Server, body: dict[str, Any], query: str = "") -> httpx.Response:
-    url = f"{server.url}/v1/chat/completions/render{query}"
+    url = f"{server.url}/afferent/v1/chat/completions/render{query}"
     return httpx.post(url, json=body, timeout=60)
+
+
+def test_in_the_format_of_vllm(server: Server, rng: np.random.Generator) -> None:
+    """Tokens, hashes and placeholders, by modality and in the order of the prompt."""
+    video = media_part("video", make_video(num_frames=60, rate=30))
+    picture = draw_image(rng)
+    body = ask([data_url(picture), data_url(draw_image(rng)), data_url(picture)], QUESTION)
+    body["messages"][0]["content"].insert(1, video)
+    items = render(server, body).json()
+    url = f"{server.url}/v1/chat/completions/render"
+    answer = httpx.post(url, json=body, timeout=60).json()
+    assert answer["token_ids"] == items["token_ids"]
+    assert answer["model"] == "shapes"
+    assert answer["request_id"].startswith("chatcmpl-")
+    features = answer["features"]
+    for modality in ("image", "video"):
+        found = [item for item in items["items"] if item["modality"] == modality]
+        assert features["mm_hashes"][modality] == [item["key"] for item in found]
+        assert features["mm_placeholders"][modality] == [
+            {"offset": item["offset"], "length": item["length"]} for item in found
+        ]
+    text = httpx.post(url, json=ask([], QUESTION), timeout=60).json()
+    assert text["features"] is None
+    completion = {"model": "shapes", "prompt": "a red"}
+    (one,) = httpx.post(f"{server.url}/v1/completions/render", json=completion).json()
+    assert (one["features"], len(one["token_ids"]) > 0) == (None, True)
 
 
 def test_from_headers_alone(server: Server, rng: np.random.Generator) -> None:
@@ -73,3 +99,19 @@ def test_bad_input(server: Server, query: str) -> None:
     assert refused.json()["error"]["code"] == "unsupported_media"
     assert render(server, {"model": "shapes"}, query).status_code == 400
     wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
+
+
+def test_a_renderer_alone(server: Server, rng: np.random.Generator) -> None:
+    """``afferent render`` gives the tokens and hashes of a server with the model."""
+    body = ask([data_url(draw_image(rng))], QUESTION)
+    body["messages"][0]["content"].insert(
+        0, media_part("video", make_video(num_frames=60, rate=30))
+    )
+    with Server(command="render") as renderer:
+        here = renderer.post_to("/v1/chat/completions/render", body)
+        there = server.post_to("/v1/chat/completions/render", body)
+        for name in ("token_ids", "features", "model"):
+            assert here.json()[name] == there.json()[name]
+        refused = renderer.post(body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (501, "not_served")
+        assert renderer.get("/v1/models").status_code == 200

@@ -137,8 +137,9 @@ def test_media_that_had_to_make_room(
     first = create(client, turn(image(pictures[0]), QUESTION))
     rendering = f"{server.url}/v1/chat/completions/render"
     rendered = httpx.post(rendering, json=ask([data_url(pictures[0])], QUESTION), timeout=60).json()
+    (key,) = rendered["features"]["mm_hashes"]["image"]
     with server.store() as store:
-        assert store.delete([bytes.fromhex(rendered["items"][0]["key"])]) == [True]
+        assert store.delete([bytes.fromhex(key)]) == [True]
     with pytest.raises(openai.ConflictError) as caught:
         create(client, QUESTION, previous_response_id=first.id)
     assert caught.value.code == "media_not_cached"

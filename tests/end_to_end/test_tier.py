@@ -21,6 +21,8 @@ from afferent.conformance.images import DrawnImage, draw_image
 from tests.server import Server, ask, data_url, suspended, wait_until
 from tests.tier.servers import BadLink, RedisServer
 
+pytestmark = pytest.mark.alone
+
 QUESTION = "What is in the picture?"
 SECRET = "a secret that both of them have"
 SIDE, LARGE_SIDE = 2400, 4000

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from afferent.conformance.images import draw_image
-from tests.ingest.media_host import Answer, media_host, send
+from tests.media.media_host import Answer, media_host, send
 from tests.server import Server, ask, wait_until
 from tests.tier.servers import RedisServer
 

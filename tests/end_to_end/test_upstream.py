@@ -38,7 +38,7 @@ from afferent.types import Handle, Modality, ObjectKind
 from tests import media_files
 from tests.end_to_end.standing_in import StandIn
 from tests.images import encoded, in_mode, photo
-from tests.ingest.media_host import media_host, send
+from tests.media.media_host import media_host, send
 from tests.server import Server, data_url, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -569,7 +569,7 @@ def test_an_image_known_by_its_url_is_fetched_again_beside_a_forwarded_one(
 
 _ELSEWHERE = """
 import sys
-from afferent.engines.vllm.place import Place
+from afferent.engines.place import Place
 from afferent.engines.vllm.plugin.arena import Arena
 arena = Arena(Place(sys.argv[1]), name="elsewhere")
 reference = arena.verify(sys.argv[2])

@@ -19,7 +19,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from tests.preprocess.folders import make_tokenizer
+from tests.media.folders import make_tokenizer
 
 _TOKENS = {
     "image_token": "<image>",

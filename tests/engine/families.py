@@ -59,7 +59,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from tests.preprocess.folders import make_tokenizer
+from tests.media.folders import make_tokenizer
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,

@@ -19,6 +19,7 @@ from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import Find
 from afferent.store.protocol.results import Fetching
 from afferent.types import ContentKey, Failure, MiB, ObjectKind
+from tests.store.outcomes import states
 
 KEY = ContentKey(b"k" * 32)
 ONE, OTHER = Encoder(b"1" * 32, 1024), Encoder(b"2" * 32, 1024)
@@ -62,7 +63,7 @@ def asked_for(address: str, *said: tuple[Encoder, bool]) -> list[bytes]:
             await ahead.fetch_announced({KEY: ROWS})  # now it is in the store
         serving.cancel()
         outcomes = await store.acquire("look", [Find(key) for key in asked])
-        assert [outcome.state for outcome in outcomes] == ["hit"] * len(asked)
+        assert states(outcomes) == ["hit"] * len(asked)
         await store.release("look")
         assert (await tier.stat()).held_nbytes == 0, "nothing stays pinned"
         await store.close()

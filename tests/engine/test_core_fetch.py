@@ -29,6 +29,7 @@ from afferent.types import (
     Placeholder,
     Sampling,
 )
+from tests.store.outcomes import states
 
 WEIGHTS = b"w" * 32
 ROWS, WIDTH = 40, 256
@@ -92,7 +93,7 @@ def fetched(address: str, answer: Answer | None, **options: bool) -> list[str]:
         assert (await tier.stat()).held_nbytes == 0, "nothing stays pinned"
         await store.close()
         await tier.close()
-        return [outcome.state for outcome in found]
+        return states(found)
 
     return asyncio.run(main())
 

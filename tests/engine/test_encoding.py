@@ -27,6 +27,7 @@ from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
 from afferent.store.client.store import Store
 from afferent.store.protocol.items import Find
+from afferent.store.protocol.results import existing
 from afferent.types import ContentKey, Handle, MiB, Modality, ObjectKind
 from tests.engine.pretend import key_of
 from tests.store.stores import SHARES
@@ -83,7 +84,7 @@ def find(store: Store, name: bytes, weights: bytes) -> Handle | None:
     item = Find(wanted)
     (outcome,) = store.acquire("find", [item])
     store.release("find")
-    return outcome.handle
+    return existing(outcome)
 
 
 def test_embeddings_are_made_and_forgotten(store: Store) -> None:

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from afferent.engines.vllm import client, health
-from afferent.engines.vllm.client import VllmClient
-from afferent.engines.vllm.health import VllmWatch
-from afferent.engines.vllm.launch import SERVER
-from afferent.engines.vllm.media import TakenMedia
+from afferent.engines.http_upstream import client, health
+from afferent.engines.http_upstream.client import HttpClient
+from afferent.engines.http_upstream.health import ServerWatch
 from afferent.runtime.heartbeat import Board
 from afferent.runtime.proc_stat import ProcStat
 from tests.server import wait_until
 
+SERVER = "server"
 TIMEOUT_S = 4.0
 
 TWO = """
@@ -57,7 +56,7 @@ def line_of(server: subprocess.Popen[str]) -> str:
     return server.stdout.readline().strip()
 
 
-def has_beaten(board: Board, watch: VllmWatch, *, has_answered: bool) -> bool:
+def has_beaten(board: Board, watch: ServerWatch, *, has_answered: bool) -> bool:
     board.rest(SERVER)
     watch.look(has_answered=has_answered)
     return bool(board.read())
@@ -66,7 +65,7 @@ def has_beaten(board: Board, watch: VllmWatch, *, has_answered: bool) -> bool:
 def test_who_answers_or_computes_goes_on(server: subprocess.Popen[str], board: Board) -> None:
     child = int(line_of(server))
     wait_until(lambda: is_asleep(server.pid))
-    watch = VllmWatch(board, server.pid)
+    watch = ServerWatch(board, server.pid, name=SERVER)
     watch.look(has_answered=False)  # the first poll records the processor time so far
     assert not has_beaten(board, watch, has_answered=False)
     assert has_beaten(board, watch, has_answered=True)
@@ -88,7 +87,7 @@ def test_who_goes_on_no_more_is_to_be_replaced(
     now_s = 1000.0
     monkeypatch.setattr(health.time, "monotonic", lambda: now_s)
     child = int(line_of(server))
-    watch = VllmWatch(board, server.pid)
+    watch = ServerWatch(board, server.pid, name=SERVER)
     assert not watch.look(has_answered=True)
     os.kill(child, signal.SIGSTOP)
     wait_until(lambda: is_stopped(child))
@@ -120,16 +119,12 @@ async def until_it_freezes(path: Path) -> None:
         writer.close()
 
     listening = await asyncio.start_unix_server(answer, path)
-    async with VllmClient.over(
-        [f"unix:{path}"], api_key="", secret=b"", taken=TakenMedia()
-    ) as upstream:
-        watching = asyncio.create_task(upstream.watch())
+    async with HttpClient.over([f"unix:{path}"], title="vLLM", api_key="", secret=b"") as upstream:
         while not upstream.is_ready:
             await asyncio.sleep(0.01)
         frozen.set()
         while upstream.is_ready:
             await asyncio.sleep(0.01)
-        watching.cancel()
     listening.close()
     assert sum(asked) >= client._MOST_UNANSWERED
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from afferent.engines import registry
+from afferent.engines import place, registry
 from afferent.engines.contract import EngineSite, UpstreamKind
+from afferent.engines.http_upstream.client import HttpClient, _no_stats, _Server, _takes_all
 from afferent.engines.upstream import UpstreamRequest
-from afferent.engines.vllm import place
-from afferent.engines.vllm.client import VllmClient, _Server
 from afferent.engines.vllm.kind import VllmUpstream
 from afferent.engines.vllm.settings import VllmSettings
 from afferent.errors import ConfigError, EngineUnavailable, UnsupportedModel
@@ -106,7 +105,7 @@ def test_one_that_somebody_else_runs_finds_the_secret_beside_the_store(
     assert plan.link.secret != first, "new at each start"
     monkeypatch.setenv(place.STORE, str(path))
     monkeypatch.delenv(place.SECRET, raising=False)
-    found = place.find()
+    found = place.find_store()
     assert found is not None
     assert (found.address, found.secret()) == (str(path), plan.link.secret)
     (tmp_path / "store.sock.secret").write_text("00")
@@ -125,12 +124,20 @@ def test_an_engine_that_takes_features_says_when_there_are_none() -> None:
 class TestServers:
     """Several vLLM servers: an item's hash chooses one, unless it is much busier than another."""
 
-    def client(self, *running: int, ready: bool = True) -> VllmClient:
+    def client(self, *running: int, ready: bool = True) -> HttpClient:
         servers = [
             _Server(f"unix:/{number}", "http://vllm", None, ready, load)  # type: ignore[arg-type]
             for number, load in enumerate(running)
         ]
-        return VllmClient(servers, api_key="secret", secret=bytes(32))
+        return HttpClient(
+            servers,
+            title="vLLM",
+            api_key="secret",
+            secret=bytes(32),
+            takes=_takes_all,
+            takes_any_file=False,
+            stats_of=_no_stats,
+        )
 
     def test_an_item_goes_where_it_went_before(self) -> None:
         client = self.client(0, 0, 0)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from afferent.engines.vllm.launch import VllmProcess
-from afferent.engines.vllm.process import started
+from afferent.engines.http_upstream.launch import ServerProcess
+from afferent.engines.http_upstream.process import started
+from afferent.engines.vllm.kind import VllmUpstream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -43,6 +44,18 @@ def others() -> Iterator[SharedMemory]:
         memory.unlink()
 
 
+def process_of(command: tuple[str, ...], folder: Path) -> ServerProcess:
+    return ServerProcess(
+        title="vLLM",
+        process_name="vllm",
+        watched_name="vllm-server",
+        command=command,
+        socket_path=str(folder / "socket"),
+        start_timeout_s=10.0,
+        folder_variables=VllmUpstream.folder_variables,
+    )
+
+
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_shared_memory_of_a_killed_vllm_is_removed_and_of_others_stays(
     is_noted: bool, others: SharedMemory, tmp_path: Path
@@ -51,9 +64,7 @@ def test_shared_memory_of_a_killed_vllm_is_removed_and_of_others_stays(
     out = tmp_path / "names"
     os.mkfifo(f"{out}.fifo")
     command = (sys.executable, "-c", LEAVES, str(out), others.name)
-    settings = VllmProcess(
-        command=command, socket_path=str(tmp_path / "socket"), start_timeout_s=10.0
-    )
+    settings = process_of(command, tmp_path)
     with started(settings) as (vllm, leftovers):
         descriptor = os.open(f"{out}.fifo", os.O_WRONLY)  # blocks until the names are written
         segment, semaphore, folder = out.read_text().splitlines()
@@ -82,9 +93,7 @@ def test_operator_may_say_where_sockets_are(
     out = tmp_path / "names"
     os.mkfifo(f"{out}.fifo")
     command = (sys.executable, "-c", LEAVES, str(out), others.name)
-    settings = VllmProcess(
-        command=command, socket_path=str(tmp_path / "socket"), start_timeout_s=10.0
-    )
+    settings = process_of(command, tmp_path)
     with started(settings):
         os.close(os.open(f"{out}.fifo", os.O_WRONLY))
         assert out.read_text().splitlines()[2] == str(tmp_path)

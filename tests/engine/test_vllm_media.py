@@ -14,8 +14,8 @@ from afferent.engines.vllm.mp4 import decodes_alike
 from afferent.media.families.registry import describe
 from afferent.types import Modality
 from tests.engine import families
+from tests.media.folders import make_qwen
 from tests.media_files import make_audio, make_av_audio, make_video, tone, turned
-from tests.preprocess.folders import make_qwen
 
 HEARS = TakenMedia(audio_rate_hz=16_000)
 

@@ -29,6 +29,8 @@ from afferent.proxy.responses import refusal_body
 from afferent.types import KiB, MiB
 from tests.server import wait_until
 
+pytestmark = pytest.mark.alone
+
 PATIENT = ConnectionLimits(header_timeout_s=120.0, discard_timeout_s=120.0, write_timeout_s=120.0)
 HASTY = ConnectionLimits(
     header_timeout_s=0.4, discard_timeout_s=0.8, write_timeout_s=1.5, idle_timeout_s=0.4

@@ -68,14 +68,22 @@ def test_line_that_comes_in_pieces_is_one_event() -> None:
 
 OF_VLLM = """
 import sys
-from afferent.engines.vllm import process
-from afferent.engines.vllm.launch import VllmProcess
+from afferent.engines.http_upstream import process
+from afferent.engines.http_upstream.launch import ServerProcess
 from afferent.runtime import logs
 logs.configure("vllm-server", level="info", format="json")
 command = ("sh", "-c", "echo on its output; echo on its errors >&2")
-with process.started(VllmProcess(command=command, socket_path=sys.argv[0], start_timeout_s=1.0)):
+settings = ServerProcess(
+    title="vLLM",
+    process_name="vllm",
+    watched_name="vllm-server",
+    command=command,
+    socket_path=sys.argv[0],
+    start_timeout_s=1.0,
+)
+with process.started(settings):
     for each in process.threading.enumerate():
-        if each.name == "vllm-output":  # it ends by itself, perhaps already
+        if each.name == "output":  # it ends by itself, perhaps already
             each.join()
 """
 

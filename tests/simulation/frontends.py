@@ -16,6 +16,7 @@ from afferent.errors import AfferentError, StoreFull, StoreUnavailable
 from afferent.items.acquire import Maker, handle_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Join, Queue, SealItem
+from afferent.store.protocol.results import Failed, Hit, InFlight, Made
 from afferent.telemetry.trace import Trace
 from afferent.types import (
     ContentKey,
@@ -135,7 +136,7 @@ class Frontend:
             self._maker.acquire(request, wanted, trace, room=room, in_turn=True),
         )
         for outcome in outcomes:
-            broken = outcome.failure is not None and outcome.failure.code == StoreFull.code
+            broken = isinstance(outcome, Failed) and outcome.failure.code == StoreFull.code
             if broken and number == self._store.client_number and self._store.is_open:
                 self._world.machine.violate(
                     f"promise: {request} has room, and is told there is none"
@@ -174,10 +175,10 @@ class Frontend:
         (outcome,) = await self._timed(
             "join", 10.0, self._store.acquire(request, [Join(key_of(key))])
         )
-        if outcome.state == "in_flight":
+        if isinstance(outcome, InFlight):
             wait = self._store.wait(request, [key_of(key)], timeout_s=self._plan.timeout_s)
             (outcome,) = await self._timed("wait", self._plan.timeout_s, wait)
-        if outcome.state in ("hit", "made"):
+        if isinstance(outcome, Hit | Made):
             await self._read(handle_of(outcome), key)
 
     async def _permit(self, request: str, rng: random.Random) -> None:
@@ -190,7 +191,7 @@ class Frontend:
         """A waiting call fails at once when its request is released."""
         key = rng.randrange(self._plan.num_keys)
         (outcome,) = await self._store.acquire(request, [Join(key_of(key))])
-        if outcome.state == "in_flight":
+        if isinstance(outcome, InFlight):
             self._loop.call_later(2e-4, self._store.forget, request)
             limit_s = 60.0 if self._plan.faults else 0.3
             await self._timed(

@@ -18,7 +18,7 @@ from afferent.errors import (
 )
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import Claim, Find, SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import Hit, InFlight, Made, Outcome, Owner
 from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.simulation.oracle import LINE_NBYTES, key_of
 from tests.simulation.plan import NOTHING, Task
@@ -86,11 +86,11 @@ class Program(Blocking):
         outcomes = self._timed("claim", 10.0, lambda: self._store.acquire(request, wanted))
         for _ in range(4):
             for key, outcome in zip(keys, outcomes, strict=True):
-                if outcome.state == "owner" and outcome.handle is not None:
+                if isinstance(outcome, Owner):
                     self._make(request, outcome.handle, key, rng)
-                elif outcome.state in ("hit", "made") and outcome.handle is not None:
+                elif isinstance(outcome, Hit | Made):
                     self._read(outcome.handle, key)
-            keys = [k for k, each in zip(keys, outcomes, strict=True) if each.state == "in_flight"]
+            keys = [k for k, each in zip(keys, outcomes, strict=True) if isinstance(each, InFlight)]
             if not keys:
                 return
             outcomes = self._wait(request, [key_of(key) for key in keys])
@@ -224,7 +224,7 @@ class Program(Blocking):
         nbytes = LINE_NBYTES * (lines_of(self._plan, what) + 1)
         claim = Claim(key_of(what + DERIVED), ObjectKind.EMBEDDINGS, nbytes)
         (outcome,) = self._store.acquire(request, [claim])
-        if outcome.state != "owner" or outcome.handle is None:
+        if not isinstance(outcome, Owner):
             return
         used = self._write(outcome.handle, what + DERIVED, source=number + 1, pause_s=0.01)
         (sealed,) = self._store.seal(request, [SealItem(outcome.handle, used, [source])])

@@ -13,6 +13,7 @@ from afferent.store.protocol.results import Order, Outcome
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.region import Shares
 from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
+from tests.store.outcomes import failure_of
 
 FRONTEND, OTHER, WORKER, SECOND = 1, 2, 3, 4
 KEY, KEY_2 = b"k" * 32, b"l" * 32
@@ -100,8 +101,8 @@ class Store:
         item = Queue(key, FEATURES, 1000, [handle], b"how")
         (outcome,) = self.call(client, requests.Acquire, request, [item], returns=list[Outcome])
         self.call(client, requests.Release, request, [handle])
-        assert isinstance(outcome, Outcome)
-        return outcome
+        found: Outcome = outcome
+        return found
 
     def claim(self, client: int, request: str, *keys: bytes, nbytes: int = 1000) -> list[Outcome]:
         """Request objects that the client makes itself where they are missing."""
@@ -139,11 +140,5 @@ class Store:
         self.call(worker, requests.Finish, order.job, 0 if failure else 900, failure, [])
 
 
-def states(outcomes: list[Outcome]) -> list[str]:
-    return [outcome.state for outcome in outcomes]
-
-
 def code(outcome: Outcome) -> str:
-    assert outcome.state == "failed"
-    assert outcome.failure is not None
-    return outcome.failure.code
+    return failure_of(outcome).code

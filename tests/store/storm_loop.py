@@ -12,6 +12,7 @@ import numpy as np
 from afferent.errors import StoreFull
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import SealItem
+from afferent.store.protocol.results import Failed, InFlight, Owner, Scheduled, existing
 from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, ReserveItem
 from tests.store.storm_content import (
     RETRYABLE,
@@ -77,13 +78,13 @@ class _LoopClient:
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                if outcome.state == "owner" and outcome.handle is not None:
+                if isinstance(outcome, Owner):
                     await self._fill(request, outcome.handle, key)
-                elif outcome.handle is not None:
-                    await self._look(outcome.handle, key)
-                elif outcome.failure is not None:
+                elif (handle := existing(outcome)) is not None:
+                    await self._look(handle, key)
+                elif isinstance(outcome, Failed):
                     self._log("refused", outcome.failure.code)
-            keys = [key for key, outcome in found if outcome.state in ("in_flight", "scheduled")]
+            keys = [key for key, outcome in found if isinstance(outcome, InFlight | Scheduled)]
             outcomes = await self._store.wait(request, keys) if keys else []
 
     async def _fill(self, request: str, handle: Handle, key: ContentKey) -> None:

@@ -24,7 +24,7 @@ from afferent.errors import StaleHandle, StoreFull, StoreUnavailable
 from afferent.runtime.process import die_with_parent
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import Failed, Hit, InFlight, Made, Outcome, Owner, Scheduled
 from afferent.types import ContentKey, CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.store import storm_loop
 from tests.store.storm_content import (
@@ -166,21 +166,21 @@ class Client:
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                self.log("claimed" if outcome.state == "owner" else "told", key.hex())
+                self.log("claimed" if isinstance(outcome, Owner) else "told", key.hex())
             for key, outcome in found:
                 self._receive(key, outcome)
-            keys = [key for key, outcome in found if outcome.state in ("in_flight", "scheduled")]
+            keys = [key for key, outcome in found if isinstance(outcome, InFlight | Scheduled)]
             for key in keys:
                 self.log("asks", key.hex())
             outcomes = self.store.wait("all", keys, timeout_s=60.0) if keys else []
 
     def _receive(self, key: ContentKey, outcome: Outcome) -> None:
         """Make the object if this client owns it, and verify it."""
-        if outcome.failure is not None:
+        if isinstance(outcome, Failed):
             self.log("lost", f"{key.hex()} {outcome.failure.code}")
-        elif outcome.handle is not None:
+        elif isinstance(outcome, Hit | Made | Owner):
             handle = outcome.handle
-            if outcome.state == "owner":
+            if isinstance(outcome, Owner):
                 self.log("begun", key.hex())
                 used = self._fill(handle, key)
                 (handle,) = self.store.seal("all", [SealItem(handle, used)])
@@ -202,14 +202,14 @@ class Client:
         while keys:
             found = list(zip(keys, outcomes, strict=True))
             for key, outcome in found:
-                if outcome.state == "owner" and outcome.handle is not None:
+                if isinstance(outcome, Owner):
                     self._make(outcome.handle, key)
-            ready = [it.handle for _, it in found if it.state in ("hit", "made") and it.handle]
+            ready = [it.handle for _, it in found if isinstance(it, Hit | Made)]
             self._look(ready)
             for _, outcome in found:
-                if outcome.failure is not None:
+                if isinstance(outcome, Failed):
                     self.log("refused", outcome.failure.code)
-            keys = [key for key, outcome in found if outcome.state in ("in_flight", "scheduled")]
+            keys = [key for key, outcome in found if isinstance(outcome, InFlight | Scheduled)]
             outcomes = self.store.wait(self._request, keys, timeout_s=_WAIT_S) if keys else []
 
     def _make(self, handle: Handle, key: ContentKey) -> None:

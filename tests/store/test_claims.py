@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from afferent.store.protocol import requests
-from tests.store.pure_store import BAD, FRONTEND, KEY, KEY_2, OTHER, SECOND, Store, code, states
+from afferent.store.protocol.results import InFlight, Owner
+from tests.store.outcomes import states
+from tests.store.pure_store import BAD, FRONTEND, KEY, KEY_2, OTHER, SECOND, Store, code
 
 
 def test_one_makes_and_the_others_wait() -> None:
     store = Store()
     (mine,) = store.claim(FRONTEND, "r")
-    assert mine.state == "owner"
+    assert isinstance(mine, Owner)
     assert states(store.claim(OTHER, "r")) == ["in_flight"]
-    assert store.acquire(OTHER, "job").state == "in_flight"
+    assert isinstance(store.acquire(OTHER, "job"), InFlight)
     waits = [store.wait(OTHER, "r"), store.wait(OTHER, "job")]
     store.seal(FRONTEND, "r", mine.handle)
     for wait in waits:
@@ -30,7 +32,7 @@ def test_many_are_claimed_in_one_call() -> None:
     store.seal(FRONTEND, "r", *(outcome.handle for outcome in first[:20]))
     again = store.claim(OTHER, "r", *keys)
     assert states(again) == ["hit"] * 20 + ["in_flight"] * 20 + ["owner"] * 60
-    offsets = [outcome.handle.offset for outcome in again[40:] if outcome.handle]
+    offsets = [outcome.handle.offset for outcome in again[40:] if isinstance(outcome, Owner)]
     assert offsets == list(range(offsets[0], offsets[0] + 60 * 1024, 1024))
     statistics = store.state.statistics()
     assert (statistics.num_hits, statistics.num_joined, statistics.num_misses) == (20, 20, 100)
@@ -42,7 +44,7 @@ def test_as_many_are_claimed_as_there_is_room_for() -> None:
     outcomes = store.claim(FRONTEND, "r", *keys)
     assert states(outcomes) == ["owner"] * 4 + ["failed"] * 2
     assert code(outcomes[5]) == "store_full"
-    assert store.claim(OTHER, "r", keys[0], nbytes=5000)[0].state == "in_flight"
+    assert isinstance(store.claim(OTHER, "r", keys[0], nbytes=5000)[0], InFlight)
     assert code(store.claim(FRONTEND, "r", KEY, nbytes=5000)[0]) == "arena_too_small"
 
 
@@ -77,7 +79,7 @@ def test_the_next_who_waits_makes_it_when_the_maker_gives_up(how: str) -> None:
         case "die":
             store.die(FRONTEND)
     yours = store.outcome(OTHER, waits[0])
-    assert yours.state == "owner"
+    assert isinstance(yours, Owner)
     assert yours.handle is not None
     # A disconnected client may still write: no other client gets its block.
     assert (yours.handle.offset != mine.handle.offset) == (how == "disconnect")  # type: ignore[union-attr]
@@ -111,7 +113,7 @@ def test_a_wait_is_answered_early_when_something_is_to_be_done() -> None:
     assert store.failure(OTHER, store.wait(OTHER, "r", KEY)) == "not_permitted"
     wait = store.wait(OTHER, "r", third)
     store.die(SECOND)
-    assert store.outcome(OTHER, wait).state == "owner"
+    assert isinstance(store.outcome(OTHER, wait), Owner)
 
 
 def test_who_became_the_maker_before_it_waits_is_told_when_it_does() -> None:
@@ -124,7 +126,7 @@ def test_who_became_the_maker_before_it_waits_is_told_when_it_does() -> None:
         store.claim(OTHER, "r")
         store.call(FRONTEND, requests.Abort, "r", [mine.handle])
         yours = ask()
-        assert yours.state == "owner"
+        assert isinstance(yours, Owner)
         store.call(OTHER, requests.Abort, "r", [yours.handle])
         assert store.state.statistics().num_objects == 0
 
@@ -146,7 +148,7 @@ def test_who_becomes_the_maker_and_goes_hands_it_on() -> None:
     wait = store.wait(SECOND, "r")
     store.release(FRONTEND, "r")
     store.release(OTHER, "r")  # it had become the owner, and had not been notified
-    assert store.outcome(SECOND, wait).state == "owner"
+    assert isinstance(store.outcome(SECOND, wait), Owner)
 
 
 def test_an_abort_with_a_failure_fails_all_who_wait() -> None:
@@ -178,7 +180,7 @@ def test_who_has_no_room_to_make_it_is_passed_over() -> None:
     waits = (OTHER, store.wait(OTHER, "r")), (SECOND, store.wait(SECOND, "r"))
     store.die(FRONTEND)
     assert code(store.outcome(*waits[0])) == "arena_too_small"
-    assert store.outcome(*waits[1]).state == "owner"
+    assert isinstance(store.outcome(*waits[1]), Owner)
 
 
 def test_a_key_that_killed_two_who_made_it_themselves_is_refused() -> None:

@@ -41,6 +41,7 @@ from afferent.store.protocol import requests
 from afferent.store.protocol.hello import VERSION, Hello
 from afferent.store.protocol.items import Claim, SealItem
 from afferent.store.protocol.replies import reply_decoder
+from afferent.store.protocol.results import Owner
 from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, ReserveItem, decode, encode
 from tests.server import wait_until
 from tests.store.stores import SharedDaemon
@@ -571,7 +572,7 @@ def test_calls_under_way_fail_when_the_daemon_dies(server: StoreServer) -> None:
         store.forget("r")
         await asyncio.to_thread(wait_until, lambda: store.is_open)
         (outcome,) = await store.acquire("r", [item])
-        assert outcome.state == "owner"
+        assert isinstance(outcome, Owner)
         await store.close()
 
     asyncio.run(main())

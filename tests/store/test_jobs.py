@@ -6,8 +6,9 @@ import pytest
 
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Join, Queue
-from afferent.store.protocol.results import Order, Outcome
+from afferent.store.protocol.results import Absent, Hit, InFlight, Made, Order, Outcome, Scheduled
 from afferent.types import ContentKey, Handle
+from tests.store.outcomes import failure_of, states
 from tests.store.pure_store import (
     BAD,
     FEATURES,
@@ -19,24 +20,22 @@ from tests.store.pure_store import (
     WORKER,
     Store,
     code,
-    states,
 )
 
 
 def test_miss_then_made_then_hit() -> None:
     store = Store()
-    assert store.acquire(FRONTEND, "r1").state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "r1"), Scheduled)
     wait = store.wait(FRONTEND, "r1")
     assert store.answer(FRONTEND, wait) is None
     order = store.take(WORKER)
     assert order.payload == b"how"
     store.finish(WORKER, order)
     made = store.outcome(FRONTEND, wait)
-    assert made.state == "made"
-    assert made.handle is not None
+    assert isinstance(made, Made)
     assert made.handle.nbytes == 900
     hit = store.acquire(OTHER, "r2")
-    assert (hit.state, hit.handle) == ("hit", made.handle)
+    assert hit == Hit(made.handle)
     for client, request in ((FRONTEND, "r1"), (OTHER, "r2")):
         store.release(client, request)
     statistics = store.state.statistics()
@@ -47,15 +46,15 @@ def test_miss_then_made_then_hit() -> None:
 def test_single_flight() -> None:
     """All requests for an object that is being made get the same object, each with its own pin."""
     store = Store()
-    assert store.acquire(FRONTEND, "r1").state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "r1"), Scheduled)
     order = store.take(WORKER)
-    assert store.acquire(FRONTEND, "r2").state == "in_flight"
-    assert store.acquire(OTHER, "r1").state == "in_flight"
+    assert isinstance(store.acquire(FRONTEND, "r2"), InFlight)
+    assert isinstance(store.acquire(OTHER, "r1"), InFlight)
     asked = ((FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1"))
     waits = [(client, store.wait(client, request)) for client, request in asked]
     store.finish(WORKER, order)
     outcomes = [store.outcome(client, seq) for client, seq in waits]
-    assert {outcome.state for outcome in outcomes} == {"made"}
+    assert set(states(outcomes)) == {"made"}
     assert len({outcome.handle for outcome in outcomes}) == 1
     (item,) = store.state.objects
     assert set(item.pins) == {(FRONTEND, "r1"), (FRONTEND, "r2"), (OTHER, "r1")}
@@ -70,7 +69,8 @@ def test_a_wait_for_several_is_answered_once_all_have_an_end() -> None:
     assert store.answer(FRONTEND, wait) is None
     store.finish(WORKER, store.take(WORKER), BAD)
     good, bad = store.outcomes(FRONTEND, wait)
-    assert (good.state, bad.state, bad.failure) == ("made", "failed", BAD)
+    assert isinstance(good, Made)
+    assert failure_of(bad) == BAD
 
 
 def test_several_calls_wait_for_the_same() -> None:
@@ -79,7 +79,7 @@ def test_several_calls_wait_for_the_same() -> None:
         store.acquire(FRONTEND, "r", key)
     one, both = store.wait(FRONTEND, "r", KEY), store.wait(FRONTEND, "r", KEY, KEY_2, KEY)
     store.finish(WORKER, store.take(WORKER))
-    assert store.outcome(FRONTEND, one).state == "made"
+    assert isinstance(store.outcome(FRONTEND, one), Made)
     store.finish(WORKER, store.take(WORKER))
     assert states(store.outcomes(FRONTEND, both)) == ["made"] * 3
     assert len(store.state.flights.waiters) == 0
@@ -89,7 +89,7 @@ def test_what_was_told_is_not_told_again() -> None:
     store = Store()
     store.acquire(FRONTEND, "r")
     store.finish(WORKER, store.take(WORKER))
-    assert store.outcome(FRONTEND, store.wait(FRONTEND, "r")).state == "made"
+    assert isinstance(store.outcome(FRONTEND, store.wait(FRONTEND, "r")), Made)
     assert store.failure(FRONTEND, store.wait(FRONTEND, "r")) == "not_permitted"
 
 
@@ -97,10 +97,10 @@ def test_who_asks_again_is_told_what_became_of_it() -> None:
     store = Store()
     store.acquire(FRONTEND, "r")
     store.finish(WORKER, store.take(WORKER))
-    assert store.claim(FRONTEND, "r")[0].state == "made"
+    assert isinstance(store.claim(FRONTEND, "r")[0], Made)
     (item,) = store.state.objects
     assert item.pins == {(FRONTEND, "r"): 1}
-    assert store.claim(FRONTEND, "r")[0].state == "hit"
+    assert isinstance(store.claim(FRONTEND, "r")[0], Hit)
     assert item.pins == {(FRONTEND, "r"): 2}
 
 
@@ -113,7 +113,7 @@ def test_a_bad_item_fails_all_and_is_not_kept() -> None:
     for client, seq in waits:
         assert store.outcome(client, seq).failure == BAD
     assert store.state.statistics().num_objects == 0
-    assert store.acquire(FRONTEND, "r3").state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "r3"), Scheduled)
 
 
 def test_a_dead_workers_job_is_handed_to_another() -> None:
@@ -128,7 +128,7 @@ def test_a_dead_workers_job_is_handed_to_another() -> None:
     again = store.take(SECOND)  # before the job that was queued after it
     assert (again.job, again.target, again.inputs) == (order.job, order.target, order.inputs)
     store.finish(SECOND, again)
-    assert store.outcome(FRONTEND, wait).state == "made"
+    assert isinstance(store.outcome(FRONTEND, wait), Made)
 
 
 def test_a_worker_that_waits_gets_the_job_of_a_dead_one() -> None:
@@ -142,7 +142,7 @@ def test_a_worker_that_waits_gets_the_job_of_a_dead_one() -> None:
 
 def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
     store = Store()
-    assert store.acquire(FRONTEND, "r").state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "r"), Scheduled)
     wait = store.wait(FRONTEND, "r")
     store.take(WORKER)
     store.die(WORKER)
@@ -154,11 +154,11 @@ def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
     assert store.state.statistics().num_objects == 0
     assert code(store.acquire(FRONTEND, "r")) == "quarantined"
     assert code(store.claim(FRONTEND, "r")[0]) == "quarantined"
-    assert store.acquire(FRONTEND, "other", KEY_2).state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "other", KEY_2), Scheduled)
     store.now_s = 90.0
     assert code(store.acquire(FRONTEND, "r")) == "quarantined"
     store.now_s = 90.5
-    assert store.acquire(FRONTEND, "r").state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "r"), Scheduled)
 
 
 @pytest.mark.parametrize("event", ["made", "time"])
@@ -188,7 +188,7 @@ def test_a_lost_worker_keeps_its_job_until_it_is_dead() -> None:
     store.disconnect(WORKER)
     waiting = store.send(SECOND, requests.Take)
     assert store.answer(SECOND, waiting) is None
-    assert store.acquire(FRONTEND, "r2").state == "in_flight"
+    assert isinstance(store.acquire(FRONTEND, "r2"), InFlight)
     store.die(WORKER)
     assert store.result(SECOND, waiting, Order).target == order.target
 
@@ -231,7 +231,7 @@ def test_a_job_under_way_is_finished_though_nobody_awaits_it() -> None:
     order = store.take(WORKER)
     store.release(FRONTEND, "r1")
     store.finish(WORKER, order)
-    assert store.acquire(OTHER, "r2").state == "hit"
+    assert isinstance(store.acquire(OTHER, "r2"), Hit)
 
 
 def test_a_job_keeps_its_inputs_though_they_are_deleted() -> None:
@@ -271,7 +271,7 @@ def test_space_for_a_job_is_not_made_by_evicting_its_input(reserved: int) -> Non
         assert store.state.objects.find(ContentKey(KEY_2)) is not None
         store.call(OTHER, requests.Abort, "rest", [rest])  # then there is space beside the input
         (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "scheduled"
+    assert isinstance(outcome, Scheduled)
     order = store.take(WORKER)
     assert order.inputs == [source.handle]
     input_end = source.handle.offset + 1024
@@ -351,11 +351,11 @@ def test_a_question_makes_nothing() -> None:
     store = Store()
     item = Join(KEY)
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "absent"
+    assert isinstance(outcome, Absent)
     assert store.state.statistics().num_objects == 0
     store.acquire(OTHER, "r")
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "in_flight"
+    assert isinstance(outcome, InFlight)
 
 
 def test_a_hit_needs_no_room() -> None:
@@ -367,7 +367,7 @@ def test_a_hit_needs_no_room() -> None:
     store.create(OTHER, "rest", 1024)
     item = Join(KEY)
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r2", [item], returns=list[Outcome])
-    assert outcome.state == "hit"
+    assert isinstance(outcome, Hit)
 
 
 def test_no_room_fails_the_item_and_leaves_nothing() -> None:
@@ -397,6 +397,6 @@ def test_the_reservation_of_a_request_pays_for_its_job() -> None:
     store.reserve(OTHER, "o", 512, kind=FEATURES)
     item = Queue(KEY, FEATURES, 1024, [source.handle], b"")
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "scheduled"
+    assert isinstance(outcome, Scheduled)
     assert store.state.statistics().reserved_nbytes == 512
     assert store.state.statistics().held_nbytes == 1536

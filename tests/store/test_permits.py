@@ -13,6 +13,7 @@ from afferent.admission.permits import MAX_QUEUED, PermitRequest, PermitStatisti
 from afferent.admission.shares import Share
 from afferent.errors import NoPermitLeft, NotPermitted
 from afferent.store.protocol import requests
+from afferent.store.protocol.results import InFlight
 from afferent.types import CreateItem, Lease, ObjectKind
 from tests.examples import examples
 from tests.store.pure_store import FRONTEND, KEY, KEY_2, OTHER, SECOND, WORKER, Store
@@ -280,7 +281,7 @@ def test_a_job_that_was_not_taken_or_that_others_want_holds_no_place() -> None:
     store.result(FRONTEND, take_place(store, FRONTEND, "q", 3))
     store.acquire(FRONTEND, "q", KEY_2)
     store.result(SECOND, take_place(store, SECOND, "s", 3))
-    assert store.acquire(SECOND, "s", KEY).state == "in_flight"
+    assert isinstance(store.acquire(SECOND, "s", KEY), InFlight)
     order = store.take(WORKER)
     store.release(FRONTEND, "r")
     assert taken(store).num_held == 2, "the job is the other's now"

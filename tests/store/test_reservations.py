@@ -7,8 +7,9 @@ import pytest
 from afferent.admission.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Queue, SealItem
-from afferent.store.protocol.results import Order, Outcome
+from afferent.store.protocol.results import InFlight, Made, Order, Outcome, Owner, Scheduled
 from afferent.types import CreateItem, Handle, ReserveItem
+from tests.store.outcomes import states
 from tests.store.pure_store import (
     FEATURES,
     FRONTEND,
@@ -20,7 +21,6 @@ from tests.store.pure_store import (
     WORKER,
     Store,
     code,
-    states,
 )
 
 # Grants
@@ -277,8 +277,8 @@ def test_under_a_reservation_a_job_waits_for_a_run() -> None:
     store = Store(capacity_nbytes=4096)
     middle = divided(store)
     store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
-    assert store.acquire(FRONTEND, "r").state == "scheduled"
-    assert store.acquire(SECOND, "r").state == "in_flight"
+    assert isinstance(store.acquire(FRONTEND, "r"), Scheduled)
+    assert isinstance(store.acquire(SECOND, "r"), InFlight)
     taking = store.send(WORKER, requests.Take)
     store.release(FRONTEND, "r")  # the job has the reservation now, and a waiter
     assert store.state.statistics().reserved_nbytes == 1024
@@ -287,7 +287,7 @@ def test_under_a_reservation_a_job_waits_for_a_run() -> None:
     order = store.result(WORKER, taking, Order)
     wait = store.wait(SECOND, "r")
     store.finish(WORKER, order)
-    assert store.outcome(SECOND, wait).state == "made"
+    assert isinstance(store.outcome(SECOND, wait), Made)
 
 
 def test_the_reservation_of_a_job_is_not_spent_on_what_it_reads() -> None:
@@ -300,7 +300,7 @@ def test_the_reservation_of_a_job_is_not_spent_on_what_it_reads() -> None:
     store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
     item = Queue(KEY, FEATURES, 1000, [source.handle], b"")
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "scheduled"
+    assert isinstance(outcome, Scheduled)
 
 
 def test_a_job_that_waits_for_a_run_and_is_not_awaited_gives_its_reservation_back() -> None:
@@ -324,10 +324,10 @@ def test_under_a_reservation_a_claim_waits_for_a_run() -> None:
     waits = store.wait(FRONTEND, "r"), store.wait(SECOND, "r")
     store.call(OTHER, requests.Abort, "middle", [middle])
     yours = store.outcome(FRONTEND, waits[0])
-    assert yours.state == "owner"
+    assert isinstance(yours, Owner)
     assert store.answer(SECOND, waits[1]) is None
     store.seal(FRONTEND, "r", yours.handle)
-    assert store.outcome(SECOND, waits[1]).state == "made"
+    assert isinstance(store.outcome(SECOND, waits[1]), Made)
 
 
 def test_a_claim_that_waits_for_a_run_is_handed_on() -> None:
@@ -343,7 +343,7 @@ def test_a_claim_that_waits_for_a_run_is_handed_on() -> None:
     store.reserve(SECOND, "r", 1000, kind=FEATURES)
     store.call(OTHER, requests.Abort, "middle", [middle])
     assert code(store.outcome(WORKER, waits[0])) == "store_full"
-    assert store.outcome(SECOND, waits[1]).state == "owner"
+    assert isinstance(store.outcome(SECOND, waits[1]), Owner)
 
 
 def test_who_is_handed_a_key_waits_for_a_run_only_under_a_reservation() -> None:
@@ -356,5 +356,5 @@ def test_who_is_handed_a_key_waits_for_a_run_only_under_a_reservation() -> None:
     waits = store.wait(WORKER, "r"), store.wait(SECOND, "r")
     store.call(FRONTEND, requests.Abort, "r", [mine.handle])
     assert code(store.outcome(WORKER, waits[0])) == "store_full"
-    assert store.outcome(SECOND, waits[1]).state == "owner"
+    assert isinstance(store.outcome(SECOND, waits[1]), Owner)
     assert store.state.objects.resolve(middle)

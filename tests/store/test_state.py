@@ -12,10 +12,12 @@ from afferent.store.protocol.results import (
     Evicted,
     ObjectInfo,
     Order,
+    Scheduled,
     Statistics,
     TenantInfo,
 )
 from afferent.types import CreateItem, Handle, ObjectKind
+from tests.store.outcomes import states
 from tests.store.pure_store import (
     FEATURES,
     FRONTEND,
@@ -27,7 +29,6 @@ from tests.store.pure_store import (
     WORKER,
     Store,
     code,
-    states,
 )
 
 
@@ -156,7 +157,7 @@ def test_a_key_that_is_being_made_is_not_created_beside() -> None:
     store.release(OTHER, "a")
     store.release(OTHER, "b")
     store.reserve(FRONTEND, "r", 1000, kind=FEATURES)
-    assert store.acquire(FRONTEND, "r").state == "scheduled"
+    assert isinstance(store.acquire(FRONTEND, "r"), Scheduled)
     assert store.refusal(OTHER, requests.Create, "r", named) == "store_error"
     waiting = store.send(WORKER, requests.Take)
     assert store.answer(WORKER, waiting) is None

@@ -12,12 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from afferent.admission.shares import Share
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import Claim, Find, Join, Queue, SealItem, Wanted
+from afferent.store.protocol.items import Claim, Fetch, Find, Join, Queue, SealItem, Wanted
 from afferent.store.protocol.requests import Request
-from afferent.store.protocol.results import Order, Outcome
+from afferent.store.protocol.results import Hit, InFlight, Made, Order, Outcome, Owner, Scheduled
+from afferent.store.state.key_state import TRANSITIONS, KeyState
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.object import ObjectState
-from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
+from afferent.types import ContentKey, CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.examples import examples
 
 CAPACITY_NBYTES = 4096
@@ -30,6 +31,26 @@ REQUESTS = st.sampled_from("xy")
 SIZES = st.one_of(st.integers(1, 300), st.integers(1, 300), st.integers(300, 2100))
 KEY = st.sampled_from(KEYS)
 PICKS = st.lists(st.integers(0, 30), min_size=1, max_size=3)
+_MOST_STEPS = 3
+"""Most steps of a key in one verb."""
+
+
+def reachable(start: KeyState) -> set[KeyState]:
+    """Return the states that a key may be in after one verb.
+
+    The way leads through ``absent`` only for an object that is evicted for another one: a key that
+    a request waits for is never absent.
+    """
+    found, latest = {start}, {start}
+    for _ in range(_MOST_STEPS):
+        onwards = {each for each in latest if each is not KeyState.ABSENT or start in _MAY_BEGIN}
+        latest = {after for each in onwards for after in TRANSITIONS[each]}
+        found |= latest
+    return found
+
+
+_MAY_BEGIN = {KeyState.ABSENT, KeyState.SEALED, KeyState.QUARANTINED}
+REACHABLE = {state: reachable(state) for state in KeyState}
 FAILURES = st.none() | st.just(Failure("invalid_media", "bad"))
 
 
@@ -49,6 +70,7 @@ class Anything(RuleBasedStateMachine):
         self.handles: list[Handle] = [Handle(1, 64, 10, 999), Handle(2, 0, 10, 1)]
         self.orders: list[tuple[int, int]] = [(1, 99)]
         self.tickets: list[int] = [0]
+        self.key_states = dict.fromkeys(map(ContentKey, KEYS), KeyState.ABSENT)
         self.joined: list[tuple[int, str, bytes]] = []  # the keys that each lease may wait for
         for _ in range(4):
             self.places.append(self.join())
@@ -96,7 +118,7 @@ class Anything(RuleBasedStateMachine):
         match request:
             case requests.Acquire() | requests.Wait():
                 for outcome in read(list[Outcome]):
-                    if outcome.handle is not None:
+                    if isinstance(outcome, Hit | Made | Owner):
                         self.handles.append(outcome.handle)
                         self.is_held(client, request.request, outcome)
                 if isinstance(request, requests.Acquire):
@@ -104,7 +126,7 @@ class Anything(RuleBasedStateMachine):
                     self.joined += [
                         (client, request.request, item.key)
                         for item, outcome in zip(request.items, outcomes, strict=True)
-                        if outcome.state in ("in_flight", "scheduled")
+                        if isinstance(outcome, InFlight | Scheduled)
                     ]
             case requests.Create():
                 self.handles += read(list[Handle])
@@ -115,10 +137,10 @@ class Anything(RuleBasedStateMachine):
             case _:
                 pass
 
-    def is_held(self, client: int, request: str, outcome: Outcome) -> None:
+    def is_held(self, client: int, request: str, outcome: Hit | Made | Owner) -> None:
         """The request that is given a handle is the writer of the object, or has it pinned."""
         item = self.state.objects.resolve(outcome.handle)
-        if outcome.state == "owner":
+        if isinstance(outcome, Owner):
             assert item.writer == (client, request)
         else:
             assert item.pins.get((client, request), 0) > 0
@@ -144,8 +166,9 @@ class Anything(RuleBasedStateMachine):
     def is_untold(self, lease: tuple[int, str], handle: Handle) -> bool:
         """Return whether a request was given an object and has not been notified."""
         interests = self.state.flights.waiters._interests.get(lease, {}).values()
-        given = [known.outcome.handle for known in interests if known.outcome is not None]
-        return handle.generation in [other.generation for other in given if other is not None]
+        told = [known.outcome for known in interests]
+        given = [each.handle for each in told if isinstance(each, Hit | Made | Owner)]
+        return handle.generation in [other.generation for other in given]
 
     # Requests of clients
 
@@ -155,7 +178,7 @@ class Anything(RuleBasedStateMachine):
         kind=KINDS,
         keys=st.lists(KEY, max_size=3),
         nbytes=SIZES,
-        how=st.sampled_from(["find", "join", "claim", "queue"]),
+        how=st.sampled_from(["find", "join", "claim", "queue", "fetch"]),
         sources=PICKS,
         cost_us=st.sampled_from([1, 20_000, 2_000_000]),
     )
@@ -176,6 +199,7 @@ class Anything(RuleBasedStateMachine):
             "join": Join,
             "claim": lambda key: Claim(key, kind, nbytes),
             "queue": lambda key: Queue(key, kind, nbytes, inputs, b"how", cost_us),
+            "fetch": lambda key: Fetch(key, kind, nbytes, cost_us),
         }
         items = [make_item[how](key) for key in keys]
         self.send(slot, requests.Acquire, request, items)
@@ -359,9 +383,9 @@ class Anything(RuleBasedStateMachine):
         self.send(slot, requests.Clients)
         self.send(slot, requests.List, None, 10)
 
-    @rule(slot=SLOTS)
-    def take(self, slot: int) -> None:
-        self.send(slot, requests.Take)
+    @rule(slot=SLOTS, role=st.sampled_from(["make", "make", "fetch"]))
+    def take(self, slot: int, role: str) -> None:
+        self.send(slot, requests.Take, role)
 
     @precondition(lambda self: len(self.state.flights.jobs))
     @rule(slot=SLOTS)
@@ -424,6 +448,15 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def is_valid(self) -> None:
         self.state.validate()
+
+    @invariant()
+    def keys_move_along_the_table(self) -> None:
+        """Check that each key has moved along the table of transitions."""
+        flights = self.state.flights
+        for key in map(ContentKey, KEYS):
+            before, after = self.key_states[key], flights.state_of(key, now_s=self.now_s)
+            assert after in REACHABLE[before], f"{before} to {after}"
+            self.key_states[key] = after
 
     @invariant()
     def one_maker_for_a_key(self) -> None:

@@ -30,9 +30,19 @@ from afferent.errors import (
 from afferent.store.block import codec
 from afferent.store.client.local_store import LocalStore
 from afferent.store.protocol.items import Claim, Find, Join, Queue, SealItem, Wanted
-from afferent.store.protocol.results import Evicted, Outcome
+from afferent.store.protocol.results import (
+    Absent,
+    Evicted,
+    Hit,
+    InFlight,
+    Made,
+    Outcome,
+    Owner,
+    Scheduled,
+)
 from afferent.types import CreateItem, Failure, Handle, KiB, MiB, ObjectKind, ReserveItem
 from tests.server import wait_until
+from tests.store.outcomes import failure_of, states
 from tests.store.stores import CAPACITY, STORES, SharedDaemon
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -73,12 +83,12 @@ def test_what_is_put_is_found(store: Any) -> None:
     handle = put(store, "writer", b"hello", key=KEY)
     assert handle.nbytes == 5
     outcome = acquire(store, "reader")
-    assert (outcome.state, outcome.handle) == ("hit", handle)
+    assert outcome == Hit(handle)
     assert bytes(store.block(handle)) == b"hello"
     for request in ("writer", "reader"):
         store.release(request)
     assert held_nbytes(store) == 0
-    assert acquire(store, "later").state == "hit"
+    assert isinstance(acquire(store, "later"), Hit)
 
 
 def test_without_a_key_only_the_handle_finds_it(store: Any) -> None:
@@ -169,7 +179,7 @@ def test_what_was_computed_from_a_pin_that_was_lost_is_not_published(store: Any)
 def test_delete_takes_the_key_and_leaves_the_pins(store: Any) -> None:
     handle = put(store, "r", b"data", key=KEY)
     assert store.delete([KEY, OTHER_KEY]) == [True, False]
-    assert acquire(store, "s", Join(KEY)).state == "absent"
+    assert isinstance(acquire(store, "s", Join(KEY)), Absent)
     assert bytes(store.block(handle)) == b"data"
     store.release("r")
     assert store.stat().num_objects == 0
@@ -181,12 +191,8 @@ def test_evict(store: Any) -> None:
     kept = put(store, "pinned", bytes(1000), key=KEY)
     store.release("r")
     assert store.evict(FEATURES, 1500) == Evicted(2, 2048)
-    assert [o.state for o in store.acquire("q", [Join(bytes([i]) * 32) for i in range(4)])] == [
-        "absent",
-        "absent",
-        "hit",
-        "hit",
-    ]
+    joined = store.acquire("q", [Join(bytes([i]) * 32) for i in range(4)])
+    assert states(joined) == ["absent", "absent", "hit", "hit"]
     store.release("q")
     assert store.evict(FEATURES).num_objects == 2
     assert [info.handle for info in store.list_objects()] == [kept]
@@ -197,16 +203,15 @@ def test_evict(store: Any) -> None:
 
 def test_one_makes_it_and_all_are_told(store: Any) -> None:
     mine = acquire(store, "first")
-    assert mine.state == "owner"
-    assert mine.handle is not None
-    assert acquire(store, "second").state == "in_flight"
+    assert isinstance(mine, Owner)
+    assert isinstance(acquire(store, "second"), InFlight)
     with ThreadPoolExecutor(1) as thread:
         if isinstance(store, LocalStore):  # the others do one call at a time
             waiting = thread.submit(store.wait, "second", [KEY])
         write(store, mine.handle, b"made")
         (sealed,) = store.seal("first", [SealItem(mine.handle, 4)])
         (made,) = waiting.result() if isinstance(store, LocalStore) else store.wait("second", [KEY])
-    assert (made.state, made.handle) == ("made", sealed)
+    assert made == Made(sealed)
     store.release("first")
     assert bytes(store.block(sealed)) == b"made"
     assert held_nbytes(store) > 0
@@ -214,13 +219,13 @@ def test_one_makes_it_and_all_are_told(store: Any) -> None:
 
 def test_who_gives_up_hands_it_on(store: Any) -> None:
     mine = acquire(store, "first")
-    assert acquire(store, "second").state == "in_flight"
+    assert isinstance(acquire(store, "second"), InFlight)
     store.abort("first", [mine.handle])
     (outcome,) = store.wait("second", [KEY])
-    assert outcome.state == "owner"
+    assert isinstance(outcome, Owner)
     write(store, outcome.handle, b"made")
     store.seal("second", [SealItem(outcome.handle, 4)])
-    assert acquire(store, "third").state == "hit"
+    assert isinstance(acquire(store, "third"), Hit)
 
 
 def test_who_fails_fails_all_who_wait(store: Any) -> None:
@@ -228,8 +233,8 @@ def test_who_fails_fails_all_who_wait(store: Any) -> None:
     acquire(store, "second")
     store.abort("first", [mine.handle], failure=Failure("invalid_media", "truncated"))
     (outcome,) = store.wait("second", [KEY])
-    assert outcome.failure == Failure("invalid_media", "truncated")
-    assert acquire(store, "third").state == "owner"
+    assert failure_of(outcome) == Failure("invalid_media", "truncated")
+    assert isinstance(acquire(store, "third"), Owner)
 
 
 def test_waiting_has_a_deadline(store: Any) -> None:
@@ -245,13 +250,13 @@ def test_waiting_has_a_deadline(store: Any) -> None:
 def test_a_worker_takes_jobs(store: Any) -> None:
     raw = put(store, "r", b"raw")
     outcome = acquire(store, "r", Queue(KEY, FEATURES, 1000, [raw], b"how"))
-    assert outcome.state == "scheduled"
+    assert isinstance(outcome, Scheduled)
     order = store.take()
     assert (order.inputs, order.payload) == ([raw], b"how")
     write(store, order.target, b"features")
     store.finish(order, used_nbytes=8)
     (made,) = store.wait("r", [KEY])
-    assert made.state == "made"
+    assert isinstance(made, Made)
     assert bytes(store.block(made.handle)) == b"features"
 
 
@@ -388,11 +393,11 @@ def test_a_create_that_was_not_done_in_time_is_not_done_later(store: Any) -> Non
 
 def test_a_search_waits_for_nobody(store: Any) -> None:
     mine = acquire(store, "first")
-    assert acquire(store, "second", Find(KEY)).state == "absent"
+    assert isinstance(acquire(store, "second", Find(KEY)), Absent)
     store.seal("first", [SealItem(mine.handle, 1)])
     store.release("first")
     assert held_nbytes(store) == 0, "the second has nothing that it was not told of"
-    assert acquire(store, "second", Find(KEY)).state == "hit"
+    assert isinstance(acquire(store, "second", Find(KEY)), Hit)
 
 
 def test_a_key_is_created_once(store: Any) -> None:

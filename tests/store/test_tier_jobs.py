@@ -10,9 +10,21 @@ import pytest
 from afferent.admission.shares import Share
 from afferent.store.protocol import requests
 from afferent.store.protocol.items import Claim, Fetch, Find, Queue, SealItem
-from afferent.store.protocol.results import Fetching, Keeping, ObjectInfo, Order, Outcome
+from afferent.store.protocol.results import (
+    Absent,
+    Fetching,
+    InFlight,
+    Keeping,
+    Made,
+    ObjectInfo,
+    Order,
+    Outcome,
+    Owner,
+    Scheduled,
+)
 from afferent.store.state.keeping import MAX_WAITING
 from afferent.types import Failure, Handle, ObjectKind
+from tests.store.outcomes import states
 from tests.store.pure_store import (
     BAD,
     FEATURES,
@@ -67,7 +79,7 @@ def test_who_fetches_is_asked_before_a_worker() -> None:
     assert object_states(store) == ["fetching"]
     wait = store.wait(FRONTEND, "r")
     store.finish(TIER, order)
-    assert store.outcome(FRONTEND, wait).state == "made"
+    assert isinstance(store.outcome(FRONTEND, wait), Made)
     statistics = store.state.statistics()
     assert (statistics.num_jobs_fetched, statistics.num_jobs_made) == (1, 0)
     assert order_of(store, WORKER, worker) is None
@@ -77,7 +89,7 @@ def test_what_is_absent_is_made_once_all_wait_for_it() -> None:
     store = Store()
     take = fetcher(store)
     store.acquire(FRONTEND, "r1")
-    assert store.acquire(OTHER, "r2").state == "in_flight"
+    assert isinstance(store.acquire(OTHER, "r2"), InFlight)
     waits = [(FRONTEND, store.wait(FRONTEND, "r1")), (OTHER, store.wait(OTHER, "r2"))]
     order = given(store, TIER, take)
     store.finish(TIER, order, ABSENT)
@@ -85,7 +97,7 @@ def test_what_is_absent_is_made_once_all_wait_for_it() -> None:
     assert (made.job, made.payload, made.target) == (order.job, b"how", order.target)
     assert store.refusal(TIER, requests.Finish, order.job, 900, None, []) == "not_permitted"
     store.finish(WORKER, made)
-    assert {store.outcome(*wait).state for wait in waits} == {"made"}
+    assert set(states(store.outcome(*wait) for wait in waits)) == {"made"}
     statistics = store.state.statistics()
     assert (statistics.num_jobs_fetched, statistics.num_jobs_made) == (0, 1)
 
@@ -105,14 +117,14 @@ def test_a_tier_that_dies_is_no_maker_that_died() -> None:
     store = Store()
     for number in range(3):  # more deaths than a key may cause
         take = fetcher(store)
-        assert store.acquire(FRONTEND, f"r{number}").state == "scheduled"
+        assert isinstance(store.acquire(FRONTEND, f"r{number}"), Scheduled)
         given(store, TIER, take)
         store.release(FRONTEND, f"r{number}")
         store.die(TIER)
         store.state.connect(TIER)
     store.acquire(FRONTEND, "r")
     store.finish(WORKER, store.take(WORKER))
-    assert store.outcome(FRONTEND, store.wait(FRONTEND, "r")).state == "made"
+    assert isinstance(store.outcome(FRONTEND, store.wait(FRONTEND, "r")), Made)
 
 
 def test_a_lost_tier_writes_until_it_is_dead() -> None:
@@ -132,13 +144,13 @@ def test_what_waits_for_a_tier_that_goes_is_made() -> None:
     take = fetcher(store)
     items = [Queue(key, FEATURES, 1000, [], b"how") for key in (KEY, KEY_2)]
     outcomes = store.call(FRONTEND, requests.Acquire, "r", items, returns=list[Outcome])
-    assert [outcome.state for outcome in outcomes] == ["scheduled", "scheduled"]
+    assert states(outcomes) == ["scheduled", "scheduled"]
     given(store, TIER, take)
     store.die(TIER)
     for _ in items:
         store.finish(WORKER, store.take(WORKER))
     for key in (KEY, KEY_2):
-        assert store.outcome(FRONTEND, store.wait(FRONTEND, "r", key)).state == "made"
+        assert isinstance(store.outcome(FRONTEND, store.wait(FRONTEND, "r", key)), Made)
 
 
 def test_who_takes_no_jobs_any_more_gets_none() -> None:
@@ -164,13 +176,13 @@ def test_a_fetch_alone_is_absent_where_nobody_has_it() -> None:
     store = Store()
     item = Fetch(KEY, FEATURES, 1000)
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "absent"
+    assert isinstance(outcome, Absent)
     take = fetcher(store)
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "scheduled"
+    assert isinstance(outcome, Scheduled)
     wait = store.wait(FRONTEND, "r")
     store.finish(TIER, given(store, TIER, take), ABSENT)
-    assert store.outcome(FRONTEND, wait).state == "absent"
+    assert isinstance(store.outcome(FRONTEND, wait), Absent)
     assert store.state.statistics().num_objects == 0
 
 
@@ -180,11 +192,11 @@ def test_who_would_make_it_does_when_the_fetch_brings_nothing() -> None:
     item = Fetch(KEY, FEATURES, 1000)
     store.call(FRONTEND, requests.Acquire, "r", [item])
     (claim,) = store.claim(OTHER, "r2")
-    assert claim.state == "in_flight"
+    assert isinstance(claim, InFlight)
     waits = store.wait(FRONTEND, "r"), store.wait(OTHER, "r2")
     store.finish(TIER, given(store, TIER, take), ABSENT)
-    assert store.outcome(FRONTEND, waits[0]).state == "absent"
-    assert store.outcome(OTHER, waits[1]).state == "owner"
+    assert isinstance(store.outcome(FRONTEND, waits[0]), Absent)
+    assert isinstance(store.outcome(OTHER, waits[1]), Owner)
 
 
 def test_a_fetch_never_takes_room_that_is_not_there() -> None:
@@ -192,7 +204,7 @@ def test_a_fetch_never_takes_room_that_is_not_there() -> None:
     fetcher(store)
     item = Fetch(KEY, FEATURES, 1 << 30)
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "absent"
+    assert isinstance(outcome, Absent)
 
 
 def test_a_fetch_that_takes_too_long_is_overdue_sooner_than_a_making() -> None:
@@ -440,10 +452,10 @@ def test_what_is_only_fetched_may_be_of_any_kind() -> None:
     take = fetcher(store)
     item = Fetch(KEY, RECORDS, 900)
     (outcome,) = store.call(FRONTEND, requests.Acquire, "r", [item], returns=list[Outcome])
-    assert outcome.state == "scheduled"
+    assert isinstance(outcome, Scheduled)
     wait = store.wait(FRONTEND, "r")
     store.finish(TIER, given(store, TIER, take))
-    assert store.outcome(FRONTEND, wait).state == "made"
+    assert isinstance(store.outcome(FRONTEND, wait), Made)
 
 
 def test_who_keeps_hears_whose_it_is() -> None:

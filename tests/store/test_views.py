@@ -34,6 +34,7 @@ from afferent.store.client.views import DroppedPins
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import Find, SealItem
 from afferent.store.protocol.requests import Get
+from afferent.store.protocol.results import Absent
 from afferent.types import CreateItem, Handle, KiB, MiB, ObjectKind, ReserveItem, TensorSpec
 from tests.server import wait_until
 from tests.store.stores import CAPACITY, SHARES, STORES, SharedDaemon
@@ -159,7 +160,7 @@ def test_what_can_not_be_stored_leaves_nothing(store: Store) -> None:
         store.put("writer", {"a": TensorSpec("uint8", (5,))}, key=KEY)
     assert not is_pinned(store)
     (outcome,) = store.acquire("r", [Find(KEY)])
-    assert outcome.state == "absent"
+    assert isinstance(outcome, Absent)
 
 
 def test_what_can_not_be_viewed_is_not_pinned(store: Store) -> None:

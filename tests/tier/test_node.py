@@ -22,7 +22,7 @@ from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import Claim, Fetch, Find, Queue, SealItem
-from afferent.store.protocol.results import Outcome
+from afferent.store.protocol.results import Absent, Hit, Outcome, Scheduled, existing, spans_of
 from afferent.tier.launch import ASKED, FETCHED, TierSettings
 from afferent.tier.main import serve
 from afferent.tier.protocol import Value
@@ -30,6 +30,7 @@ from afferent.tier.sealed import Sealer
 from afferent.tier.vault import REJECTED, Vault
 from afferent.types import ContentKey, MiB, ObjectKind
 from tests import waiting
+from tests.store.outcomes import handle_of, states
 from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
 
 TIMEOUT_S, WAIT_S = 0.3, 1.0
@@ -93,14 +94,13 @@ class Node:
         nbytes = codec.plan(tree_of(keys[0])).nbytes
         items = [Queue(key, ObjectKind.FEATURES, nbytes, [], bytes(key), cost_us) for key in keys]
         outcomes = await self.store.acquire(request, items)
-        pending = [key for key, one in zip(keys, outcomes, strict=True) if one.state != "hit"]
+        pending = [key for key, one in zip(keys, outcomes, strict=True) if not isinstance(one, Hit)]
         if pending:
             waited = await self.store.wait(request, pending, timeout_s=SOON_S)
             found = dict(zip(pending, waited, strict=True))
             outcomes = [found.get(key, one) for key, one in zip(keys, outcomes, strict=True)]
         for key, outcome in zip(keys, outcomes, strict=True):
-            assert outcome.handle is not None, outcome
-            tree: Any = codec.view(self.store.block(outcome.handle), copy=True)
+            tree: Any = codec.view(self.store.block(handle_of(outcome)), copy=True)
             assert (tree["values"] == tree_of(key)["values"]).all(), "a wrong byte"
         await self.store.release(request)
         return outcomes
@@ -175,7 +175,7 @@ def play(addresses: tuple[str, str]) -> Play:
 
 
 def stages(outcome: Outcome) -> list[str]:
-    return [span.stage for span in outcome.spans]
+    return [span.stage for span in spans_of(outcome)]
 
 
 async def make_and_keep(one: Node, tier: Lying, number: int = 1) -> list[ContentKey]:
@@ -191,9 +191,9 @@ def test_what_one_has_made_the_other_fetches(play: Play) -> None:
         (fetched,) = await two.want(key)
         assert (one.made, two.made) == ([key], [])
         assert stages(fetched) == [FETCHED]
-        assert "make" in fetched.spans[0].note
+        assert "make" in spans_of(fetched)[0].note
         (hit,) = await two.want(key)
-        assert hit.state == "hit"
+        assert isinstance(hit, Hit)
 
     play(scenario)
 
@@ -354,7 +354,7 @@ def test_a_tier_that_is_down_costs_nothing(play: Play) -> None:
         two.make_s = 0.0
         tier.calls.clear()
         made = await two.want(*[new_key() for _ in range(20)])
-        assert [one.state for one in made] == ["made"] * 20
+        assert states(made) == ["made"] * 20
         assert set(tier.calls) <= {"health"}, "no request waits for it, or has it asked"
         tier.faults.clear()
 
@@ -469,9 +469,9 @@ def test_embeddings_come_by_themselves(play: Play) -> None:
         nbytes = codec.plan(tree).nbytes
         asked = Fetch(key, kind, nbytes + 1000, DEAR_US)
         (absent,) = await two.store.acquire("r", [asked])
-        assert absent.state == "scheduled"
+        assert isinstance(absent, Scheduled)
         (absent,) = await two.store.wait("r", [key])
-        assert absent.state == "absent"
+        assert isinstance(absent, Absent)
         (claim,) = await one.store.acquire("r", [Claim(key, kind, nbytes)])
         assert claim.handle is not None
         codec.write_into(tree, one.store.block(claim.handle))
@@ -484,7 +484,7 @@ def test_embeddings_come_by_themselves(play: Play) -> None:
         found: Any = codec.view(two.store.block(fetched.handle), copy=True)
         assert (found["values"] == tree["values"]).all()
         (there,) = await two.store.acquire("r", [Find(key)])
-        assert there.state == "hit"
+        assert isinstance(there, Hit)
         for each in (one, two):
             await each.store.release("r")
 
@@ -503,7 +503,8 @@ async def leave(one: Node, key: ContentKey, kind: ObjectKind, data: bytes, made_
 async def find(two: Node, key: ContentKey, kind: ObjectKind, nbytes: int) -> bytes | None:
     await two.store.acquire("r", [Fetch(key, kind, nbytes, DEAR_US)])
     (outcome,) = await two.store.wait("r", [key])
-    found = None if outcome.handle is None else bytes(two.store.block(outcome.handle))
+    handle = existing(outcome)
+    found = None if handle is None else bytes(two.store.block(handle))
     await two.store.release("r")
     await two.store.delete([key])
     return found

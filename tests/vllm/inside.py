@@ -24,8 +24,9 @@ from vllm.multimodal.inputs import (
 from vllm.multimodal.media import MediaWithBytes
 
 from afferent import keys
+from afferent.engines import place
 from afferent.engines.references import Of
-from afferent.engines.vllm import items, place
+from afferent.engines.vllm import items
 from afferent.engines.vllm.plugin import labels as plugin_labels
 from afferent.engines.vllm.plugin import probe
 from afferent.engines.vllm.plugin.arena import Arena
@@ -35,6 +36,7 @@ from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.results import Hit
 from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import ContentKey, MiB, ObjectKind
 
@@ -149,7 +151,7 @@ def _kill_between(server: StoreServer, arena: Arena) -> None:
 
     def look_up_and_kill(*args: Any) -> Any:
         outcomes = look_up(*args)
-        assert all(outcome.handle is not None for outcome in outcomes)
+        assert all(isinstance(outcome, Hit) for outcome in outcomes)
         before = server.pid
         os.kill(before, signal.SIGKILL)
         _wait_until(lambda: _is_another(server, before))

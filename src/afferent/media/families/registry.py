@@ -53,7 +53,7 @@ PREPROCESSING_VERSION: Final = 1
 """Version of the code that makes features of media.
 
 It rises when a pixel, a sample or a model input changes, and only then:
-`tests/preprocess/test_golden_features.py` compares it with a corpus.
+`tests/media/test_golden_features.py` compares it with a corpus.
 """
 
 DECODERS: Final = (

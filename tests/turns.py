@@ -1,0 +1,73 @@
+"""Turns of the workers of one test run: some tests run alone on the machine.
+
+- A test with the marker ``alone`` measures, freezes processes, or overloads the machine. No other
+  test of the run is executed meanwhile.
+- The test with the marker ``first`` expects no other server on the machine. All other tests wait
+  for its end.
+
+The workers share two lock files. A test locks ``room``: shared, or exclusively for one that runs
+alone. A test that waits for ``room`` holds ``door``, so that later tests do not overtake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server import wait_until
+
+_FIRST_TIMEOUT_S = 900.0
+
+
+def _folder() -> Path | None:
+    """Return the folder of this run, the same in all of its workers; ``None`` without workers."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return None
+    folder = Path(tempfile.gettempdir()) / f"afferent-tests-{run}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, kind)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a child of a test has inherited it
+
+
+@functools.cache
+def _has_first(session: pytest.Session) -> bool:
+    return any(item.get_closest_marker("first") for item in session.items)
+
+
+@contextlib.contextmanager
+def turn(item: pytest.Item) -> Iterator[None]:
+    """Wait until a test may run, and have the others wait meanwhile, if they must."""
+    folder, is_first = _folder(), item.get_closest_marker("first") is not None
+    if folder is None:
+        yield
+        return
+    over = folder / "first-is-over"
+    if _has_first(item.session) and not is_first:
+        wait_until(over.exists, timeout_s=_FIRST_TIMEOUT_S)
+    is_alone = is_first or item.get_closest_marker("alone") is not None
+    with contextlib.ExitStack() as stack:
+        with _locked(folder / "door", fcntl.LOCK_EX):
+            kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
+            stack.enter_context(_locked(folder / "room", kind))
+        try:
+            yield
+        finally:
+            if is_first:
+                over.touch()
