@@ -8,8 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from afferent import DaemonStore, codec, engines
-from afferent.errors import AfferentError
+from afferent import DaemonStore, codec, engines, errors
 
 
 class TinyUpstream(engines.HttpUpstreamKind[engines.HttpSettings, engines.HttpLink]):
@@ -42,7 +41,7 @@ def serve(socket_path: str) -> None:
         request_id = f"request-{id(request)}"
         try:
             text = ", ".join(mean(url, request_id) for url in urls)
-        except AfferentError as error:
+        except errors.AfferentError as error:
             return web.json_response({"error": {"message": error.message}}, status=400)
         finally:
             store.forget(request_id)

@@ -123,7 +123,7 @@ WRONG = [
     flags("--cors-origin example.org", "--cors-origin example.org", "https://example.org"),
     flags("--store-path /nope/store", "--store-path /nope/store", "No such file"),
     flags(f"--store-path /tmp/{'x' * 120}", "--store-path", "107 bytes"),
-    flags("--engine refrence", "--engine refrence", "reference, vllm, or MODULE:FACTORY"),
+    flags("--engine refrence", "--engine refrence", "reference, render, vllm, or MODULE:FACTORY"),
     flags("--engine no_such:Engine", "--engine no_such:Engine", "No module named"),
     flags("--engine json:loads", "--engine json:loads"),
     flags("--engine vllm --engine-url ftp://x", "--engine-url ftp://x", "unix:PATH"),

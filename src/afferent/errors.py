@@ -3,6 +3,7 @@
     AfferentError
     ├── ConfigError                  a setting is wrong; nothing was started
     ├── UnsupportedModel             no processor family knows this model
+    ├── NotServed                    this server does not do what the endpoint is for
     ├── InvalidRequest               the client's fault; the same request fails again
     │   ├── UnsupportedParameter
     │   ├── ModelNotFound
@@ -107,6 +108,12 @@ class UnsupportedModel(AfferentError):
     code = "unsupported_model"
 
 
+class NotServed(AfferentError):
+    """This server does not do what the endpoint is for."""
+
+    code = "not_served"
+
+
 class InvalidRequest(AfferentError):
     """Request that fails again if it is repeated.
 
@@ -127,12 +134,6 @@ class UnsupportedParameter(InvalidRequest):
 
 class ModelNotFound(InvalidRequest):
     code = "model_not_found"
-
-
-class NotServed(InvalidRequest):
-    """This server does not do what the endpoint is for."""
-
-    code = "not_served"
 
 
 class ResponseNotFound(InvalidRequest):

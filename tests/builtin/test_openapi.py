@@ -93,7 +93,7 @@ def test_who_reads_it_finds_examples_keys_and_groups(address: str) -> None:
         for operation in operations.values():
             assert set(operation["tags"]) <= tags
             assert ("security" in operation) is path.startswith(
-                ("/v1/", "/tokenize", "/detokenize")
+                ("/v1/", "/afferent/v1/", "/tokenize", "/detokenize")
             )
     for api in (*APIS, *COUNTS):
         (body,) = described["paths"][api.path]["post"]["requestBody"]["content"].values()

@@ -91,7 +91,7 @@ def test_the_example_passes(name: str, outside: Path) -> None:
         ("releases_its_pins", "store.forget(request_id)", "pass"),
         ("refuses_forged_references", "engines.verify(url, place.secret())", "read(url)"),
         ("refuses_expired_references", "place.secret())", "place.secret(), now_s=0.0)"),
-        ("does_not_answer_from_lost_features", "store.get(", "str((request, "),
+        ("does_not_answer_from_lost_features", "store.get(request, [reference.handle])", "request"),
     ],
 )
 def test_a_broken_upstream_does_not(name: str, old: str, new: str, outside: Path) -> None:

@@ -18,7 +18,7 @@ from afferent.errors import (
 )
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import Claim, Find, SealItem
-from afferent.store.protocol.results import Hit, InFlight, Made, Outcome, Owner
+from afferent.store.protocol.results import Hit, InFlight, Made, Outcome, Owner, existing
 from afferent.types import CreateItem, Failure, Handle, ObjectKind, ReserveItem
 from tests.simulation.oracle import LINE_NBYTES, key_of
 from tests.simulation.plan import NOTHING, Task
@@ -120,7 +120,7 @@ class Program(Blocking):
         found = self._timed(
             "find", 10.0, lambda: self._store.acquire(request, [Find(key_of(what))])
         )
-        return found[0].handle
+        return existing(found[0])
 
     def _read_key(self, request: str, rng: random.Random) -> None:
         what = self._key(rng) + rng.choice((0, DERIVED))

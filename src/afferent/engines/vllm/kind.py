@@ -22,6 +22,7 @@ from afferent.engines.vllm.media import TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
 from afferent.errors import ConfigError
 from afferent.media.families.family import read_json
+from afferent.media.families.registry import engine_facts
 
 _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
 """Each request is in our log. ``--no-...`` in the arguments restores vLLM's lines."""
@@ -33,13 +34,6 @@ _UNSAFE = (
 """Arguments that let clients bypass this server's limits. With ``root_path``, each endpoint has a
 second path, at which no media and no tenants are looked for.
 """
-FEATURES_FOR: Final = frozenset(
-    {
-        *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
-        *("mistral3", "qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"),
-    }
-)
-"""Types of models whose answers from our features are compared with a stock vLLM's."""
 _FRAMES: Final = "media_io_kwargs"
 """Argument that may make vLLM take other frames of a video than Afferent."""
 _OPTIONS: Final = "mm_processor_kwargs"
@@ -78,7 +72,10 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         """See `UpstreamKind.takes_features`."""
         if _OPTIONS in _told(settings):
             return False
-        return read_json(model_folder / "config.json").get("model_type") in FEATURES_FOR
+        model_type = read_json(model_folder / "config.json").get("model_type")
+        if not isinstance(model_type, str):
+            return False
+        return model_type in engine_facts(model_type).compared_with.get(self.name, ())
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from afferent.errors import InvalidMedia
 from afferent.media.decoded import Array, Media
-from afferent.media.families.entry import Entry
+from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
     MediaTokens,
     processor_settings,
@@ -212,4 +212,7 @@ def _keeps_to(limit: str, folder: Path, config: Mapping[str, Any]) -> bool:
     return all(each.get("vision_aspect_ratio", limit) == limit for each in said)
 
 
-ENTRY = Entry(model_types=tuple(_RESOLUTIONS), describe=describe)
+_TYPES = tuple(_RESOLUTIONS)
+ENTRY = Entry(
+    model_types=_TYPES, describe=describe, engine=EngineFacts(compared_with={"vllm": _TYPES})
+)

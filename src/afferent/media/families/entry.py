@@ -20,6 +20,9 @@ class EngineFacts:
             all models.
         items_see_themselves: The positions of an item attend to each other, later ones included, so
             that an item has to be computed at once.
+        compared_with: Types of models whose answers from these features were compared with those
+            of an upstream from the same media, by the upstream's name (``vllm``). Behind that
+            upstream, features replace the media of such models.
         sharded_like: For language models without a sharding plan, by their ``model_type``: the type
             of one with the same layers and a plan.
     """
@@ -27,6 +30,7 @@ class EngineFacts:
     position_features: frozenset[str] = frozenset()
     items_see_themselves: bool = False
     sharded_like: Mapping[str, str] = field(default_factory=dict)
+    compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from afferent.media.decoded import Array, Media
-from afferent.media.families.entry import Entry
+from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
     MediaTokens,
     processor_settings,
@@ -165,4 +165,7 @@ def _embeds_of(config: Mapping[str, Any], side: int) -> int:
     return int((side // tower["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
 
 
-ENTRY = Entry(model_types=("idefics3", "smolvlm"), describe=describe)
+_TYPES = ("idefics3", "smolvlm")
+ENTRY = Entry(
+    model_types=_TYPES, describe=describe, engine=EngineFacts(compared_with={"vllm": _TYPES})
+)

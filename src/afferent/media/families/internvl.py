@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from afferent.media.decoded import Array, Media
-from afferent.media.families.entry import Entry
+from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import MediaTokens, processor_settings
 from afferent.media.families.images import PixelsFamily, decoded_image, image_header
 from afferent.media.families.plan import FeaturePlan
@@ -116,4 +116,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
     )
 
 
-ENTRY = Entry(model_types=("internvl",), describe=describe)
+_TYPES = ("internvl",)
+ENTRY = Entry(
+    model_types=_TYPES, describe=describe, engine=EngineFacts(compared_with={"vllm": _TYPES})
+)

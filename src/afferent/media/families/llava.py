@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from afferent.media.families import pixtral
-from afferent.media.families.entry import Entry
+from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
     MediaTokens,
     processor_settings,
@@ -53,4 +53,8 @@ def _num_embeds(folder: Path, width: int, height: int) -> int | None:
     return num_embeds - (processor.get("vision_feature_select_strategy") == "default")
 
 
-ENTRY: Final[Entry[FixedFamily | PixtralFamily]] = Entry(model_types=("llava",), describe=describe)
+ENTRY: Final[Entry[FixedFamily | PixtralFamily]] = Entry(
+    model_types=("llava",),
+    describe=describe,
+    engine=EngineFacts(compared_with={"vllm": ("llava",)}),
+)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from afferent.errors import InvalidMedia
 from afferent.media.decoded import Array, Media
-from afferent.media.families.entry import Entry
+from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
     MediaTokens,
     ProcessorLayout,
@@ -136,4 +136,8 @@ def _expected(config: Mapping[str, Any], edge: int) -> tuple[int, int]:
     return unit, tower.get("image_size", _LONGEST_EDGE) if is_llava else edge
 
 
-ENTRY = Entry(model_types=("mistral3", "lighton_ocr"), describe=describe)
+ENTRY = Entry(
+    model_types=("mistral3", "lighton_ocr"),
+    describe=describe,
+    engine=EngineFacts(compared_with={"vllm": ("mistral3",)}),
+)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from afferent.errors import InvalidMedia
 from afferent.media.decoded import Array, Media
-from afferent.media.families.entry import Entry
+from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import processor_settings
 from afferent.media.families.mel import LogMel
 from afferent.media.families.plan import FeaturePlan
@@ -70,4 +70,8 @@ def describe(folder: Path, config: Mapping[str, Any]) -> Qwen2AudioFamily | None
     return Qwen2AudioFamily(mel=mel, audio_token_id=token_id)
 
 
-ENTRY: Final = Entry(model_types=("qwen2_audio",), describe=describe)
+ENTRY: Final = Entry(
+    model_types=("qwen2_audio",),
+    describe=describe,
+    engine=EngineFacts(compared_with={"vllm": ("qwen2_audio",)}),
+)

@@ -286,5 +286,6 @@ ENTRY = Entry(
     engine=EngineFacts(
         position_features=frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}),
         sharded_like={"qwen3_vl_text": "qwen3"},
+        compared_with={"vllm": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
     ),
 )
