@@ -75,7 +75,7 @@ class Fleet:
         for _ in range(NUM_TRIES):
             before, url = self.one.kept(), self.picture()
             said, _ = self.one.ask(url)
-            until_s = time.monotonic() + 10.0
+            until_s = time.monotonic() + 3.0  # kept within a second, or not at all
             while time.monotonic() < until_s:
                 if self.one.kept() >= before + 2:
                     return url, said
