@@ -16,6 +16,9 @@ truncated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from blake3 import blake3
 
 from afferent.errors import FormatError
@@ -38,6 +41,49 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
         return blake3(data).digest()
     except TypeError:
         raise _no_bytes("data", data) from None
+
+
+def digest_file(path: Path) -> bytes:
+    """Return the digest of a file, read on all cores.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update_mmap(path)
+    return hasher.digest()
+
+
+class Keyed:
+    """Keyed digests, by a secret that processes share; without a secret, plain ones."""
+
+    def __init__(self, secret: bytes, *, context: str) -> None:
+        """Create it.
+
+        Args:
+            secret: Of any length; empty for plain digests.
+            context: Purpose of the digests: another purpose has another key.
+        """
+        self._key = blake3(secret, derive_key_context=context).digest() if secret else None
+
+    @property
+    def is_keyed(self) -> bool:
+        return self._key is not None
+
+    def digest(self, data: bytes | memoryview) -> bytes:
+        """Return the digest of ``data``, 32 bytes."""
+        return (blake3(data, key=self._key) if self._key else blake3(data)).digest()
+
+    def after(self, prefix: bytes) -> Callable[[bytes], bytes]:
+        """Return a function that digests ``prefix`` and its argument; the prefix is hashed once."""
+        begun = blake3(prefix, key=self._key) if self._key else blake3(prefix)
+
+        def digest_after(data: bytes) -> bytes:
+            hasher = begun.copy()
+            hasher.update(data)
+            return hasher.digest()
+
+        return digest_after
 
 
 def frame(tag: bytes, *parts: bytes) -> ContentKey:

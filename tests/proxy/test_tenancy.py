@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from afferent.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
 from afferent.proxy.media_locations import TABLE
-from afferent.proxy.tenancy import RESPONSES, SALTED, UNSALTED, Tenancy
+from afferent.proxy.tenancy import MEMORYLESS, RESPONSES, SALTED, UNSALTED, Tenancy
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -206,6 +206,20 @@ def test_other_spellings_of_paths_are_refused_for_tenants(path: str) -> None:
 )
 def test_paths_of_endpoints_without_memory_pass(path: str) -> None:
     APART.check_path(path)
+
+
+@pytest.mark.parametrize("path", sorted(TABLE.keys() - UNSALTED.keys() | SALTED | MEMORYLESS))
+def test_known_endpoints_take_json_with_tenants(path: str) -> None:
+    APART.check_path(path, has_json=True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/new", "/collective_rpc", "/v1/load_lora_adapter", "/v1/models"]
+)
+def test_unknown_endpoints_take_no_json_with_tenants(path: str) -> None:
+    with pytest.raises(UnsupportedParameter, match="keep tenants apart"):
+        APART.check_path(path, has_json=True)
+    ALONE.check_path(path, has_json=True)
 
 
 @pytest.mark.parametrize("path", sorted((TABLE.keys() | SALTED) - UNSALTED.keys()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from blake3 import blake3
 from msgspec import Struct
 
 from afferent import keys
@@ -94,7 +93,5 @@ def weights_digest(folder: Path) -> bytes:
     """
     parts: list[bytes] = []
     for file in [folder / "config.json", *weights_files(folder)]:
-        hasher = blake3(max_threads=blake3.AUTO)
-        hasher.update_mmap(file)
-        parts += [file.name.encode(), hasher.digest()]
+        parts += [file.name.encode(), keys.digest_file(file)]
     return keys.frame(_TAG, *parts)

@@ -122,7 +122,7 @@ class Passage:
         exchange.load = await self._load.look(exchange.scope["headers"])
         trace.media = "none"
         _check_target(exchange.scope)
-        self._tenancy.check_path(path_of(request))
+        self._tenancy.check_path(path_of(request), has_json=_is_json(request))
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | AsyncIterator[bytes] = b""

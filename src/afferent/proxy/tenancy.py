@@ -36,6 +36,13 @@ UNSALTED: Final[dict[str, str]] = {
 }
 """Paths whose requests use the prefix cache, and can name no salt; and what to call in their place.
 """
+MEMORYLESS: Final = frozenset(
+    {
+        *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations"),
+    }
+)
+"""Paths whose requests use no prefix cache, and store nothing."""
 _STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+", re.DOTALL)
 _APART: Final = (
     "a stored response can't be had where tenants are configured: send the conversation in input"
@@ -68,7 +75,7 @@ class Tenancy:
         """
         self._has_tenants, self._secret = has_tenants, secret
 
-    def check_path(self, path: str) -> None:
+    def check_path(self, path: str, *, has_json: bool = False) -> None:
         """Refuse endpoints that can't be kept apart, and other spellings of endpoints that are.
 
         A proxy between, or an upstream with a prefix of its paths, may read another path than this
@@ -76,6 +83,8 @@ class Tenancy:
 
         Args:
             path: Without percent encoding.
+            has_json: Whether the request has a body with JSON: the endpoint may then use what the
+                upstream remembers, unless it is known.
 
         Raises:
             ResponseNotFound: The path is that of a stored response, of whichever tenant.
@@ -99,6 +108,11 @@ class Tenancy:
                     f"vLLM takes no cache_salt at {unsalted}, so that tenants would share its "
                     f"prefix cache: use {instead}"
                 )
+        if has_json and plain not in MEMORYLESS:
+            raise UnsupportedParameter(
+                f"the endpoint {path[:100]!r} is not known to keep tenants apart, so that it is "
+                "refused where tenants are configured"
+            )
 
     def write(self, body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
         """Return a body with the fields that keep what the upstream remembers apart.

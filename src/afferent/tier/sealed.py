@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 
-from blake3 import blake3
-
+from afferent import keys
 from afferent.errors import FormatError
 from afferent.tier.protocol import MAX_BODY_NBYTES, num_parts, part
 from afferent.types import KEY_NBYTES, ContentKey, ObjectKind
@@ -45,12 +44,12 @@ class Sealer:
     """Creates and reads headers, with a secret shared by the nodes of a fleet, or without."""
 
     def __init__(self, secret: bytes = b"") -> None:
-        self._key = blake3(secret, derive_key_context=_SECRET_CONTEXT).digest() if secret else None
-        self._names = blake3(_NAME_TAG, key=self._key) if self._key else blake3(_NAME_TAG)
+        self._keyed = keys.Keyed(secret, context=_SECRET_CONTEXT)
+        self._name = self._keyed.after(_NAME_TAG)
 
     @property
     def is_keyed(self) -> bool:
-        return self._key is not None
+        return self._keyed.is_keyed
 
     def name_of(self, key: ContentKey) -> bytes:
         """Return the name of a value in the tier.
@@ -58,17 +57,15 @@ class Sealer:
         It does not reveal the value to other users of the tier. Nodes with another secret, or
         another version of this format, use different names.
         """
-        named = self._names.copy()  # half the cost of hashing the tag each time
-        named.update(key)
-        return named.digest()
+        return self._name(key)
 
     def seal(self, key: ContentKey, kind: ObjectKind, body: memoryview) -> bytes:
         """Return the header of a body."""
         flags = _KEYED if self.is_keyed else 0
         fixed = _FIXED.pack(_MAGIC, VERSION, flags, _KINDS[kind], len(body), key)
-        digests = [digest(part(body, index)) for index in range(num_parts(len(body)))]
+        digests = [keys.digest(part(body, index)) for index in range(num_parts(len(body)))]
         data = b"".join((fixed, *digests))
-        return data + self._seal_of(data)
+        return data + self._keyed.digest(data)
 
     def open(self, head: bytes, key: ContentKey) -> Head:
         """Check and parse a header.
@@ -84,7 +81,7 @@ class Sealer:
             raise FormatError("a head is of another version, or none")
         if flags != (_KEYED if self.is_keyed else 0):
             raise FormatError("a head is sealed in another way")
-        if not compare_digest(seal, self._seal_of(data)):
+        if not compare_digest(seal, self._keyed.digest(data)):
             raise FormatError("a head's seal is broken")
         if named != key:
             raise FormatError("a head is of another key")
@@ -96,9 +93,6 @@ class Sealer:
         starts = range(0, len(listed), _DIGEST_NBYTES)
         digests = tuple(listed[at : at + _DIGEST_NBYTES] for at in starts)
         return Head(key, _BY_NUMBER[kind], nbytes, digests)
-
-    def _seal_of(self, data: bytes) -> bytes:
-        return (blake3(data, key=self._key) if self._key else blake3(data)).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +106,7 @@ class Head:
 
     def has(self, index: int, data: memoryview) -> bool:
         """Whether ``data`` is this part of the body."""
-        return compare_digest(digest(data), self.digests[index])
-
-
-def digest(data: memoryview) -> bytes:
-    return blake3(data).digest()
+        return compare_digest(keys.digest(data), self.digests[index])
 
 
 def check_key(key: bytes) -> ContentKey:
