@@ -43,7 +43,9 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
         43481,
         47527,
         54800,
+        65086,
         77891,
+        90037,
         95564,
     ],
 )

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 5.0
 _AWAKE_S = 60e-6
 _MOST_MISSES = 6
-_LOOK_AGAIN_S = 1.0
+_LOOK_AGAIN_S = 0.5
 _LEAST_PAUSE_S = 0.005
 
 

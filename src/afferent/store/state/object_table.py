@@ -54,7 +54,7 @@ class ObjectTable(ObjectIndex):
         self.regions = divide(capacity_nbytes, shares, back)
         self.budget = Budget(
             {kind: region.capacity_nbytes for kind, region in self.regions.items()},
-            more=None if back is None else lambda kind, nbytes: self.regions[kind].grow(nbytes),
+            more=None if back is None else self._grow,
         )
         self.capacity_nbytes = capacity_nbytes
         self.num_evicted = dict.fromkeys(self.regions, 0)
@@ -320,6 +320,12 @@ class ObjectTable(ObjectIndex):
         check(self._by_generation.values(), self._by_key, self._leases, self.regions, self.budget)
 
     # Inner steps
+
+    def _grow(self, kind: ObjectKind, nbytes: int) -> int:
+        """Get memory for a region, whose last extent then grows; return how much it got."""
+        grown = self.regions[kind].grow(nbytes)
+        self._has_freed = self._has_freed or grown > 0
+        return grown
 
     def _create_together(
         self, lease: Lease, news: Sequence[NewObject]
