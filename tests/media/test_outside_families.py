@@ -14,7 +14,7 @@ import pytest
 
 from afferent.errors import ConfigError
 from afferent.media.decoded import DecodedImage
-from afferent.media.families import outside, registry
+from afferent.media.families import llava, outside, registry
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.outside import OutsideFamily
 from afferent.media.families.registry import AnyFamily, describe, engine_facts, fingerprint
@@ -137,7 +137,7 @@ def test_it_may_leave_a_folder_to_the_adapter(site: Path, tmp_path: Path) -> Non
 
 def test_ours_come_first(site: Path, tmp_path: Path) -> None:
     install(site, "llava = strips_family:ENTRY", "gemma3 = nowhere:ENTRY")
-    assert engine_facts("llava") == registry.EngineFacts()
+    assert engine_facts("llava") == llava.ENTRY.engine
     assert engine_facts("gemma3").items_see_themselves
 
 
