@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -18,7 +19,6 @@ from msgspec import Struct
 from packaging.requirements import Requirement
 
 from afferent.errors import AfferentError, in_a_line
-from afferent.media.workers import sandbox
 from afferent.runtime import cgroup, memory
 from afferent.runtime.sockets import new_address
 from afferent.types import GiB, MiB
@@ -94,23 +94,27 @@ def _kernel() -> Finding:
     return Finding(what="kernel", level=level, found=f"{release} on {machine}", mend=mend)
 
 
+_CONFINE: Final = """
+import os
+from afferent.errors import AfferentError
+from afferent.media.workers import sandbox
+try:
+    sandbox.enter(memory_nbytes=64 << 20)
+except AfferentError as error:
+    os.write(1, error.message.encode())
+os._exit(0)
+"""
+"""Program that enters the sandbox, and prints why it could not."""
+
+
 def _confinement() -> Finding:
-    """Check the sandbox in a process of its own: it can't be left."""
-    read, write = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            sandbox.enter(memory_nbytes=64 * MiB)
-            said = ""
-        except AfferentError as error:
-            said = error.message
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        said = answer.read()
-    _, status = os.waitpid(pid, 0)
-    if status and not said:
-        said = f"the process that tried it has ended with status {status}"
+    """Check the sandbox in a process of its own: it can't be left, and may have one thread only."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CONFINE], capture_output=True, text=True, check=False
+    )
+    said = done.stdout
+    if done.returncode and not said:
+        said = f"the process that tried it has ended with status {done.returncode}"
     return Finding(
         what="confinement",
         level="wrong" if said else "ok",
