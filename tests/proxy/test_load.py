@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from afferent.admission.gate import Gate
+from afferent.engines.protocol import EngineStats
 from afferent.proxy.load import LoadReports
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
@@ -19,16 +20,16 @@ GIVEN = b"endpoint-load-metrics"
 OF_VLLM = b"TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0"
 
 
-def report(answer: list[tuple[bytes, bytes]], wish: bytes | None, **more: float) -> Any:
-    async def engine() -> dict[str, float]:
-        return more
+def report(answer: list[tuple[bytes, bytes]], wish: bytes | None, **more: int) -> Any:
+    async def stats() -> EngineStats | None:
+        return EngineStats(**more) if more else None
 
     async def main() -> list[tuple[bytes, bytes]]:
         with StoreServer(4 * MiB, shares={ObjectKind.FEATURES: 1.0}) as server:
             store = await AsyncDaemonStore.connect(server.address, name="frontend")
             try:
                 await store.reserve("r", [ReserveItem(ObjectKind.FEATURES, MiB)], timeout_s=5.0)
-                reports = LoadReports(store, Gate(store, timeout_s=1.0), engine)
+                reports = LoadReports(store, Gate(store, timeout_s=1.0), stats)
                 asked = [(b"accept", b"*/*")] + ([(ASKED, wish)] if wish is not None else [])
                 return (await reports.look(asked)).added_to(answer)
             finally:
@@ -61,7 +62,7 @@ def test_the_values_of_both(wish: bytes) -> None:
 
 
 def test_an_engine_without_a_report() -> None:
-    found = values(report([], b"TEXT", num_requests_running=2.0))
+    found = values(report([], b"TEXT", num_running=2))
     assert found["num_requests_running"] == 2.0
     assert found["afferent_arena_free_bytes"] == 3 * MiB
 
@@ -80,3 +81,20 @@ def test_a_malformed_report_of_the_engine_is_replaced(broken: bytes) -> None:
         "afferent_predicted_wait_s",
         "afferent_arena_free_bytes",
     }
+
+
+def test_requests_at_once_share_a_report() -> None:
+    """The first ones too: none of them gets a report without values."""
+
+    async def main() -> None:
+        with StoreServer(4 * MiB, shares={ObjectKind.FEATURES: 1.0}) as server:
+            store = await AsyncDaemonStore.connect(server.address, name="frontend")
+            try:
+                reports = LoadReports(store, Gate(store, timeout_s=1.0))
+                found = await asyncio.gather(*(reports.look([(ASKED, b"TEXT")]) for _ in range(5)))
+                free = {values(each.added_to([]))["afferent_arena_free_bytes"] for each in found}
+                assert free == {4 * MiB}
+            finally:
+                await store.close()
+
+    asyncio.run(main())

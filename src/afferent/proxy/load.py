@@ -8,27 +8,29 @@ the engine: the free bytes of the arena, and the expected wait at the gate.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from afferent.admission.gate import Gate
+from afferent.engines.protocol import EngineStats
 from afferent.errors import AfferentError
+from afferent.proxy.sharing import Shared
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import ObjectKind
+
+log = logging.getLogger(__name__)
 
 _ASKED: Final = b"endpoint-load-metrics-format"
 _GIVEN: Final = b"endpoint-load-metrics"
 _FORMATS: Final = ("TEXT", "JSON")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_FRESH_S: Final = 0.1
-"""Time for which a report is given to further requests."""
 
 Headers = Sequence[tuple[bytes, bytes]]
-EngineLoad = Callable[[], Awaitable[Mapping[str, float]]]
+Stats = Callable[[], Awaitable[EngineStats | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,10 @@ class LoadReport:
 class LoadReports:
     """Load of one server, as one of its frontends sees it."""
 
-    def __init__(
-        self, store: AsyncDaemonStore, gate: Gate, engine: EngineLoad | None = None
-    ) -> None:
-        """Create it; ``engine`` returns values of an engine that gives no report itself."""
-        self._store, self._gate, self._engine = store, gate, engine
-        self._values: dict[str, float] = {}
-        self._looked_s = -math.inf
+    def __init__(self, store: AsyncDaemonStore, gate: Gate, stats: Stats | None = None) -> None:
+        """Create it; ``stats`` returns the statistics of an engine that gives no report itself."""
+        self._store, self._gate, self._stats = store, gate, stats
+        self._values = Shared(self._measured)
 
     async def look(self, asked: Headers) -> LoadReport:
         """Return the report that a request asks for; it never fails.
@@ -69,24 +68,35 @@ class LoadReports:
         chosen = wish.decode("latin-1").strip().upper()
         if chosen not in _FORMATS:
             return LoadReport()
-        now_s = time.monotonic()
-        if now_s - self._looked_s > _FRESH_S:
-            self._looked_s = now_s
-            self._values = await self._measured()
-        return LoadReport(chosen, self._values)
+        return LoadReport(chosen, await self._values.get())
 
     async def _measured(self) -> dict[str, float]:
         wait_s = self._gate.retry_after_s if self._gate.num_waiting else 0.0
         values = {"afferent_predicted_wait_s": wait_s}
+        if self._stats is not None:
+            values |= await _engine_values(self._stats)
         try:
-            if self._engine is not None:
-                values |= await self._engine()
             features = (await self._store.stat()).kinds[ObjectKind.FEATURES]
-        except AfferentError:  # the store or the engine restarts
+        except AfferentError:  # the store restarts
             return values
         taken = features.held_nbytes + features.reserved_nbytes
         free_nbytes = max(0, features.capacity_nbytes - taken)
         return {**values, "afferent_arena_free_bytes": float(free_nbytes)}
+
+
+async def _engine_values(stats: Stats) -> dict[str, float]:
+    """Return an engine's load; nothing if it does not report it."""
+    try:
+        found = await stats()
+    except Exception:  # an engine of another package may raise anything
+        log.exception("the engine gives no statistics")
+        return {}
+    if found is None:
+        return {}
+    return {
+        "num_requests_running": float(found.num_running),
+        "num_requests_waiting": float(found.num_waiting),
+    }
 
 
 def _report(wish: str, values: Mapping[str, float]) -> bytes:

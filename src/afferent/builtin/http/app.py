@@ -25,6 +25,7 @@ from afferent.errors import InvalidRequest
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
+from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
 from afferent.runtime.heartbeat import Board
@@ -57,12 +58,13 @@ class Frontend:
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
         scopes = RequestScopes(pipeline.store, access, settings)
+        load = LoadReports(pipeline.store, gate, pipeline.engine.stats)
         status = Status(pipeline, access, settings.model_names, board)
         self._cors_origins = settings.cors_origins
         self._apis = by_path(apis, TOKENS)
 
         def endpoint(api: Api) -> Endpoint:
-            return Endpoint(api, pipeline, gate, settings, scopes, history)
+            return Endpoint(api, pipeline, gate, settings, scopes, history, load)
 
         def routes(api: Api) -> Iterator[Route]:
             own = endpoint(api)

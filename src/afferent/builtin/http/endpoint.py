@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -31,8 +30,6 @@ from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import id_headers, ignored_header, json_answer, path_of, refusal
 from afferent.telemetry.trace import Trace
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +70,11 @@ class Endpoint:
         settings: AppSettings,
         scopes: RequestScopes,
         history: History,
+        load: LoadReports,
     ) -> None:
         self._api, self._pipeline, self._gate = api, pipeline, gate
-        self._settings, self._scopes, self._history = settings, scopes, history
-        self._load = LoadReports(pipeline.store, gate, self._engine_load)
+        self._settings, self._scopes = settings, scopes
+        self._history, self._load = history, load
         counting.APIS.add(api.name)
 
     @property
@@ -136,20 +134,6 @@ class Endpoint:
                 await answer(scope, receive, send)
                 return
         await answer(scope, receive, send)
-
-    async def _engine_load(self) -> dict[str, float]:
-        """Return the engine's load; nothing if it does not report it."""
-        try:
-            stats = await self._pipeline.engine.stats()
-        except Exception:  # an engine of another package may raise anything
-            log.exception("the engine gives no statistics")
-            return {}
-        if stats is None:
-            return {}
-        return {
-            "num_requests_running": float(stats.num_running),
-            "num_requests_waiting": float(stats.num_waiting),
-        }
 
     async def _read(self, exchange: _Exchange) -> Call:
         trace, request = exchange.trace, exchange.request
