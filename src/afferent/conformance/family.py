@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from afferent.conformance.engine_trial import NotConforming
+from afferent.conformance.engine_trial import NotConforming, require
 from afferent.errors import InvalidMedia
 from afferent.media.decoded import Array, DecodedImage
 from afferent.media.families.family import Family
@@ -43,11 +43,6 @@ def check_family(name: str, family: Family, *, sizes: Sizes) -> None:
     CHECKS_OF_FAMILIES[name](family, sizes)
 
 
-def _require(holds: bool, promise: str) -> None:
-    if not holds:
-        raise NotConforming(promise)
-
-
 def _plan(family: Family, width: int, height: int) -> FeaturePlan:
     planned = family.plan(ImageHeader(width, height))
     return planned if planned is not None else family.plan_exactly(ImageHeader(width, height))
@@ -68,10 +63,10 @@ def _plans_alike(family: Family, sizes: Sizes) -> None:
     """Check that a plan depends on the header alone, names tokens, and is short."""
     for width, height in sizes:
         planned = _plan(family, width, height)
-        _require(planned == _plan(family, width, height), "a header has one plan")
-        _require(planned.num_embeds > 0, "an image becomes at least one row of embeddings")
+        require(planned == _plan(family, width, height), "a header has one plan")
+        require(planned.num_embeds > 0, "an image becomes at least one row of embeddings")
         sent = msgspec.msgpack.encode(Planned(ImageHeader(width, height), planned))
-        _require(len(sent) <= PLAN_NBYTES, f"a plan has at most {PLAN_NBYTES} bytes")
+        require(len(sent) <= PLAN_NBYTES, f"a plan has at most {PLAN_NBYTES} bytes")
 
 
 def _writes_all_features(family: Family, sizes: Sizes) -> None:
@@ -79,7 +74,7 @@ def _writes_all_features(family: Family, sizes: Sizes) -> None:
     for width, height in sizes:
         one, other = (_features(family, width, height, fill=fill) for fill in (0, 1))
         for name, array in one.items():
-            _require(
+            require(
                 np.array_equal(array, other[name]),
                 f"`process` writes all of {name} for {width} x {height}, always alike",
             )
@@ -89,11 +84,11 @@ def _travels(family: Family, sizes: Sizes) -> None:
     """Check that a family makes the same features after it was sent to another process."""
     sent = msgspec.msgpack.encode(family.without_paths())
     got = msgspec.msgpack.decode(sent, type=type(family))
-    _require(got == family.without_paths(), "a family is plain data")
+    require(got == family.without_paths(), "a family is plain data")
     for width, height in sizes:
         if family.plan(ImageHeader(width, height)) is None:
             continue  # the model's own processor plans it, which needs the folder
-        _require(_plan(got, width, height) == _plan(family, width, height), "its plans are equal")
+        require(_plan(got, width, height) == _plan(family, width, height), "its plans are equal")
 
 
 def _respects_a_bound(family: Family, sizes: Sizes) -> None:
@@ -101,7 +96,7 @@ def _respects_a_bound(family: Family, sizes: Sizes) -> None:
     for width, height in sizes:
         bounded = family.bounded(max(1, width * height // 4))
         rows = _plan(bounded, width, height).num_embeds
-        _require(
+        require(
             rows <= _plan(family, width, height).num_embeds,
             "with a limit of pixels, an image has no more rows",
         )

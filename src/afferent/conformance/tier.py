@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from afferent.conformance.engine_trial import NotConforming
+from afferent.conformance.engine_trial import NotConforming, require
 from afferent.errors import TierUnavailable
 from afferent.tier.protocol import PART_NBYTES, Claims, Tier, Value, Wanted
 from afferent.types import KiB
@@ -37,11 +37,6 @@ def check_tier(name: str, tier: Tier) -> None:
     _CHECKS[name](tier)
 
 
-def _require(holds: bool, promise: str) -> None:
-    if not holds:
-        raise NotConforming(promise)
-
-
 def _soon() -> float:
     return time.monotonic() + _TIMEOUT_S
 
@@ -52,13 +47,13 @@ def _value(nbytes: int, head: bytes = b"head") -> Value:
 
 def _put(tier: Tier, *values: Value, ttl_s: float = _TTL_S) -> None:
     were_put = tier.put_many(values, ttl_s=ttl_s, deadline_s=_soon())
-    _require(were_put == [True] * len(values), "put_many writes what there is room for")
+    require(were_put == [True] * len(values), "put_many writes what there is room for")
 
 
 def _get(tier: Tier, values: Sequence[Value]) -> list[bytes | None]:
     wanted = [Wanted(value.name, memoryview(bytearray(len(value.body)))) for value in values]
     were_read = tier.get_many_into(wanted, deadline_s=_soon())
-    _require(len(were_read) == len(wanted), "get_many_into answers for each value")
+    require(len(were_read) == len(wanted), "get_many_into answers for each value")
     return [
         bytes(one.target) if was_read else None
         for one, was_read in zip(wanted, were_read, strict=True)
@@ -72,10 +67,10 @@ def _delete(tier: Tier, *values: Value) -> int:
 def absent_is_an_answer(tier: Tier) -> None:
     """Check that all calls report values that were never put as absent."""
     value = _value(100)
-    _require(tier.exists_many([], deadline_s=_soon()) == [], "no names, no answers")
-    _require(tier.exists_many([value.name], deadline_s=_soon()) == [None], "exists_many: absent")
-    _require(_get(tier, [value]) == [None], "get_many_into: absent is no error")
-    _require(_delete(tier, value) == 0, "delete_many counts what was there")
+    require(tier.exists_many([], deadline_s=_soon()) == [], "no names, no answers")
+    require(tier.exists_many([value.name], deadline_s=_soon()) == [None], "exists_many: absent")
+    require(_get(tier, [value]) == [None], "get_many_into: absent is no error")
+    require(_delete(tier, value) == 0, "delete_many counts what was there")
 
 
 def what_was_put_is_there_whole(tier: Tier) -> None:
@@ -88,10 +83,10 @@ def what_was_put_is_there_whole(tier: Tier) -> None:
     found = tier.exists_many([value.name for value in asked], deadline_s=_soon())
     there = [None if one is None else (one.head, one.nbytes) for one in found]
     expected = [None if v is missing else (v.head, len(v.body)) for v in asked]
-    _require(there == expected, "exists_many gives heads and lengths, in order")
+    require(there == expected, "exists_many gives heads and lengths, in order")
     bodies = [None if value is missing else bytes(value.body) for value in asked]
-    _require(_get(tier, asked) == bodies, "get_many_into reads bodies into their places")
-    _require(_delete(tier, *values) == len(values), "delete_many deletes")
+    require(_get(tier, asked) == bodies, "get_many_into reads bodies into their places")
+    require(_delete(tier, *values) == len(values), "delete_many deletes")
 
 
 def many_at_once(tier: Tier) -> None:
@@ -99,8 +94,8 @@ def many_at_once(tier: Tier) -> None:
     values = [_value(1000 + index, b"%d" % index) for index in range(64)]
     _put(tier, *values)
     found = tier.exists_many([value.name for value in values], deadline_s=_soon())
-    _require([f.head if f else None for f in found] == [v.head for v in values], "all are found")
-    _require(_get(tier, values) == [bytes(v.body) for v in values], "all are read")
+    require([f.head if f else None for f in found] == [v.head for v in values], "all are found")
+    require(_get(tier, values) == [bytes(v.body) for v in values], "all are read")
     _delete(tier, *values)
 
 
@@ -108,10 +103,10 @@ def what_is_deleted_is_absent(tier: Tier) -> None:
     """Check that only deleted values are absent."""
     gone, stays = _value(2 * PART_NBYTES), _value(10)
     _put(tier, gone, stays)
-    _require(_delete(tier, gone) == 1, "delete_many counts")
+    require(_delete(tier, gone) == 1, "delete_many counts")
     found = tier.exists_many([gone.name, stays.name], deadline_s=_soon())
-    _require(found[0] is None and found[1] is not None, "only what is named is deleted")
-    _require(_get(tier, [gone, stays])[0] is None, "what is deleted is not read")
+    require(found[0] is None and found[1] is not None, "only what is named is deleted")
+    require(_get(tier, [gone, stays])[0] is None, "what is deleted is not read")
     _delete(tier, stays)
 
 
@@ -132,8 +127,8 @@ def parts_are_told_in_order(tier: Tier) -> None:
         Wanted(taken.name, target, accept),
     ]
     were_read = tier.get_many_into(wanted, deadline_s=_soon())
-    _require(were_read == [False, True], "a part that is refused ends its value, and no other")
-    _require(told == [0, 1, 2], "parts are told in order, each once")
+    require(were_read == [False, True], "a part that is refused ends its value, and no other")
+    require(told == [0, 1, 2], "parts are told in order, each once")
     _delete(tier, refused, taken)
 
 
@@ -143,8 +138,8 @@ def another_length_is_not_read(tier: Tier) -> None:
     _put(tier, value)
     for nbytes in (999, 1001, PART_NBYTES + 1):
         wanted = Wanted(value.name, memoryview(bytearray(nbytes)))
-        _require(tier.get_many_into([wanted], deadline_s=_soon()) == [False], "lengths must agree")
-    _require(_get(tier, [value]) == [bytes(value.body)], "it is still there")
+        require(tier.get_many_into([wanted], deadline_s=_soon()) == [False], "lengths must agree")
+    require(_get(tier, [value]) == [bytes(value.body)], "it is still there")
     _delete(tier, value)
 
 
@@ -162,8 +157,8 @@ def it_ends_by_the_deadline(tier: Tier) -> None:
         except TierUnavailable:
             continue
         raise NotConforming("what can't be done in time raises TierUnavailable")
-    _require(time.monotonic() - start_s < 5.0, "a deadline that is over takes no time")
-    _require(tier.exists_many([], deadline_s=_soon()) == [], "and then it goes on")
+    require(time.monotonic() - start_s < 5.0, "a deadline that is over takes no time")
+    require(tier.exists_many([], deadline_s=_soon()) == [], "and then it goes on")
 
 
 def values_end(tier: Tier) -> None:
@@ -172,7 +167,7 @@ def values_end(tier: Tier) -> None:
     _put(tier, value, ttl_s=0.2)
     until_s = _soon()
     while tier.exists_many([value.name], deadline_s=_soon()) != [None]:
-        _require(time.monotonic() < until_s, "a value ends after its time")
+        require(time.monotonic() < until_s, "a value ends after its time")
         time.sleep(0.05)
 
 
@@ -181,11 +176,11 @@ def names_are_listed(tier: Tier) -> None:
     values = [_value(PART_NBYTES + 1), *(_value(10) for _ in range(20))]
     _put(tier, *values)
     listed = list(tier.names(deadline_s=_soon()))
-    _require({value.name for value in values} <= set(listed), "names lists all values")
-    _require(len(set(listed)) == len(listed), "each once")
+    require({value.name for value in values} <= set(listed), "names lists all values")
+    require(len(set(listed)) == len(listed), "each once")
     _delete(tier, *values)
     left = set(tier.names(deadline_s=_soon()))
-    _require(left.isdisjoint({value.name for value in values}), "and none that are gone")
+    require(left.isdisjoint({value.name for value in values}), "and none that are gone")
 
 
 def threads_share_it(tier: Tier) -> None:
@@ -201,12 +196,12 @@ def threads_share_it(tier: Tier) -> None:
         return True
 
     with ThreadPoolExecutor(4) as threads:
-        _require(all(threads.map(work, range(4))), "threads do not hear one another's answers")
+        require(all(threads.map(work, range(4))), "threads do not hear one another's answers")
 
 
 def it_says_how_it_is(tier: Tier) -> None:
     """Check that the tier describes its health."""
-    _require(bool(tier.health(deadline_s=_soon()).about), "health says what it is")
+    require(bool(tier.health(deadline_s=_soon()).about), "health says what it is")
 
 
 def claims_are_one_holders(tier: Tier) -> None:
@@ -218,15 +213,15 @@ def claims_are_one_holders(tier: Tier) -> None:
     def claim(holder: bytes, ttl_s: float = 30.0) -> list[bool]:
         return tier.claim_many(names, holder=holder, ttl_s=ttl_s, deadline_s=_soon())
 
-    _require(claim(b"one") == [True, True], "who comes first has them")
-    _require(claim(b"two") == [False, False], "nobody else has")
+    require(claim(b"one") == [True, True], "who comes first has them")
+    require(claim(b"two") == [False, False], "nobody else has")
     tier.release_many(names, holder=b"two", deadline_s=_soon())
-    _require(claim(b"two") == [False, False], "nobody gives back what is another's")
+    require(claim(b"two") == [False, False], "nobody gives back what is another's")
     tier.release_many(names[:1], holder=b"one", deadline_s=_soon())
-    _require(claim(b"two", ttl_s=0.2) == [True, False], "what is given back is free")
+    require(claim(b"two", ttl_s=0.2) == [True, False], "what is given back is free")
     until_s = _soon()
     while not claim(b"three", ttl_s=0.2)[0]:
-        _require(time.monotonic() < until_s, "a claim ends by itself")
+        require(time.monotonic() < until_s, "a claim ends by itself")
         time.sleep(0.05)
     tier.release_many(names, holder=b"one", deadline_s=_soon())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from afferent.builtin.pipeline.request import Rendered
+from afferent.builtin.pipeline.request import Rendered, RenderedItem
 
 
 def generate_request(request_id: str, model: str, rendered: Rendered) -> dict[str, Any]:
@@ -16,8 +16,7 @@ def generate_request(request_id: str, model: str, rendered: Rendered) -> dict[st
     places: dict[str, list[dict[str, int]]] = {}
     for item in rendered.items:
         hashes.setdefault(item.modality, []).append(item.key)
-        place = {"offset": item.placeholder.offset, "length": item.placeholder.length}
-        places.setdefault(item.modality, []).append(place)
+        places.setdefault(item.modality, []).append(_place(item))
     features = {"mm_hashes": hashes, "mm_placeholders": places} if hashes else None
     return {
         "request_id": request_id,
@@ -31,8 +30,7 @@ def rendered_body(model: str, rendered: Rendered) -> dict[str, Any]:
     """Return the prompt in a format of Afferent's own, with the size of each item's features."""
     items = []
     for item in rendered.items:
-        place = {"offset": item.placeholder.offset, "length": item.placeholder.length}
-        entry: dict[str, Any] = {"modality": item.modality, "key": item.key, **place}
+        entry: dict[str, Any] = {"modality": item.modality, "key": item.key, **_place(item)}
         if item.features_nbytes is not None:
             entry["features_nbytes"] = item.features_nbytes
         items.append(entry)
@@ -42,3 +40,7 @@ def rendered_body(model: str, rendered: Rendered) -> dict[str, Any]:
         "token_ids": rendered.token_ids,
         "items": items,
     }
+
+
+def _place(item: RenderedItem) -> dict[str, int]:
+    return {"offset": item.placeholder.offset, "length": item.placeholder.length}

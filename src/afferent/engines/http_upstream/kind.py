@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from msgspec import Struct
 
@@ -44,7 +43,7 @@ SettingsT = TypeVar("SettingsT", bound=HttpSettings)
 LinkT = TypeVar("LinkT", bound=HttpLink)
 
 
-class HttpUpstreamKind(UpstreamKind[SettingsT, LinkT], Generic[SettingsT, LinkT]):
+class HttpUpstreamKind(UpstreamKind[SettingsT, LinkT]):
     """Description of a server with its own API over HTTP.
 
     A subclass gives the `command` that starts it. The server listens on a Unix socket, answers
@@ -125,11 +124,9 @@ class HttpUpstreamKind(UpstreamKind[SettingsT, LinkT], Generic[SettingsT, LinkT]
             start_timeout_s=settings.engine_start_timeout_s + _TO_END_S,
         )
 
-    @asynccontextmanager
-    async def connect(self, link: LinkT, caller: Caller) -> AsyncIterator[Upstream]:
+    def connect(self, link: LinkT, caller: Caller) -> AbstractAsyncContextManager[Upstream]:
         """See `UpstreamKind.connect`."""
-        async with self.client(link) as client:
-            yield client
+        return self.client(link)
 
 
 def _share_secret(address: str, secret: bytes) -> Path:

@@ -133,7 +133,9 @@ class SingleFlight:
 
     def state_of(self, key: ContentKey, *, now_s: float) -> KeyState:
         """Return the state of a key."""
-        found = self.objects.find(key)
+        return self._state_of(key, self.objects.find(key), now_s)
+
+    def _state_of(self, key: ContentKey, found: StoredObject | None, now_s: float) -> KeyState:
         if found is not None and found.state is ObjectState.SEALED:
             return KeyState.SEALED
         job = self.jobs.find(key)
@@ -328,7 +330,7 @@ class SingleFlight:
         if untold is not None:
             return untold
         found = self.objects.find(key)
-        match self.state_of(key, now_s=now_s):
+        match self._state_of(key, found, now_s):
             case KeyState.SEALED if found is not None:
                 try:
                     self.objects.pin(lease, found)
