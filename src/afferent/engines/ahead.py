@@ -21,9 +21,10 @@ from msgspec import Struct
 from afferent import keys
 from afferent.errors import AfferentError
 from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.settle import settle
 from afferent.store.client.store import Store
 from afferent.store.protocol.items import Claim, Fetch, Find, SealItem
-from afferent.store.protocol.results import Owner, Pending, existing, spans_of
+from afferent.store.protocol.results import Owner, existing, spans_of
 from afferent.types import ContentKey, KeyBytes, KiB, NonNegative, ObjectKind, Span, decode, encode
 
 log = logging.getLogger(__name__)
@@ -148,15 +149,9 @@ class Ahead:
             for key, number in num_rows.items()
         ]
         outcomes = await self._store.acquire(lease, wanted)
-        coming = [
-            item.key
-            for item, outcome in zip(wanted, outcomes, strict=True)
-            if isinstance(outcome, Pending)
-        ]
-        if not coming:
-            return []
-        came = await self._store.wait(lease, coming, timeout_s=LONGEST_FETCH_S)
-        return [span for outcome in came for span in spans_of(outcome)]
+        item_keys = [ContentKey(item.key) for item in wanted]
+        settled = await settle(self._store, lease, item_keys, outcomes, timeout_s=LONGEST_FETCH_S)
+        return [span for outcome in settled for span in spans_of(outcome)]
 
     async def _find_announced(self, lease: str) -> Encoder | None:
         """Return the announced encoder; the store is asked at most once a second."""

@@ -13,7 +13,7 @@ from afferent.config import Group, Settings, setting
 from afferent.engines.contract import Caller, EngineKind, EnginePlan, EngineSite
 from afferent.engines.protocol import Engine, EngineEvent, EngineInfo, EngineRequest, EngineStats
 from afferent.errors import NotServed
-from afferent.media.families.family import read_json
+from afferent.media.families.family import longest_prompt, read_json
 
 _UNKNOWN_LEN: Final = 1 << 20
 """Longest prompt if neither a setting nor the model's config limits it."""
@@ -69,21 +69,11 @@ class RenderKind(EngineKind[RenderSettings, RenderLink]):
 
     def plan(self, site: EngineSite, settings: RenderSettings) -> EnginePlan[RenderLink]:
         """See `Backend.plan`."""
-        length = settings.max_model_len or _longest(site.model_folder)
+        limit = longest_prompt(read_json(site.model_folder / "config.json"))
+        length = settings.max_model_len or limit or _UNKNOWN_LEN
         return EnginePlan(processes=(), link=RenderLink(max_model_len=length))
 
     @asynccontextmanager
     async def connect(self, link: RenderLink, caller: Caller) -> AsyncIterator[Engine]:
         """See `EngineKind.connect`."""
         yield Renderer(link.max_model_len)
-
-
-def _longest(folder: Path) -> int:
-    """Return the longest prompt by the model's config."""
-    config = read_json(folder / "config.json")
-    text = config.get("text_config")
-    for each in (text if isinstance(text, dict) else {}, config):
-        for name in ("max_position_embeddings", "max_target_positions"):
-            if isinstance(limit := each.get(name), int):
-                return limit
-    return _UNKNOWN_LEN

@@ -23,13 +23,13 @@ from afferent import keys
 from afferent.admission.shares import Share
 from afferent.config import Limits
 from afferent.errors import AfferentError
-from afferent.items.acquire import settle
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.fetch_policy import check_url
 from afferent.media.fetch.source import WantedMedia
 from afferent.media.fetch.url_memory import UrlMemory
 from afferent.runtime.tasks import in_thread
 from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.settle import settle
 from afferent.store.protocol.items import Claim, Fetch, SealItem
 from afferent.store.protocol.results import Owner, existing, spans_of
 from afferent.telemetry.trace import Trace

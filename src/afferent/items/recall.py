@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from afferent.items.acquire import settle
 from afferent.items.request import ItemRequest, MediaPart, SeenMedia
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.url_memory import Flights, UrlMemory
 from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.settle import settle
 from afferent.store.protocol.items import Join
 from afferent.store.protocol.results import existing
 from afferent.types import ContentKey

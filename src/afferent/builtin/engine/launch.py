@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from afferent.builtin.engine.kv_budget import KvBudget
 from afferent.errors import ConfigError
-from afferent.media.families.family import read_json
+from afferent.media.families.family import longest_prompt, read_json, text_config
 from afferent.media.families.registry import AnyFamily
 
 CORE: Final = "afferent.builtin.engine.core.main"
@@ -65,7 +64,7 @@ def check_workers(folder: Path, num_workers: int) -> None:
     Raises:
         ConfigError: Some workers would get a larger part than others.
     """
-    text = _text_config(read_json(folder / "config.json"))
+    text = text_config(read_json(folder / "config.json"))
     for name, words in _SHARED.items():
         number = text.get(name)
         if isinstance(number, int) and number % num_workers:
@@ -81,18 +80,9 @@ def check_length(folder: Path, max_model_len: int) -> None:
     Raises:
         ConfigError: See `refuse_longer`.
     """
-    config = read_json(folder / "config.json")
-    limit = _text_config(config).get("max_position_embeddings") or config.get(
-        "max_target_positions"
-    )
-    if isinstance(limit, int):
+    limit = longest_prompt(read_json(folder / "config.json"))
+    if limit is not None:
         refuse_longer(max_model_len, limit)
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the language model."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
 
 
 def refuse_longer(max_model_len: int, limit: int) -> None:

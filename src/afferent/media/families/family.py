@@ -129,6 +129,18 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} can't be read: {error}") from error
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a model's config that is about its language model."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def longest_prompt(config: Mapping[str, Any]) -> int | None:
+    """Return the longest prompt by a model's config; ``None`` if it sets no limit."""
+    limit = text_config(config).get("max_position_embeddings") or config.get("max_target_positions")
+    return limit if isinstance(limit, int) else None
+
+
 def processor_settings(folder: Path, part: str = "image_processor") -> dict[str, Any]:
     """Return the settings from the processor's own file, or from the whole processor's.
 
