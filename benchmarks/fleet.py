@@ -90,7 +90,7 @@ def _measure_p99(
     after_sample: Callable[[], None],
 ) -> None:
     with redis_at(net) as port:
-        tier = ("--tier", f"redis://{net.host}:{port}", "--tier-secret", _SECRET)
+        tier = ("--tier", f"redis://{net.host}:{port}", "--fleet-secret", _SECRET)
         with Server(str(model), *tier) as maker, Server(str(model), *tier) as reader:
             for rate in net.rates:
                 net.shape(rate)
@@ -168,7 +168,7 @@ def _measure_broken(
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(redis_at(net))
         bad = stack.enter_context(BadLink(port, host=net.host))
-        broken = Server(str(model), "--tier", bad.url, "--tier-secret", _SECRET)
+        broken = Server(str(model), "--tier", bad.url, "--fleet-secret", _SECRET)
         stack.enter_context(broken)
         wait_until(lambda: broken.metric("afferent_tier_up") == 1)
         for what in _BROKEN:

@@ -45,6 +45,7 @@ OTHERS_FLAGS = {
     *(
         "--allowed-media-domains",
         "--disable-uvicorn-access-log",
+        "--ec-transfer-config",
         "--enable-mm-embeds",
         "--enable-prompt-embeds",
         "--trust-request-chat-template",

@@ -22,7 +22,8 @@
     │       ├── UnsupportedMedia     its first bytes match no supported format
     │       ├── MediaTooLarge        a limit on bytes, pixels or sides
     │       ├── ForbiddenUrl         the fetch policy refuses the address
-    │       └── FetchFailed          the media host did not deliver
+    │       ├── FetchFailed          the media host did not deliver
+    │       └── MediaNotEncodable    the engine's encoder fails for it
     ├── Unavailable                  try again: nothing was wrong with the request
     │   ├── StoreFull                no space that could be freed
     │   ├── NoPermitLeft             the limit on concurrent requests is reached
@@ -213,6 +214,10 @@ class ForbiddenUrl(InvalidMedia):
 
 class FetchFailed(InvalidMedia):
     code = "fetch_failed"
+
+
+class MediaNotEncodable(InvalidMedia):
+    code = "media_not_encodable"
 
 
 class Unavailable(AfferentError):

@@ -349,7 +349,10 @@ def test_whoever_stops_a_start_hears_of_nothing_else() -> None:
 def test_sighup_drains_as_sigterm_does(rng: np.random.Generator) -> None:
     """A terminal that closes may send the signal twice."""
     body = ask([data_url(draw_image(rng, colour="green", shape="star"))], QUESTION)
+    # These tests may run under nohup, and a server inherits that it ignores the signal.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with Server("--arena-nbytes", "64MiB") as server, ThreadPoolExecutor(1) as threads:
+        signal.signal(signal.SIGHUP, before)
         with suspended(server.engine_workers()):
             answer = threads.submit(server.post, body)
             wait_until(lambda: server.metric("afferent_requests_in_flight") == 1)

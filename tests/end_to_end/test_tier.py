@@ -58,7 +58,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Fleet]:
-    settings = ("--tier-secret", SECRET.replace(" ", "-"), "--tier-timeout-s", str(TIMEOUT_S))
+    settings = ("--fleet-secret", SECRET.replace(" ", "-"), "--tier-timeout-s", str(TIMEOUT_S))
     settings += ("--tier-wait-s", str(WAIT_S), "--embeddings-share", "0.1")
     with RedisServer() as redis, BadLink(redis.port) as link:
         one = Server("--tier", redis.url, *settings)

@@ -27,7 +27,7 @@ from tests.server import Server, data_url, wait_until
 from tests.tier.servers import BadLink, RedisServer
 
 ENCODES_S = 0.2
-NUM_TRIES, NUM_EXPLORED = 5, 20
+NUM_TRIES, NUM_EXPLORED = 20, 20
 """After a fault the tier seems slow; a node then tries it for every eighth object only."""
 TIMEOUT_S, WAIT_S = 0.4, 2.0
 LONGEST_S = WAIT_S + 3 * TIMEOUT_S + 2.0
@@ -109,7 +109,7 @@ def _node(folder: Path, url: str) -> Iterator[Node]:
     store_path = folder / "store.sock"
     engine = StandIn(folder, store_path, encodes_s=ENCODES_S)
     where = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
-    tier = ["--tier", url, "--tier-secret", "a-secret-of-both", "--embeddings-share", "0.1"]
+    tier = ["--tier", url, "--fleet-secret", "a-secret-of-both", "--embeddings-share", "0.1"]
     limits = ["--tier-timeout-s", str(TIMEOUT_S), "--tier-wait-s", str(WAIT_S)]
     with engine, Server(str(larger_model(folder, 64)), *where, *tier, *limits) as server:
         engine.announce()

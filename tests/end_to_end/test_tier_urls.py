@@ -65,7 +65,7 @@ def fleet() -> Iterator[Fleet]:
         settings = (
             "--tier",
             redis.url,
-            "--tier-secret",
+            "--fleet-secret",
             "a-secret-of-both",
             "--fetch-allow",
             where,

@@ -342,7 +342,7 @@ def test_a_repeat_is_found_and_has_the_same_name(front: Front, picture: str) -> 
     one, other = (heard.references[0] for heard in front.engine.heard)
     assert isinstance(one, FeaturesReference)
     assert isinstance(other, FeaturesReference)
-    assert one.cache_name == other.cache_name
+    assert (one.name, one.name_of_block) == (other.name, other.name_of_block)
 
 
 def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
@@ -611,7 +611,7 @@ def test_a_container_beside_ours_reads_the_arena(front: Front, picture: str) -> 
 def test_media_that_cant_be_used_are_refused_here(front: Front, path: str, form: set[str]) -> None:
     key = bytes(32)
     forged = sign(
-        FeaturesReference(Modality.IMAGE, key, Handle(1, 0, 64, 1), 5, 5, ((5, 4),), {}, 1e12),
+        FeaturesReference(Modality.IMAGE, key, key, Handle(1, 0, 64, 1), 5, 5, ((5, 4),), {}, 1e12),
         bytes(32),
     )
     for url in (
@@ -695,7 +695,8 @@ def test_features_that_the_engine_misses_are_made_again(front: Front, picture: s
     assert front.post("/v1/chat/completions", chat(image(picture))).status_code == 200
     (new,) = front.engine.heard[-1].references
     assert isinstance(new, FeaturesReference)
-    assert new.cache_name != old.cache_name
+    assert new.name == old.name
+    assert new.name_of_block != old.name_of_block
 
 
 def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
@@ -781,16 +782,21 @@ def test_stored_responses_hold_no_references(front: Front, picture: str) -> None
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
 
 
-@pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Front]:
-    """A server with two tenants, and a key of the default tenant."""
-    file = tmp_path / "afferent.toml"
+def _tenants_file(folder: Path) -> Path:
+    file = folder / "afferent.toml"
     file.write_text(
         "".join(
             f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in KEYS.items()
         )
     )
-    with standing(tmp_path, "--config", str(file), "--api-key", "default-0123456789") as front:
+    return file
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Front]:
+    """A server with two tenants, and a key of the default tenant."""
+    file = str(_tenants_file(tmp_path))
+    with standing(tmp_path, "--config", file, "--api-key", "default-0123456789") as front:
         yield front
 
 
@@ -818,6 +824,29 @@ def test_tenants_share_nothing_that_the_engine_remembers(apart: Front, picture: 
     assert all(one == other for one, other in zip(salts[::2], salts[1::2], strict=True))
     assert len(set(salts)) == 3
     assert salts[0] == salts[-1]
+
+
+def test_servers_with_one_fleet_secret_give_a_tenant_equal_names_and_salts(
+    tmp_path: Path, picture: str
+) -> None:
+    found: list[list[tuple[str, str]]] = []
+    for number, secret in enumerate(("of-one-fleet-0123", "of-one-fleet-0123", "of-another-01234")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file = str(_tenants_file(folder))
+        with standing(folder, "--config", file, "--fleet-secret", secret) as server:
+            for key in KEYS.values():
+                answer = server.post(CHAT, chat(image(picture)), **of(key))
+                assert answer.status_code == 200, answer.text
+            heard = server.engine.heard
+            references = [each.references[0] for each in heard]
+            assert all(each.of.has_tenants for each in references)
+            names = [each.name for each in references if isinstance(each, FeaturesReference)]
+            salts = [json.loads(each.body)["cache_salt"] for each in heard]
+            found.append(list(zip(names, salts, strict=True)))
+    one, again, other = found
+    assert one == again
+    assert len({text for pair in (*one, *other) for text in pair}) == 8
 
 
 def test_no_client_names_the_salt_of_another(apart: Front) -> None:

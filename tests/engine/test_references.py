@@ -12,7 +12,6 @@ from afferent.engines.references import (
     SCHEME,
     FeaturesReference,
     RawReference,
-    key_of,
     sign,
     verify,
 )
@@ -27,6 +26,7 @@ def features(**changes: object) -> FeaturesReference:
     values: dict[str, object] = {
         "modality": Modality.IMAGE,
         "key": bytes(range(32)),
+        "name_key": bytes(range(1, 33)),
         "handle": HANDLE,
         "marker": 5,
         "embed": 5,
@@ -72,19 +72,24 @@ def test_other_text_is_refused(text: str) -> None:
             verify(url, SECRET, now_s=1.0)
 
 
-def test_a_name_in_the_engines_caches_is_of_one_generation() -> None:
-    """Embeddings of lost features must not be found for the new ones."""
-    names = {
-        features().cache_name,
-        features(handle=Handle(3, 4096, 6400, 18)).cache_name,
-        features(handle=Handle(4, 4096, 6400, 17)).cache_name,
-        features(key=bytes(32)).cache_name,
-    }
-    assert len(names) == 4
-    assert key_of(features().cache_name) == features().key
-    for name in ("", "no", "00-1-2"):
-        with pytest.raises(FormatError):
-            key_of(name)
+_OTHER_BLOCKS = (Handle(3, 4096, 6400, 18), Handle(4, 4096, 6400, 17))
+
+
+def test_name_contains_no_block() -> None:
+    assert features().name == bytes(range(1, 33)).hex()
+    assert {features(handle=each).name for each in _OTHER_BLOCKS} == {features().name}
+    assert features(name_key=bytes(32)).name == "00" * 32
+
+
+def test_name_of_block_is_of_one_generation() -> None:
+    """Results of lost features must not be found for the new ones."""
+    references = [
+        *(features(), features(name_key=bytes(32))),
+        *(features(handle=each) for each in _OTHER_BLOCKS),
+    ]
+    found = {each.name_of_block for each in references}
+    assert len(found) == 4
+    assert all(len(bytes.fromhex(name)) == 32 and name == name.lower() for name in found)
 
 
 def test_tokens_and_rows() -> None:

@@ -12,7 +12,7 @@ from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.engines.protocol import Accepted, EngineRequest, Tokens
 from afferent.engines.remote.client import RemoteEngine
-from afferent.errors import AfferentError, StoreFull, StoreUnavailable
+from afferent.errors import AfferentError, DeadlineExceeded, StoreFull, StoreUnavailable
 from afferent.items.acquire import Maker, handle_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Join, Queue, SealItem
@@ -29,6 +29,7 @@ from afferent.types import (
     ReserveItem,
     Sampling,
 )
+from tests.simulation import vllm
 from tests.simulation.engine import answer_to
 from tests.simulation.oracle import LINE_NBYTES, Use, key_of
 from tests.simulation.plan import NOTHING, Task
@@ -150,6 +151,34 @@ class Frontend:
             await self._read(handle, key)
         if plan.ranks:
             await self._ask(request, keys, handles)
+        if plan.has_vllm:
+            await self._ask_vllm(request, keys, handles)
+
+    async def _ask_vllm(self, request: str, keys: list[int], handles: list[Handle]) -> None:
+        """Request an answer of vLLM, which may end with a failure; the pins last until then."""
+        loop = asyncio.get_running_loop()
+        end: asyncio.Future[bool] = loop.create_future()
+
+        def on_end(is_answered: bool) -> None:
+            if not end.done():
+                end.set_result(is_answered)
+
+        asked = vllm.ask(self._world, request, [key_of(key) for key in keys], handles)
+        asked.on_end = lambda is_answered: self._tell(on_end, is_answered)
+        try:
+            async with asyncio.timeout(self._plan.timeout_s + 10.0):
+                await end
+        except TimeoutError:
+            raise DeadlineExceeded("vLLM does not answer") from None
+        finally:
+            self._world.vllm.withdraw(asked)
+
+    def _tell(self, on_end: Callable[[bool], None], is_answered: bool) -> None:
+        """Call this process's loop from another process."""
+        self._world.machine.after(1e-4, self._soon, on_end, is_answered, process=self._process)
+
+    def _soon(self, on_end: Callable[[bool], None], is_answered: bool) -> None:
+        self._loop.call_soon(on_end, is_answered)
 
     async def _ask(self, request: str, keys: list[int], handles: list[Handle]) -> None:
         """Request an answer of the engine; once it has accepted, release the request."""

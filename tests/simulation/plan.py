@@ -70,6 +70,8 @@ class Plan:
     validates_every: int
     ranks: tuple[str, ...] = ()
     """The engine workers; without any there is no engine."""
+    has_vllm: bool = False
+    """Whether there is a vLLM, as an engine core and a worker."""
     tiers: tuple[str, ...] = ()
     """The processes that fetch from a tier and write to it; without them there is no tier."""
     tasks: tuple[Task, ...] = ()

@@ -26,6 +26,8 @@ MODULES = (
     "afferent.builtin.engine.core.pins",
     "afferent.builtin.engine.core.ranks",
     "afferent.engines.remote.client",
+    "afferent.engines.vllm.plugin.step_pins",
+    "afferent.engines.vllm.plugin.step_reader",
     "afferent.items.acquire",
 )
 _COLLECT_EVERY = 50

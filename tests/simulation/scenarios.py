@@ -27,6 +27,8 @@ def changed(plan: Plan) -> Plan:
             return _with_early_deaths(plan)
         case 45:
             return _with_a_dying_core(_with_engine(plan))
+        case 19 | 47:
+            return _with_vllm(plan)
     return _with_engine(plan) if plan.seed % 10 == 5 else plan
 
 
@@ -199,4 +201,35 @@ def _with_engine(plan: Plan) -> Plan:
             replace(task, client=frontend, what="media") if rng.random() < 0.5 else task
             for task in plan.tasks
         ),
+    )
+
+
+def _with_vllm(plan: Plan) -> Plan:
+    """Add a vLLM; other clients delete and overwrite what it reads, and its processes die."""
+    rng = random.Random(f"vllm {plan.seed}")
+    frontend, numbers = plan.frontends[0], iter(range(2000, 3000))
+    moments = [rng.random() * TROUBLE_S * 0.6 for _ in range(2)]
+    tasks, faults = [], list(plan.faults)
+    for task in plan.tasks:
+        at_s = rng.choice(moments) + 0.5 * rng.random()
+        if rng.random() < 0.6:
+            tasks.append(replace(task, client=frontend, what="media", at_s=at_s))
+        else:
+            what = rng.choice(("drop", "private", "private", "claim"))
+            client = rng.choice(plan.libraries)
+            tasks.append(replace(task, client=client, what=what, at_s=at_s + 0.3))
+    for at_s in moments:
+        victim = rng.choice(("daemon", "daemon", "vllm-core", "vllm-core", "vllm-worker"))
+        what = rng.choice(("crash", "crash", "crash", "pause", "cut"))
+        length_s = rng.choice((0.1, 0.5))
+        faults.append(Fault(next(numbers), at_s + 0.6 * rng.random(), what, victim, length_s))
+    return replace(
+        plan,
+        has_vllm=True,
+        capacity_nbytes=4096,
+        timeout_s=max(plan.timeout_s, 0.5),
+        table_rows=plan.table_rows + 2,
+        num_pids=plan.num_pids + 2,
+        tasks=tuple(tasks),
+        faults=tuple(faults),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.simulation import vllm
 from tests.simulation.engine import Core, Rank
 from tests.simulation.frontends import Frontend
 from tests.simulation.plan import Plan
@@ -17,6 +18,10 @@ def build(plan: Plan, *, keeps: bool = False) -> World:
     world.add("daemon", World.start_daemon)
     if plan.ranks:
         world.add("core", Core)
+    if plan.has_vllm:
+        world.vllm = vllm.Vllm()
+        world.add(vllm.CORE, vllm.VllmCore)
+        world.add(vllm.WORKER, vllm.VllmWorker)
     for names, role in (
         (plan.ranks, Rank),
         (plan.frontends, Frontend),

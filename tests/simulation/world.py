@@ -76,6 +76,7 @@ class World:
         self.numbers: dict[str, int] = {}
         self.mail: dict[str, list[Any]] = {}
         self.core: EngineCore | None = None
+        self.vllm: Any = None
         self.is_healed = False
         self._roles: dict[str, Callable[[World, Process], None]] = {}
 
@@ -232,6 +233,8 @@ class World:
     def close(self) -> None:
         self.oracle.uses.clear()
         self.machine.end_all()
+        if self.vllm is not None:
+            self.vllm.close()
 
     def _is_over(self) -> bool:
         return not self.running and not self.waiting and self._is_let_go()

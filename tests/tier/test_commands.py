@@ -31,7 +31,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         assert set(vault.put(bodies, ttl_s=60, deadline_s=LONG_S)) == {"written"}
         vault.close()
     monkeypatch.setenv("AFFERENT_TIER", url)
-    monkeypatch.setenv("AFFERENT_TIER_SECRET", SECRET)
+    monkeypatch.setenv("AFFERENT_FLEET_SECRET", SECRET)
     return url
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
+import pickle
+import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
+from vllm.config import ECTransferConfig, VllmConfig
+from vllm.distributed.ec_transfer.ec_connector.example_connector import ECExampleConnector
+from vllm.distributed.ec_transfer.ec_connector.mooncake_store_embedding.data import (
+    make_embedding_key,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_connector
+from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFieldElem,
@@ -25,12 +37,15 @@ from vllm.multimodal.media import MediaWithBytes
 
 from afferent import keys
 from afferent.engines import place
-from afferent.engines.references import Of
+from afferent.engines.references import FeaturesReference, Of
 from afferent.engines.vllm import items
+from afferent.engines.vllm.plugin import ec, probe
 from afferent.engines.vllm.plugin import labels as plugin_labels
-from afferent.engines.vllm.plugin import probe
+from afferent.engines.vllm.plugin import names as plugin_names
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
+from afferent.engines.vllm.plugin.step import Located, Step
+from afferent.engines.vllm.plugin.step_pins import PinnedStep
 from afferent.errors import FormatError
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
@@ -38,7 +53,7 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.results import Hit
 from afferent.store.state.region import DEFAULT_SHARES
-from afferent.types import ContentKey, MiB, ObjectKind
+from afferent.types import ContentKey, Handle, MiB, Modality, ObjectKind
 
 
 def there_and_back(item: MultiModalKwargsItem, **limits: int) -> MultiModalKwargsItem:
@@ -104,9 +119,79 @@ def refusals() -> None:
 def hooks() -> None:
     """This version of vLLM has all hooks of the plugin; the probe names a missing one."""
     assert probe.missing() == []
+    assert probe.has_stable_names()
     hook = probe._Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",))
     assert probe._missing(hook) == "vllm.multimodal.parse.ModalityDataItems.get_count(colour)"
     assert probe._missing(probe._Hook("vllm.nothing", "at_all")) == "vllm.nothing.at_all"
+
+
+def names() -> None:
+    """Names of items have the form of vLLM's own, and each connector of its wheel takes them."""
+    reference = FeaturesReference(
+        *(Modality.IMAGE, bytes(32), bytes(range(32)), Handle(1, 0, 64, 1), 5, 5),
+        *(((5, 4),), {}, 1e12),
+    )
+    own = MultiModalHasher.hash_kwargs("blake3", model_id="m", image=Image.new("RGB", (4, 3)))
+    for name in (own, reference.name, reference.name_of_block):
+        assert re.fullmatch("[0-9a-f]{64}", name), name
+        assert _of_lmcache("hex_hash_to_int16")(name) == int(name[-4:], 16)
+        assert make_embedding_key("m", name).endswith(name)
+        with tempfile.TemporaryDirectory() as folder:
+            for connector, arguments in (
+                (ECExampleConnector, (name,)),
+                (example_connector.ExampleConnector, ("layer", torch.zeros(3), [name])),
+            ):
+                each: Any = object.__new__(connector)
+                each._storage_path = folder
+                Path(each._generate_filename_debug(*arguments)).touch()
+
+
+def _of_lmcache(function: str) -> Callable[[str], int]:
+    """Return a function of the connector for LMCache, whose package is not installed here."""
+    folder = Path(example_connector.__file__).parent
+    tree = ast.parse((folder / "lmcache_integration" / "utils.py").read_text())
+    names: dict[str, Any] = {}
+    (found,) = [each for each in ast.walk(tree) if getattr(each, "name", "") == function]
+    exec(ast.unparse(found), names)  # noqa: S102 the code of the installed vLLM
+    return cast("Callable[[str], int]", names[function])
+
+
+def connector() -> None:
+    """The connector keeps a step's pins in the core, and sends its items to the workers."""
+    key, where = bytes(range(32)), Located((1, 2), Handle(1, 0, 64, 1))
+    pinned = PinnedStep(Step(7, (1, 2), {key: where}), ())
+    there = pickle.loads(pickle.dumps(ec.StepMetadata(pinned)))  # noqa: S301 our own
+    assert there.step == pinned.step
+    config: Any = SimpleNamespace(ec_connector="AfferentConnector")
+    assert ec._is_ours(config)
+    ec.register()
+    resolve = VllmConfig._resolve_mm_embedding_inputs
+    ec.register()
+    assert VllmConfig._resolve_mm_embedding_inputs is resolve
+    for is_encoder_decoder, own, wanted in (
+        (False, None, "AfferentConnector"),
+        (True, None, None),
+        (False, ECTransferConfig(ec_connector="X", ec_role="ec_both"), "X"),
+    ):
+        multimodal = SimpleNamespace(enable_mm_embeds=False, allow_missing_mm_embeddings=False)
+        model = SimpleNamespace(multimodal_config=multimodal, is_encoder_decoder=is_encoder_decoder)
+        vllm_config: Any = SimpleNamespace(
+            model_config=model, ec_transfer_config=own, kv_transfer_config=None
+        )
+        for _ in range(2):  # vLLM makes some configurations again
+            resolve(vllm_config)
+            found = getattr(vllm_config.ec_transfer_config, "ec_connector", None)
+            assert found == wanted
+            assert plugin_names.are_stable() == (wanted == "AfferentConnector")
+            assert multimodal.enable_mm_embeds == (wanted == "X")
+    kv: Any = SimpleNamespace(
+        kv_connector="MultiConnector",
+        kv_connector_extra_config={"connectors": [{"kv_connector": "LMCacheConnectorV1"}]},
+        is_kv_consumer=True,
+    )
+    vllm_config.kv_transfer_config = kv
+    resolve(vllm_config)
+    assert plugin_names.are_shortened()
 
 
 def labels() -> None:
@@ -201,5 +286,5 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 _BATCHED = MultiModalBatchedField()
 
 if __name__ == "__main__":
-    whats = (fields, many, refusals, hooks, labels, killed)
+    whats = (fields, many, refusals, hooks, names, connector, labels, killed)
     {what.__name__: what for what in whats}[sys.argv[1]]()

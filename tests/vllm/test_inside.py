@@ -15,7 +15,9 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("what", ["fields", "many", "refusals", "hooks", "labels", "killed"])
+@pytest.mark.parametrize(
+    "what", ["fields", "many", "refusals", "hooks", "names", "connector", "labels", "killed"]
+)
 def test_in_vllms_environment(what: str) -> None:
     done = subprocess.run(
         [python(), "-m", "tests.vllm.inside", what],

@@ -70,7 +70,7 @@ def test_what_one_vllm_has_encoded_the_other_finds(tmp_path: Path) -> None:
             stack.enter_context(
                 supervised(
                     *("--store-path", str(path), "--embeddings-share", "0.2"),
-                    *("--tier", redis.url, "--tier-secret", "a-secret-of-both"),
+                    *("--tier", redis.url, "--fleet-secret", "a-secret-of-both"),
                     model=model,
                 )
             )

@@ -27,7 +27,7 @@ _HOST_NAME = r"^[A-Za-z0-9._-]+\Z"
 _FOLDER = r"^/"
 _ADDRESS = r"^[A-Za-z0-9.:_%-]+\Z"
 _NAME = r"^\S*\Z"
-_TIER_SECRET = r"^([!-~]{16,256})?\Z"  # noqa: S105 a pattern
+_FLEET_SECRET = r"^([!-~]{16,256})?\Z"  # noqa: S105 a pattern
 _KEYS = "an API key needs 16 to 256 printable characters, none of them blank or beyond ASCII"
 IN_WORDS = {
     _API_KEY: _KEYS,
@@ -39,7 +39,7 @@ IN_WORDS = {
     _FOLDER: "each must be an absolute path of a folder",
     _ADDRESS: "must be an address or a name, such as 0.0.0.0, without a port or a scheme",
     _NAME: "must have no blanks",
-    _TIER_SECRET: "needs 16 to 256 printable characters, none of them blank or beyond ASCII",
+    _FLEET_SECRET: "needs 16 to 256 printable characters, none of them blank or beyond ASCII",
 }
 """Explanations of the patterns."""
 
@@ -323,12 +323,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         unit="URL",
         is_secret=True,
     )
-    tier_secret: str = setting(
+    fleet_secret: str = setting(
         "",
-        "secret that the nodes of a fleet share, best set by the environment; without it, an entry "
-        "in the tier is not accepted as one of theirs",
+        "secret that the nodes of a fleet share, best set by the environment: it seals entries in "
+        "the tier, and with tenants it is the key of names and salts in vLLM's caches",
         Group.TIER,
-        pattern=_TIER_SECRET,
+        pattern=_FLEET_SECRET,
         unit="TEXT",
         is_secret=True,
     )

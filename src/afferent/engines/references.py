@@ -16,13 +16,15 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from afferent import keys
 from afferent.errors import FormatError
 from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
 
 SCHEME: Final = "afferent:"
-VERSION = 1
-SCHEMA = "1-8186bf84bb1538f5a7fb9d6bb7f4e043"
+VERSION = 2
+SCHEMA = "2-d794f6e0a62363cbc2614f0c6a9c3f86"
 """The version, and the digest of its references (`tests.wire_schema`)."""
+_BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
 _MAC_NBYTES = 16
 _MAX_CHARS = 16_384
@@ -38,11 +40,13 @@ class Of(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         request: The request's id.
         index: Index of the reference among those of the request.
         number: Number of the request's references.
+        has_tenants: Whether the server has tenants, which must not share results.
     """
 
     request: str = ""
     index: NonNegative = 0
     number: NonNegative = 1
+    has_tenants: bool = False
 
 
 class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_unknown_fields=True):
@@ -51,6 +55,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     Attributes:
         modality: Modality of the item.
         key: Key of its features.
+        name_key: Its name in the engine's caches, as bytes.
         handle: The block of its features; the process that made the reference pins it until the
             answer has ended.
         marker: The token that the chat template writes for the item.
@@ -63,6 +68,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
 
     modality: Modality
     key: KeyBytes
+    name_key: KeyBytes
     handle: Handle
     marker: NonNegative
     embed: NonNegative
@@ -82,13 +88,22 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         return [token for token, number in self.prompt for _ in range(number)]
 
     @property
-    def cache_name(self) -> str:
-        """Name of the item in the engine's caches.
+    def name(self) -> str:
+        """Name of the item in the engine's caches: 64 hexadecimal digits.
 
-        It names the block too: results computed from features that turned out to be lost are never
-        found again, since the features that replace them have another generation.
+        The engine must never keep a result that was computed without the features.
         """
-        return f"{self.key.hex()}-{self.handle.segment:x}-{self.handle.generation:x}"
+        return self.name_key.hex()
+
+    @property
+    def name_of_block(self) -> str:
+        """Name of the item as it is in its block, also of 64 digits, for any other engine.
+
+        A result that was computed from lost features is never found again, since the features that
+        replace them have another generation.
+        """
+        block = f"{self.handle.segment:x}-{self.handle.generation:x}"
+        return keys.frame(_BLOCK_TAG, self.name_key, block.encode()).hex()
 
 
 class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown_fields=True):
@@ -115,21 +130,6 @@ class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown
 
 Reference = FeaturesReference | RawReference
 _decoder = msgspec.msgpack.Decoder(Reference)
-
-
-def key_of(name: str) -> bytes:
-    """Return the content key in a `FeaturesReference.cache_name`, or in a suffix of one.
-
-    Raises:
-        FormatError: It contains no key.
-    """
-    try:
-        key = bytes.fromhex(name.partition("-")[0])
-    except ValueError:
-        key = b""
-    if len(key) != 32:
-        raise FormatError("not a name of an item of ours")
-    return key
 
 
 def sign(reference: Reference, secret: bytes) -> str:

@@ -39,11 +39,15 @@ from afferent.telemetry.trace import Trace
 
 _ERRORS = 400
 """Statuses from here on are errors."""
+_FAILURES = 500
+"""Statuses from here on are failures of the upstream."""
 OTHER = "upstream"
 """Metric label of endpoints that have no name here."""
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that precede the computation of the first token."""
 _EVENT = re.compile(rb"(?m)^event: ")
+_FAILURE = re.compile(rb"(?m)^(?:data: \{\"error\"|event: (?:error|response\.failed)$)")
+"""Event that ends a stream with an error of the upstream."""
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
@@ -89,11 +93,12 @@ class Passage:
         settings: AppSettings,
         access: Access,
         scopes: RequestScopes,
+        tenancy: Tenancy,
     ) -> None:
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._scopes = settings, access, scopes
         self._load = LoadReports(store, gate)
-        self._tenancy = Tenancy(has_tenants=access.has_tenants, secret=upstream.salt_key)
+        self._tenancy = tenancy
         counting.APIS.update({OTHER, *(api.name for api in DIALECTS.values())})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,6 +150,8 @@ class Passage:
             async with self._upstream.forward(passed) as answer:
                 if answer.status >= _ERRORS and exchange.urls:
                     answer = without_references(answer, exchange.urls)
+                if answer.status >= _FAILURES:
+                    await self._stage.explain(exchange.id, exchange.referenced)
                 await self._bring_back(exchange, answer, start_ns)
         except EngineUnavailable:
             if exchange.failure is not None:
@@ -228,10 +235,13 @@ class Passage:
                 trace.stage(start_ns, "first_byte")
                 self._gate.leave(exchange.id)  # if the engine's plugin has not reported it
                 await self._stage.check(exchange.id, referenced)
-                await self._begin(exchange, answer)
                 chunk = held
             else:
                 self._stage.check_here(referenced)
+            if exchange.is_stream and _FAILURE.search(chunk):
+                await self._stage.explain(exchange.id, referenced)
+            if not exchange.has_begun:
+                await self._begin(exchange, answer)
             await exchange.send({"type": "http.response.body", "body": chunk, "more_body": True})
         if not exchange.has_begun:
             await self._stage.check(exchange.id, referenced)

@@ -53,6 +53,7 @@ from afferent.proxy.reports import AskEngine, Reports, reports_place
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import refusal_body
 from afferent.proxy.sockets import SOCKET_PATHS, SocketPassage
+from afferent.proxy.tenancy import Tenancy
 from afferent.runtime.heartbeat import Board
 from afferent.runtime.listening import BACKLOG
 from afferent.runtime.process import ChildProcess
@@ -236,13 +237,17 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     config = base.settings.config
     accepted = Accepted.ALL if upstream.takes_any_file else Accepted.KNOWN
     has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
+    secret = config.fleet_secret.encode() or upstream.salt_key
+    tenancy = Tenancy(has_tenants=base.access.has_tenants, secret=secret)
     stage = ReferenceStage(
-        *(base.store, base.items(processor, accepted=accepted), upstream, tokens),
+        *(base.store, base.items(processor, accepted=accepted), upstream, tokens, tenancy),
         valid_s=min(settings.request_timeout_s, _REFERENCE_S),
         ahead=Ahead(base.store) if has_embeddings else None,
     )
     scopes = RequestScopes(base.store, base.access, settings)
-    passage = Passage(base.store, base.gate, upstream, stage, settings, base.access, scopes)
+    passage = Passage(
+        *(base.store, base.gate, upstream, stage, settings, base.access, scopes, tenancy)
+    )
     app = UpstreamFrontend(
         passage,
         SocketPassage(upstream, base.access, scopes),

@@ -13,10 +13,17 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from afferent.admission.shares import Share
+from afferent.engines import quarantine
 from afferent.engines.ahead import Ahead
 from afferent.engines.references import FeaturesReference, Of, RawReference, Reference
 from afferent.engines.upstream import Upstream
-from afferent.errors import InternalError, InvalidMedia, StoreRestarted, StoreUnavailable
+from afferent.errors import (
+    InternalError,
+    InvalidMedia,
+    MediaNotEncodable,
+    StoreRestarted,
+    StoreUnavailable,
+)
 from afferent.items.item import File, ReceivedItem, RequestItems
 from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage, ReadyItem
@@ -24,6 +31,7 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.families.registry import POSITION_FEATURES
 from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
+from afferent.proxy.tenancy import Tenancy
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
@@ -79,6 +87,7 @@ class ReferenceStage:
         items: ItemStage,
         upstream: Upstream,
         tokens: PromptTokens | None,
+        tenancy: Tenancy,
         *,
         valid_s: float,
         ahead: Ahead | None = None,
@@ -88,12 +97,13 @@ class ReferenceStage:
         Args:
             upstream: Knows for which files it would make the same features.
             tokens: Prompt tokens of the model; ``None`` if no features are made for it.
+            tenancy: Names items for the upstream's caches.
             valid_s: Lifetime of a media handle.
             ahead: Embedding prefetcher: it fetches the items' embeddings from other machines before
                 the upstream needs them; ``None`` without a tier.
         """
         self._store, self._items, self._tokens = store, items, tokens
-        self._upstream = upstream
+        self._upstream, self._tenancy = upstream, tenancy
         self._valid_s, self._ahead = valid_s, ahead
         self._told: set[Modality] = set()
 
@@ -133,7 +143,7 @@ class ReferenceStage:
             with found.awaited():
                 if all(map(self._makes, found.distinct)):
                     ready = await self._items.prepare(request_id, found, trace)
-                    return await self._features(request_id, parts, ready, trace)
+                    return await self._features(request, ready, trace)
             if any(item.raw is None for item in found.distinct):
                 # Their features exist, but the engine takes features of all images, or of none.
                 found = await self._items.read_bytes(_without(request, found), trace)
@@ -143,11 +153,11 @@ class ReferenceStage:
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
             found = await self._items.plan(request_id, found, trace)
             ready = await self._items.prepare(request_id, found, trace)
-            return await self._features(request_id, parts, ready, trace)
+            return await self._features(request, ready, trace)
         self._tell(found.distinct)
         files = await self._items.keep_bytes(request_id, found, trace)
         await self._items.enter_forwarded(request_id, found, trace)
-        return self._raw(request_id, parts, found, files)
+        return self._raw(request, found, files)
 
     async def check(self, request_id: str, referenced: Referenced) -> None:
         """Check that the objects of the media handles have existed all the time.
@@ -169,6 +179,26 @@ class ReferenceStage:
             self.check_here(referenced)
         except StoreUnavailable as error:
             raise StoreRestarted(_AGAIN) from error
+
+    async def explain(self, request_id: str, referenced: Referenced) -> None:
+        """Explain an engine's failure, if its cause is known here.
+
+        Raises:
+            StoreRestarted: An object was lost.
+            MediaNotEncodable: An item is in quarantine.
+        """
+        await self.check(request_id, referenced)
+        wanted = [Find(quarantine.record_key(key)) for key in referenced.pinned]
+        if not wanted:
+            return
+        try:
+            outcomes = await self._store.acquire(request_id, wanted)
+            handles = [handle for each in outcomes if (handle := existing(each)) is not None]
+            is_bad = any(quarantine.is_active(self._store.block(handle)) for handle in handles)
+        except (StoreUnavailable, StoreRestarted) as error:
+            raise StoreRestarted(_AGAIN) from error
+        if is_bad:
+            raise MediaNotEncodable("the model's encoder fails for an item of this request")
 
     def check_here(self, referenced: Referenced) -> None:
         """Do the part of `check` that needs no call to the store.
@@ -205,29 +235,27 @@ class ReferenceStage:
         return options.max_pixels if self._items.follows(options.max_pixels) else None
 
     async def _features(
-        self,
-        request_id: str,
-        parts: Sequence[MediaPart],
-        ready: Sequence[ReadyItem],
-        trace: Trace,
+        self, request: ItemRequest, ready: Sequence[ReadyItem], trace: Trace
     ) -> Referenced:
         if self._tokens is None:
             raise InternalError("features of a model that none are made for")
         expires_s = time.time() + self._valid_s
         references: list[FeaturesReference] = []
+        parts, tenant = request.media, request.tenant
         for part, item in zip(parts, ready, strict=True):
             WAYS.labels(part.modality, "features").inc()
             tokens = self._tokens.of(part.modality)
             reference = FeaturesReference(
                 modality=part.modality,
                 key=item.key,
+                name_key=self._tenancy.name_of(tenant, item.key),
                 handle=item.handle,
                 marker=tokens.marker,
                 embed=tokens.embed,
                 prompt=self._tokens.runs(part.modality, item.prompt),
                 small=_small(codec.view(self._store.block(item.handle))),
                 expires_s=expires_s,
-                of=Of(request_id, len(references), len(parts)),
+                of=self._of(request, len(references)),
             )
             if reference.num_embeds == 0:
                 raise InvalidMedia("an item becomes nothing in the prompt")
@@ -241,15 +269,10 @@ class ReferenceStage:
                 trace.stage(start_ns, "wait_for_embeddings")
         return Referenced(references, keys, None, {item.key: item.handle for item in ready})
 
-    def _raw(
-        self,
-        request_id: str,
-        parts: Sequence[MediaPart],
-        found: RequestItems,
-        files: Sequence[File],
-    ) -> Referenced:
+    def _raw(self, request: ItemRequest, found: RequestItems, files: Sequence[File]) -> Referenced:
         expires_s = time.time() + self._valid_s
         references: list[RawReference] = []
+        parts, tenant = request.media, request.tenant
         for part, item, (handle, where) in zip(parts, found.in_order, files, strict=True):
             WAYS.labels(part.modality, "bytes").inc()
             references.append(
@@ -260,11 +283,16 @@ class ReferenceStage:
                     where.nbytes,
                     expires_s,
                     is_frames=item.raw is not None and item.raw.is_frames,
-                    of=Of(request_id, len(references), len(parts)),
+                    of=self._of(request, len(references)),
                 )
             )
         keys = [item.key for item in found.in_order]
-        return Referenced(references, keys, [key.hex() for key in keys])
+        names = [self._tenancy.name_of(tenant, key).hex() for key in keys]
+        return Referenced(references, keys, names)
+
+    def _of(self, request: ItemRequest, index: int) -> Of:
+        has_tenants = self._tenancy.has_tenants
+        return Of(request.request_id, index, len(request.media), has_tenants)
 
     def _tell(self, items: Sequence[ReceivedItem]) -> None:
         """Log once for each modality that the engine processes it, so there is no speedup."""

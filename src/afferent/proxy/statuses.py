@@ -16,6 +16,7 @@ _STATUS: dict[type[e.AfferentError], int] = {
     e.BodyTooSlow: 408,
     e.ArenaTooSmall: 413,
     e.MediaNotCached: 409,
+    e.MediaNotEncodable: 422,
     e.InvalidRequest: 400,
     e.QuotaExceeded: 429,
     e.Unavailable: 503,

@@ -48,6 +48,7 @@ _APART: Final = (
     "a stored response can't be had where tenants are configured: send the conversation in input"
 )
 _TAG: Final = b"afferent/tenant/v2"
+_NAME_TAG: Final = b"afferent/item-name/v1"
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -71,9 +72,10 @@ class Tenancy:
         Args:
             has_tenants: Whether tenants are configured. Then requests with the key of no tenant are
                 kept apart as well.
-            secret: The salts' key: the same in all frontends of a server, and unknown to clients.
+            secret: Key of salts and names: the same in all servers whose upstreams share caches,
+                and unknown to clients.
         """
-        self._has_tenants, self._secret = has_tenants, secret
+        self.has_tenants, self._secret = has_tenants, secret
 
     def check_path(self, path: str, *, has_json: bool = False) -> None:
         """Refuse endpoints that can't be kept apart, and other spellings of endpoints that are.
@@ -92,7 +94,7 @@ class Tenancy:
             InvalidRequest: It is another spelling of such a path, or of one whose requests get a
                 salt.
         """
-        if not self._has_tenants or path in SALTED:
+        if not self.has_tenants or path in SALTED:
             return
         plain = _plain(path)
         if _STORED.fullmatch(plain):
@@ -132,16 +134,12 @@ class Tenancy:
             InvalidRequest: A field has to be written, and the body is no JSON object.
             ResponseNotFound: The body continues a stored response, of whichever tenant.
         """
-        is_salted = self._has_tenants and path in SALTED
-        is_unstored = path == RESPONSES and (self._has_tenants or has_media)
+        is_salted = self.has_tenants and path in SALTED
+        is_unstored = path == RESPONSES and (self.has_tenants or has_media)
         if not is_salted and not is_unstored:
             return body
         fields = _fields_of(body)
-        if (
-            self._has_tenants
-            and path == RESPONSES
-            and _is_given(fields.get("previous_response_id"))
-        ):
+        if self.has_tenants and path == RESPONSES and _is_given(fields.get("previous_response_id")):
             raise ResponseNotFound(_APART)
         new: dict[str, bytes] = {}
         if is_salted:
@@ -157,10 +155,26 @@ class Tenancy:
         Args:
             own: The client's, which parts a tenant's requests further.
         """
-        digest = hmac.new(self._secret, _TAG, hashlib.sha256)
-        for text in (tenant.encode(), own):
+        return self._digest(_TAG, tenant, own).hex()
+
+    def name_of(self, tenant: str, key: bytes) -> bytes:
+        """Return an item's name in the upstream's caches, 32 bytes.
+
+        It is the key where no tenants are configured. Otherwise it is a digest with the tenant, by
+        the secret: other caches may store results by names alone, and a tenant that could compute
+        another's names could find its results.
+
+        Args:
+            key: The item's content key.
+        """
+        return self._digest(_NAME_TAG, tenant, key) if self.has_tenants else key
+
+    def _digest(self, tag: bytes, *parts: str | bytes) -> bytes:
+        digest = hmac.new(self._secret, tag, hashlib.sha256)
+        for part in parts:
+            text = part.encode() if isinstance(part, str) else part
             digest.update(len(text).to_bytes(8, "little") + text)
-        return digest.hexdigest()
+        return digest.digest()
 
 
 Fields = dict[str, bytes]

@@ -137,7 +137,7 @@ class ArenaMap:
         for it, and memory that was never stored to has no entries.
         """
         status = os.fstat(fd)
-        self.nbytes, self._identity = status.st_size, (status.st_dev, status.st_ino)
+        self.nbytes, self.identity = status.st_size, (status.st_dev, status.st_ino)
         self.writable = writable
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._map = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=protection)
@@ -175,7 +175,19 @@ class ArenaMap:
     def is_of(self, fd: int) -> bool:
         """Whether this is a map of the memory behind ``fd``."""
         status = os.fstat(fd)
-        return self._identity == (status.st_dev, status.st_ino)
+        return self.identity == (status.st_dev, status.st_ino)
+
+    def pinned_elsewhere(self, offset: int, nbytes: int) -> memoryview:
+        """Return bytes that another process pins and views, read-only, also after `retire`.
+
+        They do not count as a use of the arena by this process.
+
+        Raises:
+            StaleHandle: They are outside of the arena.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
+        return memoryview(self._map).toreadonly()[offset : offset + nbytes]
 
     def wait_populated(self) -> None:
         """Wait until all pages with memory are in this process's page tables, for benchmarks."""

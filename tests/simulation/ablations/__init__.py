@@ -4,7 +4,16 @@ An ablation patches the product's own code. If that code moves, the ablation fai
 an error.
 """
 
-from tests.simulation.ablations import calls, layers, making, room, staying, waking, waste
+from tests.simulation.ablations import (
+    calls,
+    layers,
+    making,
+    names,
+    room,
+    staying,
+    waking,
+    waste,
+)
 from tests.simulation.ablations.layers import LAYERS
 from tests.simulation.ablations.table import ABLATIONS, Ablation, switched_off
 
@@ -15,6 +24,7 @@ __all__ = [
     "calls",
     "layers",
     "making",
+    "names",
     "room",
     "staying",
     "switched_off",

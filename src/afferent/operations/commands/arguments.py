@@ -53,7 +53,7 @@ def add_tier(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "tier",
         help="look into a tier that nodes share, check it, or remove what is in it",
         description="Look into a tier that nodes share. Which one, and with what secret, say the "
-        "settings of afferent serve: AFFERENT_TIER and AFFERENT_TIER_SECRET, or --config.",
+        "settings of afferent serve: AFFERENT_TIER and AFFERENT_FLEET_SECRET, or --config.",
     )
     verbs = tier.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     stat = verbs.add_parser("stat", help="whether it answers, how full it is, what is in it")

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, settings: ServeConfig) -> int:
     """
     if not settings.tier:
         raise ConfigError("--tier: say which one, as a URL such as redis://HOST, or AFFERENT_TIER")
-    vault = Vault(open_tier(settings.tier), Sealer(settings.tier_secret.encode()))
+    vault = Vault(open_tier(settings.tier), Sealer(settings.fleet_secret.encode()))
     console = tables.make_console()
     try:
         if args.verb == "stat":

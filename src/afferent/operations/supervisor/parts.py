@@ -158,7 +158,7 @@ class Plan:
         settings = tier.TierSettings(
             store_address=self.inherited.address,
             url=config.tier,
-            secret=config.tier_secret,
+            secret=config.fleet_secret,
             timeout_s=config.tier_timeout_s,
             wait_s=config.tier_wait_s,
             ttl_s=config.tier_ttl_s,

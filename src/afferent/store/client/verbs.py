@@ -24,7 +24,9 @@ from typing import (
     overload,
 )
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from afferent.admission.shares import Share
 from afferent.errors import NotPermitted
@@ -126,11 +128,19 @@ class Verbs(ABC):
             StoreRestarted: The object was lost with an earlier epoch of the store.
             FormatError: It holds no tree.
         """
-        return self._request_views.open(
-            *(request, self.block(handle), handle),
-            tensors=tensors,
-            max_header_nbytes=max_header_nbytes,
-        )
+        # All arrays of the tree reference this one, and nothing else does.
+        root = self.bytes_for(request, handle)
+        return codec.view(root.data, tensors=tensors, max_header_nbytes=max_header_nbytes)
+
+    def bytes_for(self, request: str, handle: Handle) -> NDArray[np.uint8]:
+        """Return the bytes of an object that the request has pinned, ``(nbytes,)``, read-only.
+
+        Their memory stays pinned for as long as the array lives, also after the request's release.
+
+        Raises:
+            StoreRestarted: The object was lost with an earlier epoch of the store.
+        """
+        return self._request_views.open(request, self.block(handle), handle)
 
     def _pin_views(self, request: str, handles: Sequence[Handle] | None) -> None:
         """Pin arrays that outlive the request's pins.

@@ -87,22 +87,13 @@ class RequestViews:
     def __init__(self) -> None:
         self._opened: dict[str, _Opened] = {}
 
-    def open(
-        self,
-        request: str,
-        block: memoryview,
-        handle: Handle,
-        *,
-        tensors: codec.Library,
-        max_header_nbytes: int,
-    ) -> Any:
-        """Return the tree in a block that the request has pinned, read-only."""
-        # All arrays of the tree reference this one, and nothing else does.
+    def open(self, request: str, block: memoryview, handle: Handle) -> NDArray[np.uint8]:
+        """Return the bytes of a block that the request has pinned, read-only."""
         root = np.frombuffer(block.toreadonly(), np.uint8)
         if (opened := self._opened.get(request)) is None:
             opened = self._opened.setdefault(request, _Opened())
         opened.add(handle, root)
-        return codec.view(root.data, tensors=tensors, max_header_nbytes=max_header_nbytes)
+        return root
 
     def take(self, request: str, handles: Sequence[Handle] | None) -> list[_Root]:
         """Return the live arrays of a request, or of some of its objects, once."""

@@ -134,6 +134,15 @@ class Arena:
             return [False] * len(items)
         return are_there
 
+    def pin_blocks(self, request: str, handles: Sequence[Handle]) -> bool:
+        """Pin blocks, and return whether all of them could be pinned."""
+        try:
+            self.store.get(request, handles)
+        except AfferentError as error:
+            log.info("features were not pinned: %s", error.code)
+            return False
+        return True
+
     def disown(self, key: bytes) -> None:
         """Delete these features, so that no process finds them or trusts results made from them."""
         self._again(lambda: self.store.delete([key]))

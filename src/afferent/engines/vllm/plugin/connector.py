@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-from afferent.engines.references import FeaturesReference
+from afferent.engines.references import FeaturesReference, Reference
+from afferent.engines.vllm.plugin import names
 from afferent.engines.vllm.plugin.arena import Gone, arena
 from afferent.engines.vllm.plugin.labels import labelled
 from afferent.errors import AfferentError, FormatError
@@ -36,6 +37,7 @@ class ArenaConnector(MediaConnector):
         """
         with _told_to_the_client():
             reference = arena("api").verify(url)
+            _check_tenants(reference)
             if isinstance(reference, FeaturesReference):
                 self._check_frames(reference)
                 arena("api").admit(reference.of, is_processed=True)
@@ -47,6 +49,24 @@ class ArenaConnector(MediaConnector):
         else:
             item = media_io.load_bytes(data)
         return labelled(item, reference.of)
+
+    def fetch_image_embedding(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse embeddings of a client, which this server's limits do not cover.
+
+        vLLM takes them where a KV connector is configured, too.
+
+        Raises:
+            ValueError: Always; a client's error to vLLM.
+        """
+        raise ValueError("this server takes media from Afferent only, and no embeddings")
+
+    fetch_audio_embedding = fetch_video_embedding = fetch_image_embedding
+
+    async def fetch_image_embedding_async(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse embeddings, as `fetch_image_embedding`."""
+        self.fetch_image_embedding()
+
+    fetch_audio_embedding_async = fetch_video_embedding_async = fetch_image_embedding_async
 
     def _check_frames(self, reference: FeaturesReference) -> None:
         """Check that vLLM takes the frames of the features.
@@ -65,6 +85,18 @@ class ArenaConnector(MediaConnector):
     ) -> FeaturesReference | Any:
         """Run `load_from_url` in a thread: it may wait, for the store or for a decoder."""
         return await asyncio.to_thread(self.load_from_url, url, media_io)
+
+
+def _check_tenants(reference: Reference) -> None:
+    """
+    Raises:
+        ValueError: Tenants could get each other's results from this engine's caches.
+    """
+    if reference.of.has_tenants and names.are_shortened():
+        raise ValueError(
+            "this vLLM has an LMCache connector, which compares 16 bits of an image's name: it "
+            "can't be used by a server with tenants, which could get each other's answers"
+        )
 
 
 @contextmanager

@@ -18,8 +18,14 @@ def register() -> None:
     if os.environ.get(place.SUPERVISED):
         # The kernel ends vLLM's API server with our process, and its children with it.
         die_with_parent(os.getppid())
-    from afferent.engines.vllm.plugin import connector, models, probe  # only now: they import vLLM
+    from afferent.engines.vllm.plugin import probe  # only now: these import vLLM
 
     probe.check()
+    from afferent.engines.vllm.plugin import connector, models
+
     os.environ["VLLM_MEDIA_CONNECTOR"] = connector.NAME
     models.register()
+    if probe.has_stable_names():
+        from afferent.engines.vllm.plugin import ec
+
+        ec.register()

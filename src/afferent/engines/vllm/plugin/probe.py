@@ -53,11 +53,36 @@ HOOKS: Sequence[_Hook] = (
     _Hook("vllm.model_executor.models.registry", "_MULTIMODAL_MODELS"),
     _Hook("vllm.model_executor.models.registry", "_LazyRegisteredModel.load_model_cls"),
 )
+_EC = "vllm.distributed.ec_transfer.ec_connector.base"
+HOOKS_OF_NAMES: Sequence[_Hook] = (
+    _Hook("vllm.config", "VllmConfig._resolve_mm_embedding_inputs"),
+    _Hook(
+        "vllm.config",
+        "ECTransferConfig",
+        ("ec_connector", "ec_connector_module_path", "ec_role"),
+    ),
+    _Hook(_EC, "ECConnectorMetadata"),
+    _Hook(_EC, "ECConnectorBase", ("vllm_config", "role")),
+    _Hook(_EC, "ECConnectorBase.ensure_cache_available", ("request", "num_computed_tokens")),
+    _Hook(_EC, "ECConnectorBase.take_unavailable_requests"),
+    _Hook(_EC, "ECConnectorBase.has_cache_item", ("identifier",)),
+    _Hook(_EC, "ECConnectorBase.update_state_after_alloc", ("request", "index")),
+    _Hook(_EC, "ECConnectorBase.build_connector_meta", ("scheduler_output",)),
+    _Hook(_EC, "ECConnectorBase.request_finished", ("request",)),
+    _Hook(_EC, "ECConnectorBase.bind_connector_metadata", ("connector_metadata",)),
+    _Hook(_EC, "ECConnectorBase.clear_connector_metadata"),
+)
+"""Parts that names by content alone need; without them, names contain the block."""
 
 
-def missing() -> list[str]:
+def missing(hooks: Sequence[_Hook] = HOOKS) -> list[str]:
     """Return the parts that this version of vLLM lacks, in words."""
-    return [said for hook in HOOKS if (said := _missing(hook))]
+    return [said for hook in hooks if (said := _missing(hook))]
+
+
+def has_stable_names() -> bool:
+    """Whether this vLLM has the parts that names by content alone need."""
+    return not missing(HOOKS_OF_NAMES)
 
 
 def check() -> None:

@@ -26,7 +26,7 @@ from vllm.multimodal.processing.processor import (
 )
 
 from afferent.engines.references import FeaturesReference
-from afferent.engines.vllm.plugin import labels
+from afferent.engines.vllm.plugin import labels, names
 from afferent.engines.vllm.plugin.arena import arena
 from afferent.engines.vllm.positions import check_positions
 from afferent.errors import FormatError
@@ -143,7 +143,7 @@ def _processor_class(stock: Any) -> Any:
             kwargs=MultiModalKwargsItems(
                 {**done.kwargs, **{k: [_kwargs(item) for item in v] for k, v in ours.items()}}
             ),
-            hashes={**done.hashes, **{k: [i.cache_name for i in v] for k, v in ours.items()}},
+            hashes={**done.hashes, **{k: [_name(item) for item in v] for k, v in ours.items()}},
             prompt_updates={
                 **done.prompt_updates,
                 **self._bind_and_group_updates(updates, counts),
@@ -151,6 +151,10 @@ def _processor_class(stock: Any) -> Any:
         )
 
     return type(stock.__name__, (stock,), {"_cached_apply_hf_processor": cached_apply})
+
+
+def _name(item: FeaturesReference) -> str:
+    return item.name if names.are_stable() else item.name_of_block
 
 
 def _check(ours: Mapping[str, Sequence[FeaturesReference]], model_config: Any) -> None:

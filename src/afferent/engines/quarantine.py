@@ -1,0 +1,63 @@
+"""Quarantine of items for which an engine's encoder fails: each would end the engine again.
+
+A record in the store, for an hour. The engine fails the requests of such an item before it encodes
+anything, and the frontend then tells their clients the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from afferent import keys
+from afferent.errors import AfferentError
+from afferent.store.block import codec
+from afferent.store.client.store import Store
+from afferent.types import ContentKey, ObjectKind
+
+log = logging.getLogger(__name__)
+
+_TAG: Final = b"afferent/quarantine/v1"
+_LENGTH_S: Final = 3600.0
+_REQUEST: Final = "quarantine"
+
+
+def record_key(key: bytes) -> ContentKey:
+    """Return the key of the record about an item.
+
+    Args:
+        key: The key of the item's features.
+    """
+    return keys.frame(_TAG, key)
+
+
+def put(store: Store, key: bytes) -> None:
+    """Put an item into quarantine, if the store takes a record now.
+
+    Args:
+        store: A writable store.
+        key: The key of the item's features.
+    """
+    record = record_key(key)
+    try:
+        store.delete([record])
+        tree = {"until_s": time.time() + _LENGTH_S}
+        store.put(_REQUEST, tree, kind=ObjectKind.RECORDS, key=record)
+    except AfferentError as error:
+        log.warning("an item could not be put into quarantine: %s", error.code)
+    finally:
+        store.forget(_REQUEST)
+
+
+def is_active(record: memoryview) -> bool:
+    """Whether a record keeps its item in quarantine now.
+
+    Args:
+        record: The record, pinned.
+
+    Raises:
+        FormatError: It is no record.
+    """
+    tree: Any = codec.view(record)
+    return float(tree["until_s"]) > time.time()

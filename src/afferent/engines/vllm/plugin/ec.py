@@ -1,0 +1,211 @@
+"""Connector of vLLM's encoder cache (an EC connector), which holds features while they are encoded.
+
+It transfers nothing. In the scheduler it lets a request wait for its features, or fails it, before
+the request is scheduled; in the workers it tells which features the scheduler has pinned. So a
+result is named after its item alone: one that was computed from lost features does not exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from vllm.config import ECTransferConfig, VllmConfig
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+)
+
+from afferent.engines import place
+from afferent.engines.vllm.plugin import names
+from afferent.engines.vllm.plugin.processing import FIELD, unpack
+from afferent.engines.vllm.plugin.step import Step, set_running_step
+from afferent.engines.vllm.plugin.step_pins import PinnedStep, StepPins
+from afferent.errors import ConfigError
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.types import Modality
+
+_NAME: Final = "AfferentConnector"
+_IDLE_S: Final = 2e-3
+"""Pause of a scheduler that can schedule nothing but requests that wait for their features."""
+_FIELDS: Final = tuple(FIELD.format(modality) for modality in Modality)
+
+
+class StepMetadata(ECConnectorMetadata):
+    """The step, for the workers; in the scheduler's process, its pins too."""
+
+    def __init__(self, pinned: PinnedStep) -> None:
+        self.step, self._pinned = pinned.step, pinned
+
+    def __reduce__(self) -> Any:
+        return _received, (self.step,)
+
+
+def _received(step: Step) -> StepMetadata:
+    return StepMetadata(PinnedStep(step, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Item of ours in a request: its tokens, and the key of its features."""
+
+    start: int
+    end: int
+    key: bytes
+
+
+@dataclass(slots=True)
+class _Items:
+    """Items of ours in a request, by index; others are ``None``."""
+
+    items: list[_Item | None] = field(default_factory=list)
+
+    def read(self, features: Any) -> None:
+        """Read those that have come since the last call: a session gets more of them."""
+        for feature in features[len(self.items) :]:
+            self.items.append(_item_of(feature))
+
+
+class AfferentConnector(ECConnectorBase):
+    """The connector, in the scheduler or in a worker."""
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        self._items: dict[str, _Items] = {}
+        self._is_deferring = False
+        # The scheduler may look ahead by a few tokens; an item that it reaches anyway is pinned
+        # when it is scheduled.
+        self._window = 2 * vllm_config.scheduler_config.max_num_batched_tokens
+        if role is ECConnectorRole.SCHEDULER:
+            self._pins = StepPins(_open_store)
+
+    # In the scheduler
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        """Pin the features that the request may need in this step; see the base class."""
+        features = request.mm_features
+        last = features[-1].mm_position
+        if last.offset + last.length <= num_computed_tokens:
+            return True
+        end = num_computed_tokens + self._window
+        keys = [
+            item.key
+            for item in self._items_of(request)
+            if item is not None and item.end > num_computed_tokens and item.start < end
+        ]
+        is_ready = self._pins.secure(request.request_id, keys)
+        self._is_deferring |= not is_ready
+        return is_ready
+
+    def take_unavailable_requests(self) -> set[str]:
+        return self._pins.take_lost()
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return False
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        if (item := self._items_of(request)[index]) is not None:
+            self._pins.use(item.key)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        if self._is_deferring and not scheduler_output.total_num_scheduled_tokens:
+            time.sleep(_IDLE_S)
+        self._is_deferring = False
+        return StepMetadata(self._pins.end_step())
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        self._items.pop(request.request_id, None)
+        return False, None
+
+    def shutdown(self) -> None:
+        if self.role is ECConnectorRole.SCHEDULER:
+            self._pins.close()
+
+    def _items_of(self, request: Any) -> list[_Item | None]:
+        known = self._items.setdefault(request.request_id, _Items())
+        known.read(request.mm_features)
+        return known.items
+
+    # In a worker
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        set_running_step(connector_metadata.step)
+
+    def clear_connector_metadata(self) -> None:
+        super().clear_connector_metadata()
+        set_running_step(None)
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        """Do nothing: the encoder runs for each item."""
+
+    def save_caches(
+        self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any
+    ) -> None:
+        """Do nothing; vLLM calls it for each item that was encoded."""
+
+
+def _item_of(feature: Any) -> _Item | None:
+    if feature.data is None:
+        return None
+    name = next((name for name in _FIELDS if name in feature.data), None)
+    if name is None:
+        return None
+    key, _, _ = unpack(feature.data[name].data)
+    where = feature.mm_position
+    return _Item(where.offset, where.offset + where.length, key)
+
+
+def _open_store() -> DaemonStore:
+    where = place.find_store()
+    if where is None:
+        raise ConfigError(f"{place.STORE} is not set")
+    return DaemonStore(where.address, name=f"vllm core {os.getpid()}")
+
+
+# Configuration
+
+
+def register() -> None:
+    """Let each engine have the connector, unless it is configured with another one.
+
+    vLLM lets clients send embeddings where there is a connector that consumes some. This one
+    does not, so vLLM decides about them as it does without it.
+    """
+    stock = VllmConfig._resolve_mm_embedding_inputs
+    if getattr(stock, "_is_afferent", False):
+        return
+
+    @functools.wraps(stock)
+    def resolve(self: Any) -> None:
+        if _is_ours(self.ec_transfer_config):
+            self.ec_transfer_config = None
+        stock(self)
+        if self.ec_transfer_config is None and _takes_references(self.model_config):
+            self.ec_transfer_config = ECTransferConfig(
+                ec_connector=_NAME, ec_connector_module_path=__name__, ec_role="ec_consumer"
+            )
+        names.describe_engine(
+            has_connector=_is_ours(self.ec_transfer_config),
+            kv_connector=str(getattr(self.kv_transfer_config, "kv_connector", "") or "")
+            + repr(getattr(self.kv_transfer_config, "kv_connector_extra_config", "")),
+        )
+
+    resolve._is_afferent = True  # type: ignore[attr-defined]
+    VllmConfig._resolve_mm_embedding_inputs = resolve
+
+
+def _is_ours(config: Any) -> bool:
+    return config is not None and config.ec_connector == _NAME
+
+
+def _takes_references(model_config: Any) -> bool:
+    """Whether vLLM asks a connector about this model's items."""
+    if model_config is None or model_config.multimodal_config is None:
+        return False
+    return not model_config.is_encoder_decoder

@@ -1,0 +1,35 @@
+"""Names of our items in the caches of this process's engine."""
+
+from __future__ import annotations
+
+
+class _Names:
+    are_stable = False
+    are_shortened = False
+
+
+def are_stable() -> bool:
+    """Whether items are named by their content alone.
+
+    The engine then has our EC connector, so that no result of lost features has a name. Otherwise a
+    name contains the block of the features, too.
+    """
+    return _Names.are_stable
+
+
+def are_shortened() -> bool:
+    """Whether another cache of the engine compares only a part of a name: items of different
+    tenants could be equal there.
+    """
+    return _Names.are_shortened
+
+
+def describe_engine(*, has_connector: bool, kv_connector: str) -> None:
+    """Note what this process's engine does with names.
+
+    Args:
+        has_connector: Whether the engine has our EC connector.
+        kv_connector: Name of its KV connector; LMCache's compares 16 bits of a name.
+    """
+    _Names.are_stable = has_connector
+    _Names.are_shortened = "lmcache" in kv_connector.lower()

@@ -1,0 +1,52 @@
+"""The items of one step of vLLM's engine, as its core sends them to the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afferent.types import Handle
+
+ArenaIdentity = tuple[int, int]
+"""Device and inode of an arena's memory."""
+
+
+class FeaturesLost(Exception):
+    """The features of an item can't be read, so that nothing may be computed for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Features that the engine core has pinned: a block of an arena."""
+
+    arena: ArenaIdentity
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Features that the core has pinned for one step.
+
+    Attributes:
+        core: Process id of the core. While it lives, and until it drops the step, the features stay
+            as they are, even if the store daemon dies.
+        arena: The arena that the core uses now; ``None`` before its first connection.
+        items: The features, by key.
+    """
+
+    core: int
+    arena: ArenaIdentity | None
+    items: Mapping[bytes, Located]
+
+
+class _Running:
+    step: Step | None = None
+
+
+def running_step() -> Step | None:
+    """Return the step that this worker runs; ``None`` in an engine without our EC connector."""
+    return _Running.step
+
+
+def set_running_step(step: Step | None) -> None:
+    _Running.step = step

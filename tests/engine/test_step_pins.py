@@ -1,0 +1,262 @@
+"""Features of a step stay as they are until its end, even if the store daemon dies or stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import psutil
+import pytest
+
+from afferent import keys
+from afferent.engines import quarantine
+from afferent.engines.vllm.plugin import step_pins
+from afferent.engines.vllm.plugin.step import FeaturesLost, Located, Step
+from afferent.engines.vllm.plugin.step_pins import StepPins
+from afferent.engines.vllm.plugin.step_reader import StepReader
+from afferent.errors import StoreFull
+from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.daemon.server import StoreServer
+from afferent.store.state.region import DEFAULT_SHARES
+from afferent.types import MiB, ObjectKind
+from tests.server import wait_until
+
+KEYS = [keys.digest(b"item %d" % number) for number in range(4)]
+ABSENT = keys.digest(b"absent")
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    with StoreServer(8 * MiB, shares=DEFAULT_SHARES) as server:
+        yield server
+
+
+@pytest.fixture
+def store(server: StoreServer) -> Iterator[DaemonStore]:
+    with DaemonStore(server.address, name="frontend", writable=True) as store:
+        yield store
+
+
+@pytest.fixture
+def pins(server: StoreServer) -> Iterator[StepPins]:
+    pins = StepPins(lambda: DaemonStore(server.address, name="core"))
+    yield pins
+    pins.close()
+
+
+def put(store: DaemonStore, wanted: Sequence[bytes] = KEYS) -> None:
+    for number, key in enumerate(wanted):
+        store.put("put", {"x": np.full(1000, number)}, key=key)
+    store.forget("put")
+
+
+def secure(pins: StepPins, request: str, wanted: Sequence[bytes]) -> bool:
+    """Schedule steps until the request is ready or lost; return whether it is ready."""
+    for _ in range(2000):
+        if pins.secure(request, wanted):
+            return True
+        if request in pins.take_lost():
+            return False
+        pins.end_step()
+        time.sleep(0.002)  # a step of other requests
+    raise AssertionError("it is deferred for ever")
+
+
+def value(reader: StepReader, step: Step, key: bytes) -> int:
+    tree = codec.view(reader.block(step, key))
+    found = set(np.array(tree["x"]).tolist())  # type: ignore[call-overload,index]
+    reader.check_core()
+    (only,) = found
+    return int(only)
+
+
+def overwrite(store: DaemonStore) -> None:
+    """Delete all features, and fill the arena with others."""
+    store.delete(KEYS)
+    try:
+        while True:
+            store.put("others", {"x": np.full(100_000, -1)})
+    except StoreFull:
+        store.forget("others")
+
+
+def test_a_step_has_the_features_that_it_uses(store: DaemonStore, pins: StepPins) -> None:
+    put(store)
+    assert secure(pins, "r", KEYS[:3])
+    for key in (KEYS[0], KEYS[2]):
+        pins.use(key)
+    pinned = pins.end_step()
+    assert pinned.step.core == os.getpid()
+    assert pinned.step.items.keys() == {KEYS[0], KEYS[2]}
+    reader = StepReader(store)
+    reader.follow(pinned.step)
+    assert [value(reader, pinned.step, key) for key in pinned.step.items] == [0, 2]
+    with pytest.raises(FeaturesLost, match="not pinned"):
+        reader.block(pinned.step, KEYS[1])
+
+
+def test_an_unused_pin_serves_the_next_step(store: DaemonStore, pins: StepPins) -> None:
+    put(store)
+    assert secure(pins, "r", KEYS)
+    pins.end_step()
+    overwrite(store)  # a new question to the store would find nothing
+    assert pins.secure("r", KEYS)
+    for key in KEYS:
+        pins.use(key)
+    assert len(pins.end_step().step.items) == 4
+
+
+def test_features_that_are_gone_fail_their_request_alone(
+    store: DaemonStore, pins: StepPins
+) -> None:
+    put(store)
+    assert not secure(pins, "lost", [KEYS[0], ABSENT])
+    assert secure(pins, "ready", [KEYS[0]])
+    assert pins.take_lost() == set()
+
+
+def test_an_item_in_quarantine_fails_its_request(
+    store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    quarantine.put(store, KEYS[0])
+    assert not secure(pins, "bad", KEYS[:2])
+    assert secure(pins, "good", KEYS[1:2])
+    monkeypatch.setattr(quarantine, "_LENGTH_S", 0.0)
+    quarantine.put(store, KEYS[0])  # replaces the record
+    assert secure(pins, "later", KEYS[:2])
+
+
+def test_deleted_features_stay_until_the_end_of_the_step(
+    store: DaemonStore, pins: StepPins
+) -> None:
+    put(store)
+    assert secure(pins, "r", KEYS)
+    for key in KEYS:
+        pins.use(key)
+    pinned = pins.end_step()
+    overwrite(store)
+    reader = StepReader(store)
+    reader.follow(pinned.step)
+    assert [value(reader, pinned.step, key) for key in KEYS] == [0, 1, 2, 3]
+    del pinned
+    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
+
+
+def test_a_new_daemon_waits_for_the_end_of_the_step(
+    server: StoreServer, store: DaemonStore, pins: StepPins
+) -> None:
+    put(store)
+    reader = StepReader(store)
+    assert secure(pins, "r", KEYS)
+    for key in KEYS:
+        pins.use(key)
+    pinned = pins.end_step()
+    before = server.pid
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not store.is_open)
+    reader.follow(pinned.step)
+    assert [value(reader, pinned.step, key) for key in KEYS] == [0, 1, 2, 3]
+    assert not store.is_open
+    assert not pins.secure("next", KEYS)
+    del pinned
+    wait_until(lambda: store.is_open)
+    assert not secure(pins, "next", KEYS), "the new daemon has none of them"
+
+
+def test_without_a_daemon_a_request_is_deferred_and_then_lost(
+    server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    assert secure(pins, "r", KEYS)
+    pins.use(KEYS[0])
+    pinned = pins.end_step()  # so that no new daemon begins
+    before = server.pid
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not store.is_open)
+    assert not pins.secure("late", KEYS[1:2])
+    monkeypatch.setattr(step_pins, "_PATIENCE_S", 0.0)
+    wait_until(lambda: not pins.secure("late", KEYS[1:2]) and "late" in pins.take_lost())
+    del pinned
+
+
+def test_a_silent_daemon_defers_and_holds_nobody_up(
+    server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    assert secure(pins, "first", KEYS[:1])
+    pins.end_step()
+    monkeypatch.setattr(step_pins, "_PATIENCE_S", 0.0)
+    daemon = psutil.Process(server.pid)
+    daemon.suspend()
+    try:
+        for _ in range(5):  # each returns while the daemon is stopped
+            assert not pins.secure("r", KEYS[1:])
+            assert pins.secure("text", [])
+            assert pins.take_lost() == set()
+            pins.end_step()
+    finally:
+        daemon.resume()
+    assert secure(pins, "r", KEYS[1:])
+
+
+def test_answers_that_nobody_looks_at_are_dropped(
+    store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    monkeypatch.setattr(step_pins, "_WAIT_S", 0.0)
+    pins.end_step()
+    assert not pins.secure("aborted", KEYS)
+    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes > 0)
+    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
+
+
+def test_an_item_that_was_not_secured_is_pinned_when_it_is_scheduled(
+    store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    pins.use(KEYS[3])
+    assert pins.end_step().step.items.keys() == {KEYS[3]}
+    monkeypatch.setattr(step_pins, "_PATIENCE_S", 0.1)
+    with pytest.raises(FeaturesLost):
+        pins.use(ABSENT)
+
+
+def test_what_a_dead_core_had_pinned_is_not_believed(
+    server: StoreServer, store: DaemonStore
+) -> None:
+    (handle,) = [store.put("put", {"x": np.full(1000, 7)}, key=KEYS[0])]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as core:
+        where = Located(store.arena.identity, handle)
+        step = Step(core.pid, store.arena.identity, {KEYS[0]: where})
+        reader = StepReader(store)
+        reader.follow(step)
+        assert value(reader, step, KEYS[0]) == 7
+        core.kill()
+    with pytest.raises(FeaturesLost, match="core"):
+        value(reader, step, KEYS[0])
+    again = StepReader(store)
+    again.follow(step)
+    with pytest.raises(FeaturesLost, match="core"):
+        again.check_core()
+
+
+def test_the_map_of_another_arena_is_kept_for_a_step(store: DaemonStore, pins: StepPins) -> None:
+    """A whole server may have been replaced while a step runs."""
+    put(store)
+    assert secure(pins, "r", KEYS)
+    pins.use(KEYS[1])
+    pinned = pins.end_step()
+    with StoreServer(MiB) as other, DaemonStore(other.address, name="worker") as there:
+        reader = StepReader(there)
+        reader._map = store.arena
+        reader.follow(pinned.step)
+        assert value(reader, pinned.step, KEYS[1]) == 1
+        reader.follow(Step(os.getpid(), there.arena.identity, {}))
+        assert reader._map is there.arena
