@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from afferent import cli
 
 Words = tuple[str, ...]
+_RENDER = ("afferent", "render")
 
 
 def parsers(
@@ -23,8 +24,10 @@ def parsers(
 
 def commands() -> dict[Words, argparse.ArgumentParser]:
     """Return all commands of ``afferent``, with the settings of the included engines."""
-    extra = (*cli.engine_settings("reference"), *cli.engine_settings("vllm"))
-    return dict(parsers(cli._parser(extra), ("afferent",)))
+    engines = (*cli.engine_settings("reference"), *cli.engine_settings("vllm"))
+    found = dict(parsers(cli._parser(engines), ("afferent",)))
+    renderer = dict(parsers(cli._parser(cli.engine_settings("render")), ("afferent",)))
+    return {**found, _RENDER: renderer[_RENDER]}
 
 
 def flags(parser: argparse.ArgumentParser) -> set[str]:

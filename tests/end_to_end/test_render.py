@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from afferent.conformance.images import draw_image
+from afferent.engines.references import FeaturesReference
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey
+from tests.end_to_end.standing_in import StandIn
 from tests.end_to_end.test_media import media_part
 from tests.media_files import make_video
 from tests.server import Server, ask, data_url, wait_until
@@ -107,7 +110,7 @@ def test_a_renderer_alone(server: Server, rng: np.random.Generator) -> None:
     body["messages"][0]["content"].insert(
         0, media_part("video", make_video(num_frames=60, rate=30))
     )
-    with Server(command="render") as renderer:
+    with Server("--render-for", "reference", command="render") as renderer:
         here = renderer.post_to("/v1/chat/completions/render", body)
         there = server.post_to("/v1/chat/completions/render", body)
         for name in ("token_ids", "features", "model"):
@@ -115,3 +118,23 @@ def test_a_renderer_alone(server: Server, rng: np.random.Generator) -> None:
         refused = renderer.post(body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (501, "not_served")
         assert renderer.get("/v1/models").status_code == 200
+
+
+def test_renderer_names_items_as_servers_in_front_of_vllm_do(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A router matches the hashes of a rendered prompt with the names in vLLM's KV events."""
+    body = ask([data_url(draw_image(rng)), data_url(draw_image(rng))], QUESTION)
+    store_path = tmp_path / "store.sock"
+    engine = StandIn(tmp_path, store_path)
+    where = ("--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path))
+    with Server(command="render") as renderer, engine, Server(*where) as server:
+        answer = renderer.post_to("/v1/chat/completions/render", body)
+        assert answer.status_code == 200, answer.text
+        assert server.post(body).status_code == 200
+        (heard,) = engine.heard
+    references = [each for each in heard.references if isinstance(each, FeaturesReference)]
+    features = answer.json()["features"]
+    assert [each.name for each in references] == features["mm_hashes"]["image"]
+    lengths = [place["length"] for place in features["mm_placeholders"]["image"]]
+    assert [len(each.token_ids) for each in references] == lengths

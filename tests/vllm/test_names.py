@@ -376,6 +376,9 @@ def test_vllm_that_runs_on_finds_names_after_restarts_of_afferent(tmp_path: Path
             if not name:
                 (name,) = names
             assert names <= {name}
+    with Server(str(SHAPES), command="render") as renderer:
+        rendered = renderer.post_to("/v1/chat/completions/render", body(picture)).json()
+    assert rendered["features"]["mm_hashes"]["image"] == [name], "a router knows the name too"
     added = [after - before for before, after in itertools.pairwise(found)]
     print(f"tokens found: {added}; blocks of the item {name}")
     assert added[0] == 0

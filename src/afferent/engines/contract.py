@@ -154,6 +154,10 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
     link_type: type[LinkT]
     resize_rule: ClassVar[ResizeRule] = "pillow"
 
+    def resize_rule_of(self, settings: SettingsT) -> ResizeRule:
+        """Return the rule of `resize_rule`; a backend may have a setting for it."""
+        return self.resize_rule
+
     def check(self, model_folder: Path, settings: SettingsT) -> None:
         """Refuse unusable models and settings before a process is started.
 

@@ -10,10 +10,12 @@ from typing import Final
 from msgspec import Struct
 
 from afferent.config import Group, Settings, setting
+from afferent.engines import registry
 from afferent.engines.contract import Caller, EngineKind, EnginePlan, EngineSite
 from afferent.engines.protocol import Engine, EngineEvent, EngineInfo, EngineRequest, EngineStats
 from afferent.errors import NotServed
 from afferent.media.families.family import longest_prompt, read_json
+from afferent.media.transforms.resize import ResizeRule
 
 _UNKNOWN_LEN: Final = 1 << 20
 """Longest prompt if neither a setting nor the model's config limits it."""
@@ -24,6 +26,12 @@ class RenderSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
 
     max_model_len: int = setting(
         0, "longest prompt and answer, in tokens; 0: what the model allows", Group.COMMON, ge=0
+    )
+    render_for: str = setting(
+        "vllm",
+        "engine of the servers behind the router: their items have the same names as here",
+        Group.COMMON,
+        unit="ENGINE",
     )
 
 
@@ -58,6 +66,10 @@ class RenderKind(EngineKind[RenderSettings, RenderLink]):
     summary = "prompts for routers; no model runs"
     settings_type = RenderSettings
     link_type = RenderLink
+
+    def resize_rule_of(self, settings: RenderSettings) -> ResizeRule:
+        """See `Backend.resize_rule_of`: it is a part of the items' keys."""
+        return registry.find(settings.render_for).resize_rule
 
     def needs_weights(self, settings: RenderSettings) -> bool:
         """See `Backend.needs_weights`."""

@@ -109,7 +109,7 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
         folder,
         reference=config.processor == "reference",
         max_sampled_frames=config.max_sampled_frames,
-        resize_rule=engine.resize_rule,
+        resize_rule=engine.resize_rule_of(settings),
     )
     if family is None and not isinstance(engine, UpstreamKind):
         refuse_unknown(folder)
