@@ -16,8 +16,10 @@ truncated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 from blake3 import blake3
 
@@ -51,6 +53,17 @@ def digest_file(path: Path) -> bytes:
     """
     hasher = blake3(max_threads=blake3.AUTO)
     hasher.update_mmap(path)
+    return hasher.digest()
+
+
+Algorithm = Literal["blake3", "sha256", "sha512"]
+
+
+def hash_pieces(pieces: Iterable[bytes | memoryview], algorithm: Algorithm) -> bytes:
+    """Return the digest of all pieces, one after the other."""
+    hasher = blake3() if algorithm == "blake3" else hashlib.new(algorithm)
+    for piece in pieces:
+        hasher.update(piece)
     return hasher.digest()
 
 

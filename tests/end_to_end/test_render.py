@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from afferent.conformance.images import draw_image
 from afferent.engines.references import FeaturesReference
+from afferent.engines.vllm_hash import image_hash
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey
 from tests.end_to_end.standing_in import StandIn
@@ -138,3 +140,26 @@ def test_renderer_names_items_as_servers_in_front_of_vllm_do(
     assert [each.name for each in references] == features["mm_hashes"]["image"]
     lengths = [place["length"] for place in features["mm_placeholders"]["image"]]
     assert [len(each.token_ids) for each in references] == lengths
+
+
+def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
+    rng: np.random.Generator,
+) -> None:
+    """tests/vllm/test_render.py compares whole prompts with those of vLLM."""
+    pictures = [draw_image(rng) for _ in range(2)]
+    body = ask([data_url(picture) for picture in pictures], f"{QUESTION}<|im_end|>")
+    body["messages"][0]["content"][1]["uuid"] = "a-name-of-the-client"
+    settings = ("--render-hashes", "vllm-sha256", "--render-model", "org/model")
+    with Server(*settings, command="render") as renderer:
+        answer = renderer.post_to("/v1/chat/completions/render", body)
+        assert answer.status_code == 200, answer.text
+        image = base64.b64decode(data_url(pictures[0]).partition(",")[2])
+        first = image_hash(image, model="org/model", algorithm="sha256")
+        assert answer.json()["features"]["mm_hashes"]["image"] == [first, "a-name-of-the-client"]
+        with Server("--render-for", "reference", command="render") as other:
+            quoted = other.post_to("/v1/chat/completions/render", body)
+        num_ends = [each.json()["token_ids"].count(2) for each in (answer, quoted)]
+        assert num_ends[0] == num_ends[1] + 1
+        empty = {"model": "shapes", "prompt": ""}
+        refused = renderer.post_to("/v1/completions/render", empty)
+        assert refused.status_code == 400

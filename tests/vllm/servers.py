@@ -44,8 +44,14 @@ class Stock:
     """A stock ``vllm serve``, without any variable of Afferent in its environment."""
 
     def __init__(
-        self, folder: Path = SHAPES, *arguments: str, uds: Path | None = None, **env: str
+        self,
+        folder: Path = SHAPES,
+        *arguments: str,
+        uds: Path | None = None,
+        command: Sequence[str] = ("serve",),
+        **env: str,
     ) -> None:
+        self._command = command
         self._folder, self._arguments, self._uds = folder, arguments, uds
         self._env = {**os.environ, **ENV, **env}
         self.lines: list[str] = []
@@ -56,7 +62,7 @@ class Stock:
         if self._uds is None:
             port = _free_port()
             self.url, where = f"http://127.0.0.1:{port}", ["--port", str(port)]
-        command = [python(), "-m", "vllm.entrypoints.cli.main", "serve", str(self._folder)]
+        command = [python(), "-m", "vllm.entrypoints.cli.main", *self._command, str(self._folder)]
         self.popen = subprocess.Popen(
             [*command, *vllm_env.ARGUMENTS, *self._arguments, *where],
             env=self._env,

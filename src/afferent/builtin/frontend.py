@@ -13,6 +13,7 @@ from afferent.builtin.pipeline.prompt import PromptBuilder, sampling_defaults
 from afferent.engines import registry
 from afferent.engines.contract import EngineKind
 from afferent.engines.protocol import Engine, check_engine
+from afferent.engines.render import Renderer
 from afferent.errors import ConfigError, InternalError
 from afferent.items.item import Processor
 from afferent.media.families.registry import fingerprint
@@ -38,7 +39,9 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
     pipeline = Pipeline(
         store=base.store,
         engine=engine,
-        prompts=PromptBuilder(folder, family),
+        prompts=PromptBuilder(
+            folder, family, parses_special=isinstance(engine, Renderer) and engine.is_for_vllm
+        ),
         items=base.items(Processor(family, fingerprint(folder, family))),
         sampling=sampling_defaults(folder),
     )

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
+from afferent import keys
 from afferent.config import Group, Settings, setting
 from afferent.engines import registry
 from afferent.engines.contract import Caller, EngineKind, EnginePlan, EngineSite
 from afferent.engines.protocol import Engine, EngineEvent, EngineInfo, EngineRequest, EngineStats
+from afferent.engines.vllm_hash import image_hash
 from afferent.errors import NotServed
 from afferent.media.families.family import longest_prompt, read_json
 from afferent.media.transforms.resize import ResizeRule
+from afferent.types import Modality
 
 _UNKNOWN_LEN: Final = 1 << 20
 """Longest prompt if neither a setting nor the model's config limits it."""
+
+
+Hashes = Literal["afferent", "vllm-blake3", "vllm-sha256", "vllm-sha512"]
+_ALGORITHMS: Final[dict[Hashes, keys.Algorithm]] = {
+    "vllm-blake3": "blake3",
+    "vllm-sha256": "sha256",
+    "vllm-sha512": "sha512",
+}
 
 
 class RenderSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,19 +44,59 @@ class RenderSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
         Group.COMMON,
         unit="ENGINE",
     )
+    render_hashes: Hashes = setting(
+        "afferent",
+        "hashes of items: their names in vLLM behind Afferent, or those that a stock vLLM computes "
+        "(by its VLLM_MM_HASHER_ALGORITHM)",
+        Group.COMMON,
+    )
+    render_model: str = setting(
+        "",
+        "model as the stock vLLM was told it, which is a part of its hashes; default: MODEL",
+        Group.COMMON,
+        unit="NAME",
+    )
 
 
 class RenderLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Link to the renderer, which is in each frontend."""
 
     max_model_len: int
+    hashes: Hashes = "afferent"
+    model: str = ""
+    is_for_vllm: bool = False
 
 
 class Renderer:
     """Engine that takes no requests; see `afferent.Engine`."""
 
-    def __init__(self, max_model_len: int) -> None:
-        self._info = EngineInfo(max_model_len, [], generates=False)
+    def __init__(self, link: RenderLink) -> None:
+        self._info = EngineInfo(link.max_model_len, [], generates=False)
+        self._link = link
+
+    @property
+    def is_for_vllm(self) -> bool:
+        """Whether prompts are those of vLLM, also where special tokens are spelled out in text."""
+        return self._link.is_for_vllm
+
+    def hash_of(
+        self, modality: Modality, key: bytes, file: bytes | memoryview | None, uuid: str
+    ) -> str:
+        """Return the hash of an item that has no options.
+
+        Args:
+            modality: Modality of the item.
+            key: Its content key.
+            file: Its encoded bytes; ``None`` if they are not here.
+            uuid: The client's id of it; empty for none.
+        """
+        if self._link.hashes == "afferent":
+            return key.hex()
+        if uuid:
+            return uuid
+        if modality is not Modality.IMAGE or file is None:
+            return key.hex()
+        return image_hash(file, model=self._link.model, algorithm=_ALGORITHMS[self._link.hashes])
 
     @property
     def info(self) -> EngineInfo | None:
@@ -83,9 +134,15 @@ class RenderKind(EngineKind[RenderSettings, RenderLink]):
         """See `Backend.plan`."""
         limit = longest_prompt(read_json(site.model_folder / "config.json"))
         length = settings.max_model_len or limit or _UNKNOWN_LEN
-        return EnginePlan(processes=(), link=RenderLink(max_model_len=length))
+        link = RenderLink(
+            max_model_len=length,
+            hashes=settings.render_hashes,
+            model=settings.render_model or str(site.model_folder),
+            is_for_vllm=settings.render_for == "vllm",
+        )
+        return EnginePlan(processes=(), link=link)
 
     @asynccontextmanager
     async def connect(self, link: RenderLink, caller: Caller) -> AsyncIterator[Engine]:
         """See `EngineKind.connect`."""
-        yield Renderer(link.max_model_len)
+        yield Renderer(link)

@@ -27,6 +27,7 @@ from afferent.builtin.pipeline.request import (
 )
 from afferent.builtin.pipeline.stops import StopMatcher
 from afferent.engines.protocol import Accepted, Engine, EngineInfo, EngineRequest, Finished, Tokens
+from afferent.engines.render import Renderer
 from afferent.errors import (
     EngineUnavailable,
     InternalError,
@@ -35,6 +36,7 @@ from afferent.errors import (
     Param,
     PromptTooLong,
 )
+from afferent.items.item import ReceivedItem
 from afferent.items.stage import ItemStage
 from afferent.media.families.plan import Prompt as ItemPrompt
 from afferent.proxy import counting
@@ -70,6 +72,7 @@ class Pipeline:
     ) -> None:
         self.store = store
         self.engine = engine
+        self._renderer = engine if isinstance(engine, Renderer) else None
         self._prompts = prompts
         self._items = items
         self._sampling = sampling
@@ -127,10 +130,19 @@ class Pipeline:
                 if with_features:
                     sizes = [item.handle.nbytes for item in ready]
             prompt, _ = await self._prompt(request, prompts, trace)
+            if not prompt.token_ids:
+                raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
             items = [
-                RenderedItem(item.modality, item.key.hex(), placeholder, nbytes)
-                for item, placeholder, nbytes in zip(
-                    found.in_order, prompt.placeholders, sizes, strict=True
+                RenderedItem(
+                    modality=item.modality,
+                    key=item.key.hex(),
+                    hash=self._hash_of(item),
+                    placeholder=placeholder,
+                    span=span,
+                    features_nbytes=nbytes,
+                )
+                for item, placeholder, span, nbytes in zip(
+                    found.in_order, prompt.placeholders, prompt.spans, sizes, strict=True
                 )
             ]
             info, given = self.engine.info, request.prompt
@@ -140,6 +152,12 @@ class Pipeline:
                 info.max_model_len if info is not None else 0,
                 self._prompts.text_of(given) if isinstance(given, tuple) else "",
             )
+
+    def _hash_of(self, item: ReceivedItem) -> str:
+        if self._renderer is None or item.max_pixels:
+            return item.key.hex()
+        uuid = item.name.uuid if item.name is not None else ""
+        return self._renderer.hash_of(item.modality, item.key, self._items.sent(item), uuid)
 
     async def _prepare(
         self, request: GenerateRequest, trace: Trace
@@ -295,7 +313,7 @@ class Pipeline:
         tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
         if not tokens:
             raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
-        return Prompt(tokens, [])
+        return Prompt(tokens, [], [])
 
     def modalities(self, info: EngineInfo) -> list[Modality]:
         """Return the modalities of requests that this engine and the model support."""

@@ -32,17 +32,25 @@ _MAX_PIECES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prompt tokens with one placeholder for each item, in the items' order."""
+    """Prompt tokens with one placeholder for each item, in the items' order.
+
+    ``spans`` are the ranges of all tokens of each item, of which its placeholder may be a part.
+    """
 
     token_ids: list[int]
     placeholders: list[Placeholder]
+    spans: list[Placeholder]
 
 
 class PromptBuilder:
     """Chat template and tokenizer of one model."""
 
-    def __init__(self, folder: Path, family: Family) -> None:
+    def __init__(self, folder: Path, family: Family, *, parses_special: bool = False) -> None:
         """Read the model's folder.
+
+        Args:
+            parses_special: Whether clients' text that spells out a special token becomes that
+                token, as in vLLM. Tokens of media never do.
 
         Raises:
             ConfigError: The folder has no usable tokenizer or chat template.
@@ -59,6 +67,7 @@ class PromptBuilder:
         )
         added = self._tokenizer.get_added_tokens_decoder()
         special = [token.content for token in added.values() if token.special]
+        special = [] if parses_special else special
         self._special = tuple(dict.fromkeys([*special, *written]))
         self._tokens = family.tokens
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
@@ -98,6 +107,7 @@ class PromptBuilder:
             waiting[part.modality].append(index)
         token_ids: list[int] = []
         placeholders: dict[int, Placeholder] = {}
+        spans: dict[int, Placeholder] = {}
         for token in marked:
             kind = self._modality_of.get(token)
             if kind is None:
@@ -105,11 +115,13 @@ class PromptBuilder:
             elif not waiting[kind]:
                 raise InternalError("the chat template names an item that there is not")
             else:
-                index = waiting[kind].popleft()
+                index, start = waiting[kind].popleft(), len(token_ids)
                 placeholders[index] = self._open(kind, written[index], token_ids)
+                spans[index] = Placeholder(start, len(token_ids) - start)
         if len(placeholders) != len(media):
             raise InternalError("the chat template does not name each item once")
-        return Prompt(token_ids, [placeholders[index] for index in range(len(media))])
+        in_order = range(len(media))
+        return Prompt(token_ids, [placeholders[i] for i in in_order], [spans[i] for i in in_order])
 
     def _marked(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Return the tokens of messages, with each item's marker."""

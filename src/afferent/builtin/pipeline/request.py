@@ -156,13 +156,16 @@ class Usage:
 class RenderedItem(Struct, frozen=True):
     """Item in a rendered prompt.
 
-    ``key`` is the features' content key in hexadecimal, for a look-up in the store.
-    ``features_nbytes`` is the size of the features, if they were requested.
+    ``key`` is the features' content key in hexadecimal, for a look-up in the store. ``hash`` is the
+    name in an engine's caches. ``placeholder`` is the range of its embeddings, ``span`` of all of
+    its tokens. ``features_nbytes`` is the size of the features, if they were requested.
     """
 
     modality: Modality
     key: str
+    hash: str
     placeholder: Placeholder
+    span: Placeholder
     features_nbytes: int | None = None
 
 

@@ -82,6 +82,37 @@ def is_grey_of_16_bits(data: Data) -> bool:
     return bytes(data[:8]) == b"\x89PNG\r\n\x1a\n" and bytes(data[24:26]) == b"\x10\0"
 
 
+def is_read_as_rgb(data: Data) -> bool:
+    """Whether Pillow reads the file as RGB, so that nothing has to convert it.
+
+    Raises:
+        UnsupportedMedia: The file is of none of the four formats.
+        InvalidMedia: The header is broken.
+    """
+    try:
+        match format_of(data):
+            case ImageFormat.JPEG:
+                frames = (at for marker, at, _ in _walk_jpeg(data) if marker in _FRAMES)
+                return data[next(frames) + 5] == 3  # components
+            case ImageFormat.PNG:
+                return data[25] == 2  # colour type
+            case ImageFormat.WEBP:
+                return not _has_webp_alpha(data)
+            case ImageFormat.GIF:
+                return False
+    except (struct.error, IndexError, StopIteration) as error:
+        raise InvalidMedia(_CUT_OFF) from error
+
+
+def _has_webp_alpha(data: Data) -> bool:
+    match bytes(data[12:16]):
+        case b"VP8L":
+            return bool(struct.unpack_from("<I", data, 21)[0] >> 28 & 1)
+        case b"VP8X":
+            return bool(data[20] & 0x10)
+    return False
+
+
 def read_header(data: Data) -> StoredSize:
     """Return the header of a JPEG, PNG, WebP or GIF file.
 
